@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from dapo.config.reward import RewardConfig
+from dapo.config.reward_options import RewardConfig
 from dapo.rewards import VerifierPool
 from dapo.types import Problem, Verdict
 

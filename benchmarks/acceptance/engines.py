@@ -17,7 +17,7 @@ from benchmarks.acceptance.models import (
     random_model,
     token_ids,
 )
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine

@@ -19,7 +19,7 @@ from benchmarks.acceptance.engines import EQUAL_RESPONSES, answers, engine_gap, 
 from benchmarks.acceptance.models import ragged_samples
 from dapo.config import Config
 from dapo.config.load import build_config
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.distributed.local import LocalLauncher, LocalWorker
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.trainer_group import TrainerGroup

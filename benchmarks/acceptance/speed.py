@@ -25,7 +25,7 @@ from benchmarks.acceptance.models import (
 )
 from benchmarks.compute_limits import GENERATE_FLOP, UPDATE_FLOP, limit_tokens_per_s, memory_limit_tokens_per_s
 from benchmarks.workers.matmul import copy_rate, multiply
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.memory_model import RESERVE, ResponseLengths, TrainerMemory

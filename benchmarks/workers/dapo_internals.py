@@ -14,7 +14,7 @@ from benchmarks.memory import current_rss_bytes, peak_rss_bytes
 from benchmarks.op_categories import seconds_by_kind
 from benchmarks.protocol import serve
 from dapo.config import Config
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.policy.model import load_model

@@ -24,18 +24,18 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dapo.api.callbacks import TrainingInterrupted
+    from dapo.api.entry_points import load, resume, train
     from dapo.api.run import Run
     from dapo.api.session import session
-    from dapo.api.train import load, resume, train
     from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
 
 _HOMES = {
     "Run": "dapo.api.run",
     "TrainingInterrupted": "dapo.api.callbacks",
-    "load": "dapo.api.train",
-    "resume": "dapo.api.train",
+    "load": "dapo.api.entry_points",
+    "resume": "dapo.api.entry_points",
     "session": "dapo.api.session",
-    "train": "dapo.api.train",
+    "train": "dapo.api.entry_points",
     "ConfigError": "dapo.core.errors",
     "DapoError": "dapo.core.errors",
     "DataError": "dapo.core.errors",

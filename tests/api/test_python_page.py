@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 
 import dapo
-import dapo.api.code
+import dapo.api.code_writer
+import dapo.api.entry_points
 import dapo.api.keywords
 import dapo.api.run
-import dapo.api.train
 from helpers.cells import run_cells
 from helpers.paths import ROOT
 
@@ -76,7 +76,7 @@ def example_run(tmp_path_factory: pytest.TempPathFactory) -> dapo.Run:
     )
 
 
-@pytest.mark.parametrize("module", [dapo, dapo.api.code, dapo.api.keywords, dapo.api.run, dapo.api.train])
+@pytest.mark.parametrize("module", [dapo, dapo.api.code_writer, dapo.api.keywords, dapo.api.run, dapo.api.entry_points])
 def test_examples_in_docstrings_give_what_they_say(
     module: ModuleType, example_run: dapo.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -123,7 +123,7 @@ ROWS_IN_MEMORY = {
 
 @pytest.mark.parametrize("kind", ROWS_IN_MEMORY)
 def test_rows_of_each_kind_are_written_as_they_are(kind: str, tmp_path: Path):
-    from dapo.api.rows import write_rows
+    from dapo.api.in_memory_data import write_rows
 
     assert write_rows(tmp_path / "rows.jsonl", ROWS_IN_MEMORY[kind]) == 8
     found = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
@@ -133,7 +133,7 @@ def test_rows_of_each_kind_are_written_as_they_are(kind: str, tmp_path: Path):
 
 def test_a_dataset_of_hugging_face_is_written_as_it_is(tmp_path: Path):
     datasets = pytest.importorskip("datasets")
-    from dapo.api.rows import is_source, write_rows
+    from dapo.api.in_memory_data import is_source, write_rows
 
     rows = [{"prompt": [{"role": "user", "content": r["prompt"]}], "answer": r["answer"]} for r in ROWS]
     assert write_rows(tmp_path / "rows.jsonl", datasets.Dataset.from_list(rows)) == 8

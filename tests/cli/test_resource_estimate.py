@@ -20,7 +20,7 @@ from dapo.cli.check.estimate import ResourceEstimate
 from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
 from dapo.cli.check.report import describe_estimate, find_problems, settle_estimate
 from dapo.config import Config, build_config, load_config
-from dapo.config.run import START_TIMEOUT_S
+from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import ConfigError
 from dapo.policy.builtin_models import tiny_random
 from dapo.policy.logprobs import hidden_states, use_packed_forward

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.distributed.engine_pool import EnginePool

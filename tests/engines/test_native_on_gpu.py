@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.engines.native import attention
 from dapo.engines.native.cache import LengthSlots, SlotCache
 from dapo.engines.native.compatibility import patch_model

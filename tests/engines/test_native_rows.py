@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.engines.native.cache import BLOCK
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import EngineStats, NativeEngine, common_beginning

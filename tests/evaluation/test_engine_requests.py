@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dapo.config import build_config
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.scripted import ScriptedEngine

@@ -36,7 +36,7 @@ class ReusableEngineWorker:
 
 
 def native(model: bytes, slots: int) -> RolloutEngine:
-    from dapo.config.sampling import NativeConfig
+    from dapo.config.rollout_options import NativeConfig
     from dapo.engines.native.engine import NativeEngine
 
     return NativeEngine(pickle.loads(model), NativeConfig(slots=slots))

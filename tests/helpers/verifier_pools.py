@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dapo.config.reward import RewardConfig
+from dapo.config.reward_options import RewardConfig
 from dapo.rewards import VerifierPool
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import STARTUP_S

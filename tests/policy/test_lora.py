@@ -19,7 +19,7 @@ from dapo.cli.check.hardware_profile import HardwareProfile
 from dapo.cli.check.report import describe_estimate
 from dapo.cli.main import main
 from dapo.config import build_config
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.checkpoint import SavedWeights

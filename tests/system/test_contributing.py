@@ -72,7 +72,7 @@ def test_a_verifier_is_a_file_and_a_row_of_the_table(copy: Path):
     carry_out("A verifier", copy)
     script = """
 from dapo.rewards import VerifierPool, get_verifier
-from dapo.config.reward import RewardConfig
+from dapo.config.reward_options import RewardConfig
 from dapo.types import Problem
 
 problem = Problem("1", "An even number?", "", "here")

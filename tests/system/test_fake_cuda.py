@@ -15,7 +15,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.model import LoadedModel

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.callbacks import translate_errors
+from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, write_rows
 from dapo.api.keywords import as_overrides, command_line, options_from
-from dapo.api.results import Comparison, Curves, EvaluationResult
-from dapo.api.rows import HELD_OUT_FILE, Data, is_source, write_rows
+from dapo.api.result_types import Comparison, Curves, EvaluationResult
 from dapo.config import Config
 from dapo.core.errors import DapoError, DataError
 from dapo.core.files import read_json

@@ -11,12 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.batch import CollectedBatch
+from dapo.api.entry_points import base_of, laid_over
+from dapo.api.in_memory_data import Data, is_source, write_rows
 from dapo.api.keywords import options_from, sized_to_fit
 from dapo.api.lifecycle.generate import answers_of
-from dapo.api.results import EvaluationResult
+from dapo.api.result_types import EvaluationResult
 from dapo.api.rewards import Reward, named_rewards
-from dapo.api.rows import Data, is_source, write_rows
-from dapo.api.train import base_of, laid_over
 from dapo.config import Config, build_config
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError

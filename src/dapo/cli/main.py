@@ -380,7 +380,7 @@ def show_options(
     as_json: AsJson = False,
 ) -> None:
     """List what can be set: name, default, the paper's value, unit, meaning."""
-    from dapo.config.reference import entries_of
+    from dapo.config.option_entries import entries_of
 
     found = entries_of(section)
     if as_json:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.padding import Padding
 from rich.text import Text
 
-from dapo.config.reference import OptionEntry, section_names, yaml_text
+from dapo.config.option_entries import OptionEntry, section_names, yaml_text
 from dapo.runs.console import SafeConsole
 
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from dapo.config.messages import SECTIONS, format_validation_errors
-from dapo.config.model_data import DataSpec
+from dapo.config.model_options import DataSpec
 from dapo.config.options import Config
 from dapo.config.shipped import find_config
 from dapo.core.errors import ConfigError

@@ -7,12 +7,12 @@ from pydantic import AfterValidator, BaseModel, model_validator
 from pydantic.fields import FieldInfo
 
 from dapo.config.data_spec import kinds
-from dapo.config.model_data import DataConfig, ModelConfig
-from dapo.config.reward import AuditConfig, OverlongConfig, RewardConfig
-from dapo.config.run import DistributedConfig, EvalConfig, LogConfig, ProfileConfig
-from dapo.config.sampling import DynamicSamplingConfig, RolloutConfig
+from dapo.config.model_options import DataConfig, ModelConfig
+from dapo.config.reward_options import AuditConfig, OverlongConfig, RewardConfig
+from dapo.config.rollout_options import DynamicSamplingConfig, RolloutConfig
+from dapo.config.run_options import DistributedConfig, EvalConfig, LogConfig, ProfileConfig
 from dapo.config.section import Section, option
-from dapo.config.training import AdvantageConfig, CriticConfig, LossConfig, OptimConfig, TrainConfig
+from dapo.config.training_options import AdvantageConfig, CriticConfig, LossConfig, OptimConfig, TrainConfig
 from dapo.core.errors import DataError
 from dapo.core.secrets import find_secrets
 

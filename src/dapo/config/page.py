@@ -6,9 +6,9 @@ Run as a program, this module prints docs/options.md; with pages as arguments it
 import sys
 from pathlib import Path
 
+from dapo.config.option_entries import option_entries, yaml_text
 from dapo.config.options import CONDITIONS
 from dapo.config.other_names import COUNTERPARTS, with_table
-from dapo.config.reference import option_entries, yaml_text
 from dapo.core.terminal import print_text
 
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from dapo.config.option_entries import yaml_text
 from dapo.config.options import CONDITIONS, Config, known_about, options_of, section_in
-from dapo.config.reference import yaml_text
 from dapo.config.section import Auto, Switch
 
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}

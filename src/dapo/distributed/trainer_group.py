@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dapo.config import Config
-from dapo.config.run import START_TIMEOUT_S
+from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import EngineError, OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.garbage import collections_paused
 from dapo.distributed.launch import allocator_environment, threads_on_cluster, weight_transfer

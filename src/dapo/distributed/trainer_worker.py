@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from dapo.config import Config
-from dapo.config.run import START_TIMEOUT_S
+from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import ConfigError, EngineError
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers

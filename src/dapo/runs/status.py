@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dapo.config import load_config
-from dapo.config.training import TrainConfig
+from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_json
 from dapo.runs.console import STEPS_FOR_ETA, seconds_left, steps_left, training_seconds

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
-from dapo.config.model_data import MODEL_ALIASES
+from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import load_callable
 from dapo.core.suggest import did_you_mean

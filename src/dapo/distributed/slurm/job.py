@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dapo
-from dapo.config.run import START_TIMEOUT_S
+from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import ConfigError, LaunchError
 
 JOB = Path(__file__).with_name("job.sh")  # the body of every script, after the variables of the job

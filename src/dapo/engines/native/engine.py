@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dapo.config.sampling import NativeConfig
+from dapo.config.rollout_options import NativeConfig
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import PromptCache

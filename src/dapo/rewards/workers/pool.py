@@ -22,7 +22,7 @@ from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_
 from dapo.types import Problem, Verdict
 
 if TYPE_CHECKING:
-    from dapo.config.reward import RewardConfig
+    from dapo.config.reward_options import RewardConfig
 
 STARTUP_S = 60.0  # the time in which a worker must have imported what its verifier needs
 

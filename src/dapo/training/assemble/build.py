@@ -12,7 +12,7 @@ import torch
 
 from dapo.algo.sampling import ScoreThresholds
 from dapo.config import Config, ScoreThresholdsConfig
-from dapo.config.run import START_TIMEOUT_S
+from dapo.config.run_options import START_TIMEOUT_S
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engine_pool import EnginePool, WeightSettings

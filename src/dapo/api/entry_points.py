@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.callbacks import OnStep, StepSink, translate_errors
-from dapo.api.code import CodeWriter, WrittenModule
+from dapo.api.code_writer import CodeWriter, WrittenModule
+from dapo.api.in_memory_data import HELD_OUT_FILE, TRAIN_FILE, Data, is_source, write_rows
 from dapo.api.keywords import as_overrides, nested, options_from, sized_to_fit
 from dapo.api.rewards import Reward, verifier_of, weighted_rewards
-from dapo.api.rows import HELD_OUT_FILE, TRAIN_FILE, Data, is_source, write_rows
 from dapo.config import Config, build_config
 from dapo.config.load import merge_options, read_options
 from dapo.config.shipped import find_config

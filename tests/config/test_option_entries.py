@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dapo.config import build_config, load_config
-from dapo.config.reference import entries_of, option_entries
+from dapo.config.option_entries import entries_of, option_entries
 from dapo.config.schema import config_schema
 from dapo.core.errors import ConfigError
 from helpers.commands import run

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dapo.api.code import CodeWriter
+from dapo.api.code_writer import CodeWriter
 from dapo.core.errors import RewardError
 from helpers.cells import run_cells
 
