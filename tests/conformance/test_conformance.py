@@ -18,7 +18,7 @@ from torch import Tensor
 from dapo.algo.advantages import group_advantages, reinforce_pp_advantages, rloo_advantages
 from dapo.algo.gae import generalized_advantages, value_loss, whiten
 from dapo.algo.kl import kl_gradient, kl_penalty, token_kl
-from dapo.algo.loss import ClippedSurrogate, aggregation_weights, engine_weights, policy_loss, ratio_bounds
+from dapo.algo.loss import aggregation_weights, clip_bounds, clipped_gradient, engine_weights, policy_loss
 from dapo.algo.overlong import overlong_penalty
 from dapo.algo.sampling import is_informative
 from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
@@ -97,8 +97,8 @@ def of_policy_loss(inputs: Case, parameters: Case) -> Found:
     again, _ = policy_loss(now, old, advantages, mask, weights, **parameters)
     torch.testing.assert_close(again, loss.detach(), rtol=1e-12, atol=1e-12)
     assert int(sums["tokens"]) == int(mask.sum())
-    low, high = ClippedSurrogate.interval(advantages, ratio_bounds(**parameters))
-    formula = ClippedSurrogate.derivative(now - old, torch.where(mask, -weights * advantages, 0.0), low, high)
+    low, high = clip_bounds(advantages, **parameters)
+    formula = clipped_gradient(now - old, torch.where(mask, -weights * advantages, 0.0), low, high)
     lengths = [len(row) for row in inputs["mask"]]
     by_autograd = torch.cat([row[:length] for row, length in zip(gradient, lengths, strict=True)])
     torch.testing.assert_close(torch.where(mask, formula, 0.0), by_autograd, rtol=1e-12, atol=1e-12)

@@ -6,85 +6,54 @@ gradients (reduce them with SUM, never with a mean).
 """
 
 import math
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 LOG_RATIO_BOUND = 20.0
 
 OverCap: TypeAlias = Literal["truncate", "mask"]
 
 
-class RatioBounds(NamedTuple):
-    """The bounds that Eq. 8 puts on the ratio r."""
+def clip_bounds(
+    advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Eq. 10: the least and the greatest log r of each token, both of the shape of `advantages`.
 
-    low: float
-    """Bounds r where A < 0."""
-    high: float
-    """Bounds r where A > 0."""
-    dual: float
-    """Bounds r from above where A < 0; infinite without a dual clip."""
-
-
-def ratio_bounds(clip_low: float, clip_high: float, dual_clip: float | None = None) -> RatioBounds:
-    """Eq. 10: the ratio is clipped to [1 - clip_low, 1 + clip_high].
-
-    Loss, gradient and clip fractions take the bounds from here. Raises ValueError if `dual_clip` is not above 1.
+    Of the two bounds 1 - clip_low and 1 + clip_high, `min(r A, clip(r) A)` keeps the one that lowers the objective: the
+    upper one where A > 0, the lower one where A < 0. There `dual_clip` bounds r from above. Everywhere log r is within
+    +-20. Raises ValueError if `dual_clip` is not above 1.
     """
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
-    return RatioBounds(1 - clip_low, 1 + clip_high, math.inf if dual_clip is None else dual_clip)
+
+    def log(ratio: float) -> Tensor:
+        bound = math.log(ratio) if ratio > 0 else -LOG_RATIO_BOUND
+        return torch.tensor(max(-LOG_RATIO_BOUND, min(bound, LOG_RATIO_BOUND)), dtype=advantages.dtype)
+
+    low = torch.where(advantages < 0, log(1 - clip_low), log(0))
+    return low, torch.where(advantages > 0, log(1 + clip_high), log(math.inf if dual_clip is None else dual_clip))
 
 
-class ClippedSurrogate(torch.autograd.Function):
-    """Eq. 8 for each token: forward is min(r A, clip(r) A), backward its derivative by log r.
+def clip_log_ratio(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The clip of Eq. 8, on log r: value, gradient and clip fractions of the loss all follow from it."""
+    return log_ratio.clamp(low, high)
 
-    The derivative is written out because autograd takes five times as many kernels. The trainer differentiates the loss
-    in chunks and calls `interval` once for a microbatch and `derivative` for each chunk: what `backward` does.
+
+def clipped_gradient(log_ratio: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The derivative of `scale * clip(r)` by log r: `scale r` within the bounds, 0 outside.
+
+    Training takes it in place of autograd, which launches twice as many kernels for each chunk of tokens.
+
+    Args:
+        log_ratio: `[T]` log r of each token, not clamped.
+        scale: `[T]` the factor of the token's ratio, such as minus weight times advantage; 0 where nothing trains.
+        low: `[T]` from `clip_bounds`.
+        high: `[T]` from `clip_bounds`.
     """
-
-    @staticmethod
-    def forward(ctx: Any, log_ratio: Tensor, advantage: Tensor, bounds: RatioBounds) -> tuple[Tensor, Tensor]:
-        """The surrogate of each token and its ratio, of the shape of `log_ratio`; the ratio has no gradient."""
-        ctx.save_for_backward(log_ratio, advantage)
-        ctx.bounds = bounds
-        ratio = log_ratio.exp()  # r_it, Eq. 6
-        ctx.mark_non_differentiable(ratio)
-        surrogate = torch.minimum(ratio * advantage, ratio.clamp(bounds.low, bounds.high) * advantage)
-        if bounds.dual < math.inf:
-            surrogate = torch.where(advantage < 0, torch.maximum(surrogate, bounds.dual * advantage), surrogate)
-        return surrogate, ratio
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
-        """The gradient by `log_ratio`; advantage and bounds have none."""
-        log_ratio, advantage = ctx.saved_tensors
-        low, high = ClippedSurrogate.interval(advantage, ctx.bounds)
-        return ClippedSurrogate.derivative(log_ratio, gradient * advantage, low, high), None, None
-
-    @staticmethod
-    def interval(advantage: Tensor, bounds: RatioBounds) -> tuple[Tensor, Tensor]:
-        """The least and the greatest log r at which each token has a gradient."""
-        lowest = math.log(bounds.low) if bounds.low > 0 else -LOG_RATIO_BOUND
-        highest = min(math.log(bounds.dual), LOG_RATIO_BOUND)
-        low = torch.where(advantage < 0, max(lowest, -LOG_RATIO_BOUND), -LOG_RATIO_BOUND)
-        high = torch.where(advantage > 0, math.log(bounds.high), highest)
-        return low.to(advantage.dtype), high.clamp(max=LOG_RATIO_BOUND).to(advantage.dtype)
-
-    @staticmethod
-    def derivative(log_ratio: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """The derivative of `scale * min(r, clip(r))` by log r: `scale r` inside the interval, 0 outside.
-
-        Args:
-            log_ratio: `[T]` log r of each token, not clamped.
-            scale: `[T]` the factor of the token's ratio, such as minus weight times advantage; 0 where nothing trains.
-            low: `[T]` from `interval`.
-            high: `[T]` from `interval`.
-        """
-        return torch.where(log_ratio.clamp(low, high) == log_ratio, scale * log_ratio.exp(), 0.0)
+    clipped = clip_log_ratio(log_ratio, low, high)
+    return torch.where(clipped == log_ratio, scale * clipped.exp(), 0.0)
 
 
 def policy_loss(
@@ -125,22 +94,23 @@ def policy_loss(
     Raises:
         ValueError: the shapes do not fit, or `dual_clip` is not above 1.
     """
-    bounds = ratio_bounds(clip_low, clip_high, dual_clip)
     check_shapes(logprobs, old_logprobs=old_logprobs, mask=mask)
     trained = mask.bool()
     log_ratio = masked_log_ratio(logprobs, old_logprobs.detach(), trained)
     advantage = per_token("advantages", advantages, log_ratio)
-    surrogate, ratio = ClippedSurrogate.apply(log_ratio, advantage, bounds)
-    negative, positive = trained & (advantage < 0), trained & (advantage > 0)
+    bounds = clip_bounds(advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    clipped = clip_log_ratio(log_ratio, *bounds)
+    surrogate = clipped.exp() * advantage  # min(r A, clip(r) A)
+    above = clipped < log_ratio
     sums = describe_tokens(
         logprobs,
         log_ratio,
         trained,
-        clipped_low=negative & (ratio < bounds.low),
-        clipped_high=positive & (ratio > bounds.high),
-        clipped_dual=negative & (ratio > bounds.dual),
+        clipped_low=clipped > log_ratio,
+        clipped_high=above & (advantage > 0),
+        clipped_dual=above & (advantage < 0),
     )
-    return -(torch.where(trained, surrogate, 0.0) * per_token("weights", weights, ratio)).sum(), sums
+    return -(torch.where(trained, surrogate, 0.0) * per_token("weights", weights, surrogate)).sum(), sums
 
 
 @torch.no_grad()

@@ -5,10 +5,19 @@ While the policy is pi_old, so that every ratio is 1, the gradient of each is th
 second and later updates of a step, and wherever old log-probabilities are those of an older policy.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import check_shapes, describe_tokens, masked_log_ratio, over_responses
+from dapo.algo.loss import (
+    check_shapes,
+    clip_bounds,
+    clip_log_ratio,
+    describe_tokens,
+    masked_log_ratio,
+    over_responses,
+)
 
 POSITIVE_TEMPERATURE = 1.0
 NEGATIVE_TEMPERATURE = 1.05
@@ -50,14 +59,10 @@ def gspo_loss(
     trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights, responses=responses)
     total, length = over_responses(log_ratio, trained, responses)
     log_ratio = torch.where(trained, total / length.clamp(min=1), 0.0)
-    ratio = log_ratio.exp()
-    surrogate = torch.minimum(ratio * advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages)
+    clipped = clip_log_ratio(log_ratio, *clip_bounds(advantages, clip_low=clip_low, clip_high=clip_high))
+    surrogate = clipped.exp() * advantages  # min(s A, clip(s) A)
     sums = describe_tokens(
-        logprobs,
-        log_ratio,
-        trained,
-        clipped_low=trained & (advantages < 0) & (ratio < 1 - clip_low),
-        clipped_high=trained & (advantages > 0) & (ratio > 1 + clip_high),
+        logprobs, log_ratio, trained, clipped_low=clipped > log_ratio, clipped_high=clipped < log_ratio
     )
     return -(torch.where(trained, surrogate, 0.0) * weights).sum(), sums
 
@@ -84,10 +89,10 @@ def cispo_loss(
         ValueError: the shapes do not fit.
     """
     trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
-    ratio = log_ratio.detach().exp()
-    scored = torch.where(trained, logprobs, 0.0).to(ratio.dtype)
-    sums = describe_tokens(logprobs, log_ratio, trained, clipped_high=trained & (ratio > 1 + clip_high))
-    return -(ratio.clamp(max=1 + clip_high) * advantages * scored * weights).sum(), sums
+    clipped = log_ratio.detach().clamp(max=math.log1p(clip_high))
+    scored = torch.where(trained, logprobs, 0.0).to(clipped.dtype)
+    sums = describe_tokens(logprobs, log_ratio, trained, clipped_high=clipped < log_ratio)
+    return -(clipped.exp() * advantages * scored * weights).sum(), sums
 
 
 def sapo_loss(

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import LOG_RATIO_BOUND
+from dapo.algo.loss import LOG_RATIO_BOUND, clip_log_ratio
 from dapo.config import LossConfig
 from dapo.policy.objective import corrected_weights, gradient_terms, objective_gradient, objective_sums
 from dapo.types import Sample
@@ -78,10 +78,11 @@ def _terms_of(logprobs: Tensor, tokens: dict[str, Tensor], config: LossConfig) -
     if config.is_clipped:
         bounds = {"low": torch.full_like(old, -LOG_RATIO_BOUND), "high": torch.full_like(old, LOG_RATIO_BOUND)}
         wide = {**terms, **bounds}
-        trains = tokens["mask"] & (advantages != 0)
-        clipped[trains & (log_ratio < terms["low"])] = CLIP_NAMES.index("low")
-        clipped[trains & (log_ratio > terms["high"]) & (advantages > 0)] = CLIP_NAMES.index("high")
-        clipped[trains & (log_ratio > terms["high"]) & (advantages < 0)] = CLIP_NAMES.index("dual")
+        trained = torch.where(tokens["mask"], log_ratio, 0.0)
+        bounded = clip_log_ratio(trained, terms["low"], terms["high"])
+        clipped[bounded > trained] = CLIP_NAMES.index("low")
+        clipped[(bounded < trained) & (advantages > 0)] = CLIP_NAMES.index("high")
+        clipped[(bounded < trained) & (advantages < 0)] = CLIP_NAMES.index("dual")
     sums = objective_sums(logprobs, torch.zeros_like(old), tokens, config)
     weights, _ = corrected_weights(old, tokens, config)
     weights = torch.where(tokens["mask"], weights, 0.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dapo.algo.kl import kl_gradient, kl_penalty
-from dapo.algo.loss import ClippedSurrogate, engine_weights, policy_loss, ratio_bounds
+from dapo.algo.loss import clip_bounds, clipped_gradient, engine_weights, policy_loss
 from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
 from dapo.config import LossConfig
 from dapo.core.errors import EngineError
@@ -43,7 +43,7 @@ def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str
     mask, weights, advantages = tokens["mask"], tokens["weights"], tokens["advantages"]
     terms = {}
     if config.is_clipped:
-        low, high = ClippedSurrogate.interval(advantages, ratio_bounds(**_clip(config)))
+        low, high = clip_bounds(advantages, **_clip(config))
         terms = {"scale": torch.where(mask, -weights * advantages, 0.0), "low": low, "high": high}
     if config.entropy_coef > 0:
         terms["entropy"] = torch.where(mask, -config.entropy_coef * weights, 0.0)
@@ -64,7 +64,7 @@ def objective_gradient(
         weights, _ = corrected_weights(old, terms, config)
         gradient, values = custom.differentiate(logprobs, old, terms["advantages"], terms["mask"], weights)
     elif config.is_clipped:
-        gradient = ClippedSurrogate.derivative(logprobs - old, terms["scale"], terms["low"], terms["high"])
+        gradient = clipped_gradient(logprobs - old, terms["scale"], terms["low"], terms["high"])
         if config.engine_correction is not None:
             gradient = gradient * _engine_weights(old, terms, config)
     else:
