@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from dapo.analysis.ablate.crossed import mean_over_seeds
 from dapo.analysis.ablate.experiment import ACCURACY, file_name
 from dapo.analysis.ablate.figures import plot_results
 from dapo.analysis.ablate.results import Results, read_results, steps_at_the_end
 from dapo.analysis.ablate.table import make_table
 from dapo.evaluation.intervals import student_quantile
+from dapo.evaluation.two_way import mean_over_seeds
 from dapo.runs.metric_table import metric_of
 
 FOLDER = Path(__file__).parent
@@ -167,14 +167,16 @@ def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
 
     With `tokens_to`, the tokens at which the accuracy has that value; with `at_step`, the accuracy after that step.
     """
-    columns = results.curves.to_pydict()
-    absent = [None] * results.curves.num_rows
-    at = columns["step" if claim.tokens_to is None else "tokens"]
-    curves: dict[int, list[tuple[int, float]]] = {}
-    for i, name in enumerate(columns["variant"]):
-        value = columns.get(claim.metric, absent)[i]
-        if (columns["condition"][i], name) == (claim.condition, variant) and value is not None and np.isfinite(value):
-            curves.setdefault(columns["seed"][i], []).append((at[i], value))
+    at = "step" if claim.tokens_to is None else "tokens"
+    curves = {
+        run["seed"]: [
+            (position, value)
+            for position, value in zip(run["curve"][at], run["curve"][claim.metric], strict=True)
+            if value is not None
+        ]
+        for run in results.runs(claim.condition, variant)
+        if claim.metric in run["curve"]
+    }
     if claim.tokens_to is not None:
         return {seed: _crossing(sorted(points), claim.tokens_to) for seed, points in curves.items()}
     if claim.at_step is not None:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from dapo.analysis.ablate.experiment import ACCURACY, load_experiment
@@ -22,19 +21,16 @@ DOCUMENTS = [page for page in PAGES if re.search("<!-- (evidence|grid|claims): "
 
 def results_of(curves: Mapping[tuple[str, int], Mapping[str, Sequence[float | None]]]) -> Results:
     """Results that hold nothing but curves, by row and seed."""
-    rows = []
-    for (variant, seed), metrics in curves.items():
-        for step, values in enumerate(zip(*metrics.values(), strict=True)):
-            rows.append(
-                {
-                    "condition": "",
-                    "variant": variant,
-                    "seed": seed,
-                    "step": step,
-                    **dict(zip(metrics, values, strict=True)),
-                }
-            )
-    return Results({"experiment": {"variants": [], "conditions": []}}, pa.Table.from_pylist(rows))
+    runs = [
+        {
+            "condition": "",
+            "variant": variant,
+            "seed": seed,
+            "curve": {"step": list(range(len(next(iter(metrics.values()))))), **metrics},
+        }
+        for (variant, seed), metrics in curves.items()
+    ]
+    return Results({"experiment": {"variants": [], "conditions": []}, "runs": runs})
 
 
 def claim(expected: str, **more: Any) -> Claim:

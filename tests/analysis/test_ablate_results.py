@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from dapo.analysis.ablate.experiment import Experiment, load_experiment
@@ -94,8 +93,8 @@ def test_what_is_kept_gives_the_same_table_and_picture_without_the_runs(experime
     write_results(results, make_table(results), tmp_path / "kept")
     again = read_results(tmp_path / "kept")
     assert make_table(again) == make_table(results)
-    assert again.curves.equals(results.curves)
-    assert {path.name for path in (tmp_path / "kept").iterdir()} == {"results.json", "results.parquet"}
+    assert again == results
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["results.json"]
     assert str(tmp_path) not in (tmp_path / "kept" / "results.json").read_text()
     pictures = plot_results(again, tmp_path / "kept")
     assert [picture.name for picture in pictures] == ["curves.png", "differences.png"]
@@ -108,16 +107,15 @@ def test_a_list_of_values_takes_one_line_and_no_text_changes(experiment, folder,
     write_results(results, [], tmp_path)
     text = (tmp_path / "results.json").read_text()
     assert json.loads(text) == {**results.facts, "table": []}
-    assert all(line.count("]") for line in text.splitlines() if '"accuracies": [' in line)
+    assert all(line.count("]") for line in text.splitlines() if '"accuracies": [' in line or '"tokens": [' in line)
 
 
 def part_of(results: Results, seeds: set[int]) -> Results:
     """What an experiment with fewer seeds would have kept."""
     facts = results.facts
-    kept = [seed in seeds for seed in results.curves.column("seed").to_pylist()]
     experiment = {**facts["experiment"], "seeds": sorted(seeds)}
     runs = [run for run in facts["runs"] if run["seed"] in seeds]
-    return Results({**facts, "experiment": experiment, "runs": runs}, results.curves.filter(pa.array(kept)))
+    return Results({**facts, "experiment": experiment, "runs": runs})
 
 
 class TestPuttingResultsTogether:
@@ -126,14 +124,13 @@ class TestPuttingResultsTogether:
         again = merge([part_of(whole, {1}), part_of(whole, {0, 2})])
         assert make_table(again) == make_table(whole)
         assert again.facts["experiment"] == whole.facts["experiment"]
-        order = [("seed", "ascending"), ("variant", "ascending"), ("step", "ascending")]
-        assert again.curves.sort_by(order).equals(whole.curves.sort_by(order))
+        assert again.facts["runs"] == whole.facts["runs"]
 
     def test_of_a_run_in_both_the_one_that_has_ended_is_taken(self, experiment, folder):
         whole = collect(experiment, folder)
         (folder / "runs" / "b-seed1" / "summary.json").unlink()
         broken = collect(experiment, folder, {"b-seed1": "it broke"})
-        only = Results({**whole.facts, "runs": [run for run in whole.facts["runs"] if is_b1(run)]}, whole.curves)
+        only = Results({**whole.facts, "runs": [run for run in whole.facts["runs"] if is_b1(run)]})
         assert make_table(merge([broken, part_of(only, {1})])) == make_table(whole)
         assert make_table(merge([part_of(only, {1}), broken])) == make_table(whole)
         with pytest.raises(DataError, match="seed 0, has ended in two of the folders"):
@@ -142,12 +139,12 @@ class TestPuttingResultsTogether:
     def test_other_options_or_problems_are_refused_and_machines_named(self, experiment, folder):
         first, second = (part_of(collect(experiment, folder), {seed}) for seed in (0, 1))
         changed = {**second.facts["experiment"], "set": ["optim.lr=1"]}
-        with pytest.raises(DataError, match="different experiments cannot be put together: `set` differs"):
-            merge([first, Results({**second.facts, "experiment": changed}, second.curves)])
+        with pytest.raises(DataError, match="different experiments cannot be merged: `set` differs"):
+            merge([first, Results({**second.facts, "experiment": changed})])
         with pytest.raises(DataError, match="different problems"):
-            merge([first, Results({**second.facts, "problems": {"": ["x"]}}, second.curves)])
+            merge([first, Results({**second.facts, "problems": {"": ["x"]}})])
         elsewhere = {**second.facts["made_with"], "processor": "abacus"}
-        both = merge([first, Results({**second.facts, "made_with": elsewhere}, second.curves)])
+        both = merge([first, Results({**second.facts, "made_with": elsewhere})])
         assert both.facts["made_with"]["processor"] == f"{first.facts['made_with']['processor']}, abacus"
         assert both.facts["made_with"]["packages"] == first.facts["made_with"]["packages"]
 
@@ -157,25 +154,30 @@ def is_b1(run: Mapping[str, Any]) -> bool:
 
 
 def test_damaged_or_missing_results_are_refused(tmp_path):
-    with pytest.raises(DataError, match="holds no results that can be read"):
+    with pytest.raises(DataError, match="cannot read"):
         read_results(tmp_path)
-    (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(DataError, match="holds no results that can be read"):
+    (tmp_path / "results.json").write_text("{")
+    with pytest.raises(DataError, match="cannot read"):
         read_results(tmp_path)
-    import pyarrow.parquet as pq
+    (tmp_path / "results.json").write_text('{"format": 1}')
+    with pytest.raises(DataError, match="another version"):
+        read_results(tmp_path)
 
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "results.parquet")
-    with pytest.raises(DataError, match="not of this version"):
-        read_results(tmp_path)
+
+def curve_of(results: Results, variant: str, seed: int) -> dict[str, list[Any]]:
+    (run,) = (run for run in results.runs("", variant) if run["seed"] == seed)
+    found: dict[str, list[Any]] = run["curve"]
+    return found
 
 
 def test_a_curve_has_what_was_spent_by_each_step(experiment, folder):
-    curves = collect(experiment, folder).curves.to_pylist()
-    first = [row for row in curves if (row["variant"], row["seed"]) == ("a", 0)]
-    assert [row["step"] for row in first] == [0, 1, 2, 3, 4]
-    assert [row["tokens"] for row in first] == [0, 100, 300, 600, 1000]
-    assert [row["seconds"] for row in first] == [0, 3, 6, 9, 11]
-    assert [row["accuracy"] for row in first[:4]] == [0.25, None, None, None]
+    curve = curve_of(collect(experiment, folder), "a", 0)
+    assert curve["step"] == [0, 1, 2, 3, 4]
+    assert curve["tokens"] == [0, 100, 300, 600, 1000]
+    assert curve["seconds"] == [0, 3, 6, 9, 11]
+    assert curve["accuracy"][:4] == [0.25, None, None, None]
+    assert curve["rollout/entropy_estimate"] == [None, 1, 0.5, 0.333333, 0.25], "six digits"
+    assert "reward/mean" not in curve, "a metric without a value in the run"
 
 
 def test_the_picture_of_differences_shows_the_tables_intervals_and_fills_those_without_0(experiment, folder):
@@ -201,7 +203,7 @@ def test_the_picture_of_differences_shows_the_tables_intervals_and_fills_those_w
 def test_one_row_or_one_without_an_interval_has_no_picture_of_differences(experiment, folder):
     results = collect(experiment, folder)
     runs = [each for each in results.facts["runs"] if each["variant"] == "a"]
-    alone = Results({**results.facts, "runs": runs}, results.curves)
+    alone = Results({**results.facts, "runs": runs})
     assert differences_figure(alone) is None
 
 
@@ -235,17 +237,17 @@ def test_a_picture_has_a_panel_per_axis_and_a_line_per_row(experiment, folder):
 
 def test_a_metric_without_a_value_has_no_panel(experiment, folder):
     results = collect(experiment, folder)
-    columns = results.curves.to_pydict()
-    columns["rollout/entropy_estimate"] = [float("nan")] * len(columns["seed"])
-    figure = results_figure(Results(results.facts, pa.Table.from_pydict(columns)), "")
+    for run in results.facts["runs"]:
+        del run["curve"]["rollout/entropy_estimate"]
+    figure = results_figure(results, "")
     assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()] == ["Held-out accuracy"] * 3
 
 
 def test_bands_over_few_seeds_end_where_their_values_do(experiment, folder):
     results = collect(experiment, folder)
-    columns = results.curves.to_pydict()
-    columns["rollout/entropy_estimate"] = [0.0 if seed < 2 else 1.0 for seed in columns["seed"]]
-    figure = results_figure(Results(results.facts, pa.Table.from_pydict(columns)), "")
+    for run in results.facts["runs"]:
+        run["curve"]["rollout/entropy_estimate"] = [0.0 if run["seed"] < 2 else 1.0] * len(run["curve"]["step"])
+    figure = results_figure(results, "")
     (band, *_) = figure.axes[3].collections
     heights = band.get_paths()[0].vertices[:, 1]
     # the mean is 1/3, and Student's interval over (0, 0, 1) reaches from -1.1 to 1.8

@@ -20,7 +20,6 @@ OTHER_FILES = {
     "data/sources/files.py": "the user's data",
     "training/problem_stats.py": "a part of a checkpoint, which its writer reads",
     "training/prefetched_batch.py": "a part of a checkpoint, which its writer reads",
-    "analysis/ablate/results.py": "the results of an experiment",
 }
 """Files that name or read something of the same name that is no file of a run."""
 

@@ -129,9 +129,7 @@ def _report_again(request: AblateRequest) -> bool:
         raise ConfigError("--report makes the table from stored results: give a folder, and no configuration")
     folders = [path.parent if path.name == RESULTS_JSON else path for path in request.report]
     if len(folders) > 1 and request.output is None:
-        raise ConfigError(
-            "several --report put the seeds of several folders together: give --output FOLDER for the whole"
-        )
+        raise ConfigError("several --report merge the seeds of several folders: give --output FOLDER for the whole")
     results = merge([read_results(folder) for folder in folders])
     _write_and_print(results, request.output or folders[0], as_json=request.as_json, pictures=True)
     return True
@@ -152,7 +150,7 @@ def _write_and_print(results: Any, output: Path, *, as_json: bool, pictures: boo
     print_tables(SafeConsole(width=width), table, results.facts)
     for path in written:
         print_text(f"picture: {path}")
-    print_text(f"results: {output / 'results.json'}, {output / 'results.parquet'}")
+    print_text(f"results: {output / 'results.json'}")
 
 
 def print_tables(console: SafeConsole, table: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:

@@ -464,7 +464,7 @@ def ablate_command(
     seeds: Annotated[str | None, typer.Option(metavar="LIST", help="0,1,2 or 100-104; default: the file's")] = None,
     folder: Annotated[Path | None, typer.Option(help="of the runs; default: runs/NAME")] = None,
     output: Annotated[
-        Path | None, typer.Option(help="write results.json, results.parquet and pictures there; default: the folder")
+        Path | None, typer.Option(help="write results.json and pictures there; default: the folder")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="runs at a time, which share the threads")] = 1,
     report: Annotated[

@@ -5,7 +5,7 @@ The problems are the sample: their values are independent, the k responses to on
 
 from collections.abc import Sequence
 from functools import cache
-from math import atan, cos, pi, sin, sqrt
+from math import atan, cos, floor, pi, sin, sqrt
 from typing import TypeAlias
 
 import numpy as np
@@ -28,8 +28,8 @@ def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Inter
             trials as would give a proportion the variance of this mean. If not, it is Student's.
 
     Returns:
-        The interval: (0, 1) of no proportions. None for scores that do not vary, or of fewer than two problems: nothing
-        bounds how far another problem's score could be.
+        The interval; (0, 1) for an empty list of proportions. None for scores that do not vary, or of fewer than two
+        problems: nothing bounds how far another problem's score could be.
     """
     if not len(values):
         return (0.0, 1.0) if proportions else None
@@ -46,8 +46,8 @@ def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Inter
 def difference_interval(differences: Sequence[float], *, proportions: bool = True) -> Interval | None:
     """The 95 % interval of the mean of paired differences: Student's.
 
-    Differences that do not vary have none: of proportions, the interval is then that of Bonett and Price, which counts
-    one more problem with the difference +1 and one more with -1. Of scores it is None.
+    It does not exist if the differences do not vary. Proportions then have the interval of Bonett and Price, which
+    counts one more problem with the difference +1 and one more with -1; scores have None.
     """
     if not differences:
         return None
@@ -61,9 +61,22 @@ def difference_interval(differences: Sequence[float], *, proportions: bool = Tru
     return max(-1.0, float(array.mean()) - half), min(1.0, float(array.mean()) + half)
 
 
+def student_quantile(freedom: float) -> float:
+    """The number of standard errors that an interval of CONFIDENCE extends to each side.
+
+    Args:
+        freedom: The degrees of freedom, at least 1. Between two integers the quantile is linear in their inverse.
+    """
+    below = max(1, floor(freedom))
+    low = _quantile(below)
+    if freedom <= below:
+        return low
+    part = (1 / below - 1 / freedom) / (1 / below - 1 / (below + 1))
+    return low + part * (_quantile(below + 1) - low)
+
+
 @cache
-def student_quantile(freedom: int) -> float:
-    """How many standard errors an interval of CONFIDENCE extends to each side, with these degrees of freedom."""
+def _quantile(freedom: int) -> float:
     if freedom > _MAX_FREEDOM:
         return _NORMAL_QUANTILE
     low, high = 0.0, 20.0
@@ -90,18 +103,18 @@ def _varies(array: NDArray[np.float64]) -> bool:
 
 
 def _student(mean: float, deviation: float, size: int) -> Interval:
-    """Of a mean; `deviation` is the standard deviation with divisor `size`."""
+    """Student's interval of a mean; `deviation` is the standard deviation with divisor `size`."""
     half = student_quantile(size - 1) * deviation / sqrt(size - 1)
     return mean - half, mean + half
 
 
 def wilson_interval(fraction: float, trials: float, quantile: float) -> Interval:
-    """Wilson's interval of a fraction of so many trials, which need not be an integer; it stays within 0 and 1.
+    """Wilson's interval of a fraction; it stays within 0 and 1.
 
     Args:
         fraction: From 0 to 1.
-        trials: More than 0.
-        quantile: How many standard errors it extends to each side, such as `student_quantile` gives.
+        trials: The number of trials, more than 0, not necessarily an integer.
+        quantile: The number of standard errors that the interval extends to each side, see `student_quantile`.
     """
     square = quantile * quantile
     centre = (fraction + square / (2 * trials)) / (1 + square / trials)

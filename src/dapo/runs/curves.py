@@ -32,9 +32,26 @@ SMOOTHED_FROM_STEPS = 15  # fewer steps are shown as they are
 
 def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
     """Plot the curves of a run into a PNG file (see `curves_figure`). Raises DataError if the metrics hold no steps."""
-    figure = curves_figure(metrics_jsonl, title=title)
-    with atomic_file(Path(out_png)) as temporary:
+    save_figure(curves_figure(metrics_jsonl, title=title), Path(out_png))
+
+
+def new_figure(width: float, height: float, title: str, **layout: Any) -> "Figure":
+    """An empty figure of a size in inches under a title."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=130, **layout)
+    FigureCanvasAgg(figure)  # not pyplot, which would select a backend for the whole process
+    if title:
+        figure.suptitle(plain_text(title), color=INK, fontsize=13, x=0.01, ha="left")
+    return figure
+
+
+def save_figure(figure: "Figure", path: Path) -> Path:
+    """Write a figure as a PNG file, and return its path."""
+    with atomic_file(path) as temporary:
         figure.savefig(temporary, format="png")
+    return path
 
 
 def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
@@ -43,15 +60,11 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     With `dynamic_sampling.predict` two more show the problems that were skipped, and how predictions turned out.
     Metrics that were not logged are left out. Raises DataError if the file holds no steps.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     records = read_metrics(metrics_jsonl)
     if not records:
         raise DataError(f"{metrics_jsonl} holds no steps yet: there is nothing to plot")
     has_predictions = any(SKIPPED in record for record in records)
-    figure = Figure(figsize=(15 if has_predictions else 11, 7), dpi=130)
-    FigureCanvasAgg(figure)  # not pyplot, which would select a backend for the whole process
+    figure = new_figure(15 if has_predictions else 11, 7, title)
     parts: Any = figure.subfigures(1, 2, width_ratios=(3, 1)) if has_predictions else (figure,)
     panels = parts[0].subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
     _accuracy(panels[0, 0], records)
@@ -62,7 +75,7 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
         upper, lower = parts[1].subplots(2, 1, gridspec_kw=SIDE_MARGINS)
         _skipped(upper, records)
         _calibration(lower, records)
-    _caption(figure, [record["step"] for record in records], title)
+    _caption(figure, [record["step"] for record in records])
     return figure
 
 
@@ -184,15 +197,13 @@ def _curve(
     marker = "o" if len(steps) == 1 else None
     if len(steps) >= SMOOTHED_FROM_STEPS:
         axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-        values = running_mean(values, smoothing_window(len(steps)))
-    axes.plot(steps, values, color=colour, linewidth=width, marker=marker, label=label)
+    axes.plot(steps, smoothed(values), color=colour, linewidth=width, marker=marker, label=label)
 
 
-def _caption(figure: "Figure", steps: Sequence[int], title: str) -> None:
+def _caption(figure: "Figure", steps: Sequence[int]) -> None:
     margin = max(0.5, 0.02 * (max(steps) - min(steps)))
     figure.axes[0].set_xlim(min(steps) - margin, max(steps) + margin)
     figure.axes[0].locator_params(axis="x", integer=True)
-    figure.suptitle(plain_text(title), color=INK, fontsize=13, x=0.01, ha="left")
     if len(steps) >= SMOOTHED_FROM_STEPS:
         note = f"thick lines: running mean over {smoothing_window(len(steps))} steps"
         figure.supxlabel(note, color=INK, fontsize=8, x=0.99, ha="right")
@@ -220,13 +231,15 @@ def _evaluation_names(records: Sequence[Record]) -> list[str]:
 
 
 def smoothing_window(steps: int) -> int:
-    """The odd number of steps over which the curve of so many steps is averaged."""
+    """The odd number of steps over which a curve of `steps` steps is averaged."""
     return max(3, steps // 10) | 1
 
 
-def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of the values around each, `window` of them, fewer at the ends."""
-    half = window // 2
+def smoothed(values: Sequence[float]) -> Sequence[float]:
+    """The running mean of a curve, over fewer values at its ends; a curve of few steps as it is."""
+    if len(values) < SMOOTHED_FROM_STEPS:
+        return values
+    half = smoothing_window(len(values)) // 2
     around = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(near) / len(near) for near in around]
 

@@ -13,7 +13,6 @@ from dapo.analysis.ablate.experiment import ACCURACY, Panel, file_name
 from dapo.analysis.ablate.results import Results
 from dapo.analysis.ablate.table import make_table
 from dapo.core.errors import DataError
-from dapo.core.files import atomic_file
 from dapo.evaluation.intervals import student_quantile
 from dapo.runs.curves import (
     BLUE,
@@ -21,11 +20,11 @@ from dapo.runs.curves import (
     INK,
     ORANGE,
     RED,
-    SMOOTHED_FROM_STEPS,
     frame,
+    new_figure,
     plain_text,
-    running_mean,
-    smoothing_window,
+    save_figure,
+    smoothed,
 )
 from dapo.runs.metric_table import metric_of
 
@@ -33,12 +32,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Columns: TypeAlias = Mapping[str, Sequence[Any]]
+"""The curve of a run as results.json holds it."""
 Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """The positions on the horizontal axis, and the values."""
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#7c3aed", "#0891b2", "#a16207", "#db2777", "#65a30d", "#475569")
 STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
-"""Of lines; rows after the colours begin again with the next one."""
+"""The line styles: with each next one the rows go through the colours again."""
 AXIS_NAMES = {"steps": "training step", "tokens": "generated tokens", "seconds": "seconds without evaluations"}
 _COLUMNS = {"steps": "step", "tokens": "tokens", "seconds": "seconds"}
 _PER_ROW = 3
@@ -48,14 +49,14 @@ _DIFFERENCE_INCHES = 0.3  # per row
 _LEGEND_INCHES, _LEGEND_COLUMNS = 0.24, 3
 _PERCENT = 100.0
 _BOUNDS = {"%": (0, 1), "correct (%)": (0, 1), "probability": (0, 1), "rollout/entropy_estimate": (0, np.inf)}
-"""What values of a unit, or of a metric, can be before scaling: bands over few seeds are cut there."""
+"""The range of a unit's or metric's values before scaling; bands over few seeds are cut there."""
 
 
 def plot_results(results: Results, folder: Path) -> list[Path]:
-    """Write the pictures of an experiment into a folder.
+    """Write the pictures of an experiment into a folder, and return their paths.
 
-    They are `curves.png`, or one `curves-CONDITION.png` per condition that has a curve, and `differences.png`, where
-    two rows can be compared.
+    They are `curves.png`, or one `curves-CONDITION.png` per condition that has a curve, and `differences.png` if two
+    rows can be compared.
     """
     written = []
     for condition in results.conditions:
@@ -64,29 +65,22 @@ def plot_results(results: Results, folder: Path) -> list[Path]:
             figure = results_figure(results, condition)
         except DataError:
             continue
-        written.append(_save(figure, path))
+        written.append(save_figure(figure, path))
     if (differences := differences_figure(results)) is not None:
-        written.append(_save(differences, folder / "differences.png"))
+        written.append(save_figure(differences, folder / "differences.png"))
     return written
 
 
-def _save(figure: "Figure", path: Path) -> Path:
-    with atomic_file(path) as temporary:
-        figure.savefig(temporary, format="png")
-    return path
-
-
 def results_figure(results: Results, condition: str) -> "Figure":
-    """The panels of an experiment for one condition that have a value. Raises DataError if there is no curve yet."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """The panels of one condition, without those that have no value yet. Raises DataError if no panel has one."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     names = [each["name"] for each in results.variants]
-    rows = _rows_of(results, condition)
-    if not rows:
+    rows = {name: [run["curve"] for run in results.runs(condition, name) if run["curve"]] for name in names}
+    if not any(rows.values()):
         raise DataError(f"no run of {condition or 'the experiment'} has made a step yet: there is nothing to plot")
-    panels = [panel for panel in results.panels if any(len(_curve(columns, panel)[0]) for columns in rows.values())]
+    columns = [each for row in rows.values() for each in row]
+    panels = [panel for panel in results.panels if any(len(_curve(each, panel)[0]) for each in columns)]
     if not panels:
         raise DataError(f"no metric of the plots has a value yet in {condition or 'the experiment'}")
     height = ceil(len(panels) / _PER_ROW)
@@ -95,25 +89,22 @@ def results_figure(results: Results, condition: str) -> "Figure":
     inches = (max(_SIZE[0] * width, 8.0), _SIZE[1] * height + legend)
     rect = (0, legend / inches[1], 1, 1 - legend / inches[1])
     layout = ConstrainedLayoutEngine(rect=rect, h_pad=0.12, w_pad=0.08)
-    figure = Figure(figsize=inches, dpi=130, layout=layout)
-    FigureCanvasAgg(figure)
+    title = f"{results.facts['experiment']['name']}{f': {condition}' if condition else ''}"
+    figure = new_figure(*inches, title, layout=layout)
     grid = figure.subplots(height, width, squeeze=False).flatten()
     for axes, panel in zip(grid, panels, strict=False):
-        _panel(axes, panel, names, rows)
+        _panel(axes, panel, rows)
     for axes in islice(grid, len(panels), None):
         axes.set_visible(False)
-    _title_and_legend(figure, results, condition, grid[0], legend / inches[1])
+    _legend(figure, grid[0], legend / inches[1], seeds=len(results.facts["experiment"]["seeds"]))
     return figure
 
 
 def differences_figure(results: Results) -> "Figure | None":
     """The paired differences in accuracy to the baseline with their 95 % intervals, row by row; None if there are none.
 
-    What is filled has an interval that leaves out 0.
+    A filled point has an interval without 0.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     lines: list[tuple[str, Mapping[str, Any] | None, int]] = []
     for table in make_table(results):
         rows = [(row["variant"], row["to_baseline"], i) for i, row in enumerate(table["rows"])]
@@ -122,8 +113,7 @@ def differences_figure(results: Results) -> "Figure | None":
         lines += rows
     if not lines:
         return None
-    figure = Figure(figsize=(8.0, _DIFFERENCE_INCHES * len(lines) + 1.4), dpi=130, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.0, _DIFFERENCE_INCHES * len(lines) + 1.4, "", layout="constrained")
     axes = figure.subplots()
     facts = results.facts["experiment"]
     frame(axes, title=plain_text(f"{facts['name']}: held-out accuracy against {facts['baseline']}"), unit="")
@@ -148,30 +138,14 @@ def differences_figure(results: Results) -> "Figure | None":
     return figure
 
 
-def _rows_of(results: Results, condition: str) -> dict[tuple[str, int], dict[str, NDArray[Any]]]:
-    """The columns of the curves of a condition's runs, by row and seed."""
-    table = results.curves.to_pydict()
-    found: dict[tuple[str, int], list[int]] = {}
-    for i, name in enumerate(table["condition"]):
-        if name == condition:
-            found.setdefault((table["variant"][i], table["seed"][i]), []).append(i)
-    return {
-        key: {name: np.array([values[i] for i in rows]) for name, values in table.items()}
-        for key, rows in found.items()
-    }
-
-
-def _panel(
-    axes: "Axes", panel: Panel, names: Sequence[str], rows: Mapping[tuple[str, int], Mapping[str, NDArray[Any]]]
-) -> None:
+def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) -> None:
     """One metric of every row against one axis."""
     is_accuracy = panel.metric == ACCURACY
     unit, scale = ("correct (%)", _PERCENT) if is_accuracy else _unit(panel.metric)
     frame(axes, title=_title(panel.metric), unit=unit)
     axes.yaxis.set_label_coords(-0.13, 0.5)
     axes.set_xlabel(AXIS_NAMES[panel.against], color=INK)
-    for index, name in enumerate(names):
-        seeds = [columns for (row, _), columns in rows.items() if row == name]
+    for index, (name, seeds) in enumerate(rows.items()):
         curves = [curve for columns in seeds if len((curve := _curve(columns, panel))[0])]
         if not curves:
             continue
@@ -190,14 +164,13 @@ def _panel(
         axes.ticklabel_format(axis="x", style="sci", scilimits=(0, 4), useMathText=True)
 
 
-def _curve(columns: Mapping[str, NDArray[Any]], panel: Panel) -> Curve:
+def _curve(columns: Columns, panel: Panel) -> Curve:
     """The points of one run at which the metric was logged; training metrics are smoothed as in a run's own curves."""
-    values = np.array([np.nan if value is None else value for value in columns[panel.metric]], np.float64)
-    kept = np.isfinite(values)
-    values, at = values[kept], columns[_COLUMNS[panel.against]][kept].astype(np.float64)
-    if panel.metric != ACCURACY and len(values) >= SMOOTHED_FROM_STEPS:
-        values = np.asarray(running_mean(values.tolist(), smoothing_window(len(values))))
-    return at, values
+    values, at = columns.get(panel.metric, ()), columns[_COLUMNS[panel.against]]
+    points = [(position, value) for position, value in zip(at, values, strict=False) if value is not None]
+    found = [value for _, value in points]
+    smooth = found if panel.metric == ACCURACY else smoothed(found)
+    return np.array([position for position, _ in points], np.float64), np.array(smooth, np.float64)
 
 
 def mean_curve(
@@ -207,8 +180,8 @@ def mean_curve(
 
     Args:
         curves: One per seed.
-        is_by_step: The positions are steps, of which those that all have are compared; otherwise each curve is
-            interpolated linearly at positions between.
+        is_by_step: Whether the positions are steps: the steps that all curves have are compared. Other positions are
+            interpolated linearly.
 
     Returns:
         Positions, means, lower and upper ends. The ends of one seed, or of equal values, are the mean.
@@ -236,10 +209,7 @@ def _title(metric: str) -> str:
     return "Held-out accuracy" if metric == ACCURACY else metric
 
 
-def _title_and_legend(figure: "Figure", results: Results, condition: str, axes: "Axes", height: float) -> None:
-    facts = results.facts["experiment"]
-    title = f"{facts['name']}{f': {condition}' if condition else ''}"
-    figure.suptitle(plain_text(title), color=INK, fontsize=13, x=0.01, ha="left")
+def _legend(figure: "Figure", axes: "Axes", height: float, *, seeds: int) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(
         handles,
@@ -250,7 +220,6 @@ def _title_and_legend(figure: "Figure", results: Results, condition: str, axes: 
         frameon=False,
         fontsize=9,
     )
-    seeds = len(facts["seeds"])
     note = f"mean of {seeds} seed{'s' * (seeds > 1)}"
     note += "; band: 95 % interval over seeds" if seeds > 1 else ""
     figure.text(0.99, 0.005, note, color=INK, fontsize=8, ha="right", va="bottom")

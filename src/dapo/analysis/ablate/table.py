@@ -1,15 +1,15 @@
-"""The table of an experiment: accuracy with intervals, paired differences, and what each row has cost."""
+"""The table of an experiment: accuracy with intervals, paired differences, and the cost of each row."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dapo.analysis.ablate.crossed import Estimate, crossed_difference, crossed_mean, mean_over_seeds
 from dapo.analysis.ablate.results import ENDED, Results
+from dapo.evaluation.two_way import mean_over_seeds, two_way_difference, two_way_mean
 
 FIGURES = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skipped")
-"""The numbers of a run whose means over seeds stand in the table."""
+"""The numbers of a run that the table shows as means over seeds."""
 
 
 def make_table(results: Results) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def _is_binary(row: Mapping[int, Mapping[str, Any]]) -> bool:
 def _accuracy(row: Mapping[int, Mapping[str, Any]], judged: Sequence[int]) -> dict[str, Any] | None:
     if not row or not judged:
         return None
-    return crossed_mean(_values(row, sorted(row), judged), proportions=_is_binary(row)).as_json()
+    return two_way_mean(_values(row, sorted(row), judged), proportions=_is_binary(row)).as_json()
 
 
 def _difference(
@@ -77,10 +77,8 @@ def _difference(
     both = sorted(first.keys() & second.keys())
     if not both or not judged:
         return None
-    found: Estimate = crossed_difference(
-        _values(first, both, judged), _values(second, both, judged), proportions=_is_binary(first)
-    )
-    return found.as_json()
+    tables = (_values(row, both, judged) for row in (first, second))
+    return two_way_difference(*tables, proportions=_is_binary(first)).as_json()
 
 
 def _over_seeds(row: Mapping[int, Mapping[str, Any]], figure: str) -> dict[str, Any]:
@@ -90,7 +88,7 @@ def _over_seeds(row: Mapping[int, Mapping[str, Any]], figure: str) -> dict[str, 
 def _notes(
     results: Results, condition: str, runs: Mapping[str, Mapping[int, Mapping[str, Any]]], *, undecided: int
 ) -> Iterator[str]:
-    """What a reader must know: runs that are missing, base evaluations that differ, problems left out."""
+    """Notes for the reader: runs that are missing, base evaluations that differ, problems left out."""
     left_out: dict[tuple[str, str], list[str]] = {}
     for run in results.facts["runs"]:
         if run["condition"] == condition and run["state"] not in ENDED:
@@ -106,6 +104,6 @@ def _notes(
         values = [value for value in found.values() if value is not None]
         if values and not np.allclose(values, values[0]):
             yield (
-                f"the accuracy before training differs between the rows of seed {seed}, though they begin with one "
-                "model: they were evaluated with different options, or on machines that round differently"
+                f"the accuracy before training differs between the rows of seed {seed}, though they begin with the "
+                "same model: they were evaluated with different options, or on machines that round differently"
             )

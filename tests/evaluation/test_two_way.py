@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dapo.analysis.ablate.crossed import (
-    crossed_difference,
-    crossed_mean,
-    mean_over_seeds,
-    quantile,
-    variance_of_mean,
-)
 from dapo.evaluation.intervals import difference_interval, mean_interval, student_quantile
+from dapo.evaluation.two_way import mean_over_seeds, two_way_difference, two_way_mean, variance_of_mean
 
 TRIALS = 2000
 """The standard error of a coverage of 95 % is then 0.5 %."""
@@ -35,28 +29,28 @@ def test_a_rest_larger_than_both_effects_does_not_make_the_variance_smaller_than
 
 
 def test_quantiles_between_integers_lie_between_theirs():
-    assert quantile(4.0) == pytest.approx(student_quantile(4))
-    assert quantile(0.3) == pytest.approx(student_quantile(1))
-    assert student_quantile(5) < quantile(4.5) < student_quantile(4)
+    assert student_quantile(4.0) == pytest.approx(student_quantile(4))
+    assert student_quantile(0.3) == pytest.approx(student_quantile(1))
+    assert student_quantile(5) < student_quantile(4.5) < student_quantile(4)
 
 
 def test_one_seed_has_the_interval_over_problems_alone():
     values = [1.0, 0.5, 0.0, 1.0, 0.25]
-    found = crossed_mean([values])
+    found = two_way_mean([values])
     assert (found.low, found.high) == mean_interval(values)
-    difference = crossed_difference([[0.0] * 5], [values])
+    difference = two_way_difference([[0.0] * 5], [values])
     assert (difference.low, difference.high) == difference_interval(values)
 
 
 def test_a_mean_of_proportions_stays_within_zero_and_one_and_holds_its_mean():
-    found = crossed_mean([[1.0, 1.0, 1.0, 0.75], [1.0, 1.0, 1.0, 1.0], [1.0, 0.5, 1.0, 1.0]])
+    found = two_way_mean([[1.0, 1.0, 1.0, 0.75], [1.0, 1.0, 1.0, 1.0], [1.0, 0.5, 1.0, 1.0]])
     assert found.low is not None
     assert found.high is not None
     assert 0 <= found.low < found.mean < found.high <= 1
 
 
 def test_differences_that_are_all_equal_have_the_interval_of_problems():
-    found = crossed_difference([[0.25] * 30] * 4, [[0.5] * 30] * 4)
+    found = two_way_difference([[0.25] * 30] * 4, [[0.5] * 30] * 4)
     assert found.mean == 0.25
     assert (found.low, found.high) == difference_interval([0.25] * 30)
 
@@ -65,11 +59,11 @@ def test_pairing_by_seed_and_problem_removes_what_both_rows_share():
     rng = np.random.default_rng(0)
     shared = rng.normal(0, 0.2, (5, 1)) + rng.normal(0, 0.3, (1, 40))
     first, second = (shared + rng.normal(mean, 0.01, (5, 40)) for mean in (0.0, 0.05))
-    paired = crossed_difference(first.tolist(), second.tolist(), proportions=False)
+    paired = two_way_difference(first.tolist(), second.tolist(), proportions=False)
     assert paired.low is not None
     assert paired.high is not None
     assert 0.04 < paired.low < paired.high < 0.06
-    alone = crossed_mean(second.tolist(), proportions=False)
+    alone = two_way_mean(second.tolist(), proportions=False)
     assert alone.low is not None
     assert alone.high is not None
     assert alone.high - alone.low > 20 * (paired.high - paired.low)
@@ -119,7 +113,7 @@ def test_intervals_of_an_accuracy_cover_it_in_95_percent_of_experiments_and_not_
     covered = narrow = 0
     for _ in range(TRIALS):
         _, values = simulated(rng, seeds, problems, k, level=level, of_seeds=of_seeds, of_problems=of_problems)
-        found = crossed_mean(values)
+        found = two_way_mean(values)
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= expected <= found.high
@@ -143,7 +137,7 @@ def test_intervals_of_a_paired_difference_cover_it_in_95_percent_of_experiments(
         second = first + 0.5 + rng.normal(0, 0.2, (seeds, 1)) + rng.normal(0, 0.5, (1, problems))
         rows = [1 / (1 + np.exp(-(each + rng.normal(0, 0.5, first.shape)))) for each in (first, second)]
         values = [rng.binomial(k, chances) / k for chances in rows]
-        found = crossed_difference(*values)
+        found = two_way_difference(*values)
         assert found.low is not None
         assert found.high is not None
         covered += found.low <= expected <= found.high

@@ -1,23 +1,23 @@
-"""95 % intervals of a mean over seeds and problems, where every seed's policy was asked the same problems.
+"""95 % intervals of a mean over seeds and problems, where the policy of every seed answers the same problems.
 
 Seeds (training runs) and problems are both samples, and they are crossed:
 
     y_sp = mu + a_s + b_p + e_sp        s = 1 .. S seeds, p = 1 .. P problems; a, b, e: independent random effects
 
-With the mean squares of the two-way table, P var_s(y_s.), S var_p(y_.p) and that of the rest,
+With the mean squares of the two-way table, P var_s(y_s.), S var_p(y_.p) and that of the residuals,
 
     E[MS_seeds] = P var(a) + var(e),  E[MS_problems] = S var(b) + var(e),  E[MS_rest] = var(e)
     Var(mean)   = var(a)/S + var(b)/P + var(e)/(S P), estimated by (MS_seeds + MS_problems - MS_rest) / (S P)
 
 with Satterthwaite's degrees of freedom, v^2 / (MS_seeds^2/(S-1) + MS_problems^2/(P-1) + MS_rest^2/((S-1)(P-1))), v the
 sum in the numerator, which is at least the larger of the first two. The interval of a mean of proportions is Wilson's,
-with the trials that explain this variance; that of a difference is Student's. How often they cover what they estimate
-is measured in tests/analysis/test_ablate_crossed.py.
+with the trials that explain this variance; that of a difference is Student's. tests/evaluation/test_two_way.py measures
+how often they cover what they estimate.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import floor, sqrt
+from dataclasses import asdict, dataclass
+from math import sqrt
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,23 +36,17 @@ class Estimate:
 
     mean: float
     low: float | None
-    """None where nothing bounds the mean."""
+    """The lower end; None where nothing bounds the mean."""
     high: float | None
     seeds: int
     problems: int
 
     def as_json(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "mean": self.mean,
-            "low": self.low,
-            "high": self.high,
-            "seeds": self.seeds,
-            "problems": self.problems,
-        }
+        return asdict(self)
 
 
-def crossed_mean(values: Table, *, proportions: bool = True) -> Estimate:
+def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:
     """The mean accuracy over seeds and problems.
 
     Args:
@@ -68,18 +62,18 @@ def crossed_mean(values: Table, *, proportions: bool = True) -> Estimate:
     if len(table) < 2 or not variance > _ROUNDING:
         interval = mean_interval(table.mean(axis=0).tolist(), proportions=proportions)
     elif proportions and 0 < mean < 1:
-        interval = wilson_interval(mean, mean * (1 - mean) / variance, quantile(freedom))
+        interval = wilson_interval(mean, mean * (1 - mean) / variance, student_quantile(freedom))
     else:
         interval = _student(mean, variance, freedom)
     return _estimate(mean, interval, table)
 
 
-def crossed_difference(first: Table, second: Table, *, proportions: bool = True) -> Estimate:
-    """The mean difference, second - first, of two rows whose runs are paired by seed and problem.
+def two_way_difference(first: Table, second: Table, *, proportions: bool = True) -> Estimate:
+    """The mean difference, second - first, of two sets of runs that are paired by seed and problem.
 
     Args:
-        first: [S, P], the accuracies of one row.
-        second: Those of the other, in the same order of seeds and problems.
+        first: [S, P], the accuracies of one set.
+        second: The accuracies of the other, in the same order of seeds and problems.
         proportions: Whether each accuracy is from 0 to 1.
     """
     table = _table(second) - _table(first)
@@ -95,8 +89,7 @@ def crossed_difference(first: Table, second: Table, *, proportions: bool = True)
 
 def mean_over_seeds(values: Sequence[float]) -> dict[str, float | None]:
     """The mean of one number per seed, with Student's interval over seeds; none with one seed, or equal numbers."""
-    interval = mean_interval(values, proportions=False) if len(values) > 1 else None
-    low, high = interval or (None, None)
+    low, high = (mean_interval(values, proportions=False) if len(values) > 1 else None) or (None, None)
     return {"mean": float(np.mean(values)) if len(values) else None, "low": low, "high": high}
 
 
@@ -106,37 +99,25 @@ def variance_of_mean(table: NDArray[np.float64]) -> tuple[float, float]:
     if min(seeds, problems) < 2:
         return 0.0, 0.0
     of_seeds, of_problems, mean = table.mean(axis=1), table.mean(axis=0), table.mean()
-    rest = table - of_seeds[:, None] - of_problems[None, :] + mean
+    residuals = table - of_seeds[:, None] - of_problems[None, :] + mean
     freedoms = (seeds - 1, problems - 1, (seeds - 1) * (problems - 1))
     squares = (
         problems * float(of_seeds.var(ddof=1)),
         seeds * float(of_problems.var(ddof=1)),
-        float((rest**2).sum()) / freedoms[2],
+        float((residuals**2).sum()) / freedoms[2],
     )
     total = max(squares[0] + squares[1] - squares[2], squares[0], squares[1])
     spread = sum(square**2 / freedom for square, freedom in zip(squares, freedoms, strict=True))
     return total / table.size, total**2 / spread if spread > 0 else 0.0
 
 
-def quantile(freedom: float) -> float:
-    """Student's quantile of the 95 % interval for degrees of freedom that are no integer, from 1.
-
-    Between two integers it is linear in the inverse of the degrees of freedom.
-    """
-    below = max(1, floor(freedom))
-    low, high = student_quantile(below), student_quantile(below + 1)
-    part = (1 / below - 1 / max(freedom, below)) / (1 / below - 1 / (below + 1))
-    return low + part * (high - low)
-
-
 def _student(mean: float, variance: float, freedom: float) -> Interval:
-    half = quantile(freedom) * sqrt(variance)
+    half = student_quantile(freedom) * sqrt(variance)
     return mean - half, mean + half
 
 
 def _estimate(mean: float, interval: Interval | None, table: NDArray[np.float64]) -> Estimate:
-    low, high = (None, None) if interval is None else interval
-    return Estimate(mean, low, high, *table.shape)
+    return Estimate(mean, *(interval or (None, None)), *table.shape)
 
 
 def _table(values: Table) -> NDArray[np.float64]:
