@@ -120,7 +120,7 @@ def dead_links(page: str, folder: Path) -> list[str]:
 
 def missing_tests(page: str) -> list[str]:
     """Named test files that are not there, and named tests that are in none of them."""
-    files = [name for name in re.findall(r"tests/[\w/]+\.py", page) if not (ROOT / name).is_file()]
+    files = [name for name in re.findall(r"(?:\w+/)*tests/[\w/]+\.py", page) if not (ROOT / name).is_file()]
     named = re.findall(r"((?:\w+/)*test_\w+\.py)::(test_\w+)", page)
     return files + [
         f"{file}::{test}" for file, test in named if test not in names_of_tests(file.removeprefix("tests/"))
