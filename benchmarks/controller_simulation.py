@@ -37,8 +37,8 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.runs.directory import RunDirectory
-from dapo.runs.records import read_metrics
-from dapo.runs.sinks import JsonlSink, Tracker
+from dapo.runs.metrics_file import JsonlSink, read_metrics
+from dapo.runs.sinks import Tracker
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.samples import shaped_reward

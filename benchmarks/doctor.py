@@ -21,7 +21,7 @@ from benchmarks.planted_faults import FAULTS, HEALTHY, Case, fitted_model, judge
 from benchmarks.worker_session import ROOT
 from dapo.analysis.doctor import Diagnosis
 from dapo.config import load_config
-from dapo.runs.records import read_metrics
+from dapo.runs.metrics_file import read_metrics
 from dapo.training.rules.watch import Watch
 
 

@@ -19,7 +19,7 @@ from pyarrow.parquet import read_table
 
 from benchmarks.memory import rss_bytes
 from benchmarks.worker_session import ROOT
-from dapo.runs.records import read_metrics
+from dapo.runs.metrics_file import read_metrics
 
 OPTIONS = (
     "rollout.prompts_per_step=1",

@@ -17,7 +17,7 @@ from benchmarks.paired.sides import BASE, Side, Target, in_turn, row
 from benchmarks.quiet import ProcessorTime
 from benchmarks.worker_session import ROOT
 from dapo.policy.builtin_models import smollm2_directory
-from dapo.runs.records import read_metrics
+from dapo.runs.metrics_file import read_metrics
 
 CONFIG = Path("configs") / "quickstart.yaml"
 LATE_FROM = 10

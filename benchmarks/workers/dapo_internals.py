@@ -262,7 +262,7 @@ class Save:
         self._found["snapshot_s"] = time.perf_counter() - started
 
         def save() -> None:
-            path = self._run.save_checkpoint(1, write, keep=1)
+            path = self._run.checkpoints.save(1, write, keep=1)
             self._found["written_after_s"] = time.perf_counter() - started
             self._found["writer_cpu_s"] = time.thread_time()  # of the writer's thread, which is new
             self._found["bytes"] = sum(file.stat().st_size for file in path.iterdir())

@@ -29,7 +29,8 @@ from dapo.policy.builtin_models import smollm2_directory
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
-from dapo.runs.directory import RunDirectory, make_manifest
+from dapo.runs.directory import RunDirectory
+from dapo.runs.manifest import make_manifest
 from dapo.runs.sinks import Tracker
 from dapo.training import one_step_off
 from dapo.training.assemble.build import build_run

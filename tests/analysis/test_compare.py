@@ -14,9 +14,8 @@ from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
 from dapo.runs.directory import RunDirectory
-from dapo.runs.fork_record import Fork
-from dapo.runs.rollout_table import write_rollouts
-from dapo.runs.rollouts import problem_means
+from dapo.runs.manifest import Fork
+from dapo.runs.rollout_table import problem_means, write_rollouts
 from dapo.training.fork import create_fork, plan_fork
 from helpers.commands import run as run_command
 from helpers.tiny_runs import EVENTFUL, tiny

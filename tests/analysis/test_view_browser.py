@@ -12,9 +12,9 @@ import pytest
 from dapo.analysis.view.report import write_report
 from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.directory import RunDirectory
-from dapo.runs.records import truncate_after
+from dapo.runs.metrics_file import truncate_after
 from dapo.runs.rollout_table import write_rollouts
-from dapo.runs.run_files import RunFiles
+from dapo.runs.run_reader import RunReader
 from helpers.browser import MISSING, open_browser
 from helpers.view_runs import Client, close_with, make_run, serving
 
@@ -281,7 +281,7 @@ def test_at_800_pixels_nothing_is_wider_than_the_window(page):
 
 
 def test_a_report_is_one_file_that_works_without_a_server(browser, runs, tmp_path):
-    found = write_report(RunFiles("second", runs[1]), tmp_path / "report.html")
+    found = write_report(RunReader("second", runs[1]), tmp_path / "report.html")
     assert found["groups"] == found["of_groups"] > 0
     assert found["bytes"] < 6_000_000
     page = Page(browser, (tmp_path / "report.html").as_uri())

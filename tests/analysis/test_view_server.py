@@ -16,10 +16,10 @@ from dapo.analysis.view.server import HEADERS, listen
 from dapo.config import dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.directory import RunDirectory
-from dapo.runs.records import read_metrics
+from dapo.runs.metrics_file import read_metrics
 from dapo.runs.rollout_index import Filter, RolloutIndex
 from dapo.runs.rollout_table import write_rollouts
-from dapo.runs.run_files import RunFiles, find_runs
+from dapo.runs.run_reader import RunReader, find_runs
 from dapo.runs.status import run_status
 from helpers.view_runs import Client, close_with, make_run, serving
 
@@ -127,7 +127,7 @@ def test_the_metrics_are_those_of_the_file(run, client):
 def test_a_half_written_last_line_is_left_out_and_a_new_one_shown(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints"))
-    files = RunFiles("copy", copy)
+    files = RunReader("copy", copy)
     whole = files.metrics()["steps"]
     with open(copy / "metrics.jsonl", "a") as lines:
         lines.write('{"step": 5, "reward/me')
@@ -151,7 +151,7 @@ def copy_of(run: Path, target: Path, *, summary: bool = False) -> RunDirectory:
 
 def shown_as(run: RunDirectory) -> dict[str, Any]:
     """The summary of a run on the page, which has the state and the time left that `dapo status` reports."""
-    found, status = RunFiles("copy", run.path).summary(), run_status(run.path)
+    found, status = RunReader("copy", run.path).summary(), run_status(run.path)
     assert (found["state"], found["note"]) == (status.state, status.exit_reason)
     assert (found["steps"], found["num_steps"]) == (status.step, status.num_steps)
     assert found["seconds_left"] == pytest.approx(status.seconds_left)

@@ -12,7 +12,7 @@ from dapo.core.openai_client import ChatClient
 from dapo.core.secrets import find_secrets, is_secret_name, mask_options, mask_secrets, mask_text
 from dapo.rewards import get_verifier
 from dapo.rewards.verdicts import error_verdict
-from dapo.runs.directory import make_manifest
+from dapo.runs.manifest import make_manifest
 from helpers.paths import CONFIGS
 
 STARTED = datetime(2025, 3, 9, tzinfo=UTC)

@@ -11,8 +11,9 @@ from pathlib import Path
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import DapoError
 from dapo.rewards.judge import InlineJudge
+from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
-from dapo.runs.directory import RunDirectory, step_of
+from dapo.runs.directory import RunDirectory
 from dapo.training import one_step_off
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
@@ -39,13 +40,13 @@ def run_or_resume(
     inputs = read_inputs(in_process)
     display = ProgressDisplay(config.train.num_steps)
     with run.lock(), InlineJudge(config.reward.verifier, options=config.reward.options) as judge:
-        run.clear_leftovers()
-        checkpoint = run.latest_checkpoint(warn=print)
+        run.checkpoints.clear_leftovers()
+        checkpoint = run.checkpoints.latest(warn=print)
         if checkpoint is None:
-            run.cut_after(-1)
+            run.truncate_after(-1)
         else:
-            run.cut_after(step_of(checkpoint), is_logged=is_logged(checkpoint))
-            run.drop_old_checkpoints(step_of(checkpoint), config.train.keep_checkpoints)
+            run.truncate_after(step_of(checkpoint), is_logged=is_logged(checkpoint))
+            run.checkpoints.drop_old(step_of(checkpoint), config.train.keep_checkpoints)
         with (
             signals_as_requests() as request,
             build_run(in_process, inputs, judge, run, display, first_step=1) as training_run,  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.server import listen, make_server
 from dapo.api.lifecycle.execute import Frontend, new_run, run_training
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory
-from dapo.runs.run_files import find_runs
+from dapo.runs.run_reader import find_runs
 from helpers.tiny_runs import tiny
 
 SHORT = (

@@ -14,8 +14,12 @@ import pytest
 
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json, atomic_write_text
+from dapo.core.secrets import mask_secrets
 from dapo.evaluation.scores import Evaluation, EvaluationPlan
-from dapo.runs.directory import RunDirectory, default_run_path, make_manifest, mask_secrets, step_of
+from dapo.runs.checkpoints import step_of
+from dapo.runs.directory import RunDirectory, default_run_path
+from dapo.runs.evaluations import first_and_last_evaluation
+from dapo.runs.manifest import make_manifest
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ class TestCreateAndOpen:
         assert run.metrics == Path("runs/a/metrics.jsonl")
         assert run.rollouts(12) == Path("runs/a/rollouts/step_000012.parquet")
         assert run.eval(10) == Path("runs/a/eval/step_000010.json")
-        assert run.checkpoints == Path("runs/a/checkpoints")
+        assert run.checkpoints.folder == Path("runs/a/checkpoints")
         assert run.summary == Path("runs/a/summary.json")
 
     def test_an_empty_directory_may_be_used(self, tmp_path):
@@ -113,8 +117,8 @@ class TestLock:
 
 class TestCheckpoints:
     def test_a_checkpoint_is_named_after_its_step_and_knows_its_files(self, run):
-        path = run.save_checkpoint(10, weights("hello"), keep=2)
-        assert path == run.checkpoints / "step_000010"
+        path = run.checkpoints.save(10, weights("hello"), keep=2)
+        assert path == run.checkpoints.folder / "step_000010"
         assert step_of(path) == 10
         manifest = json.loads((path / "manifest.json").read_text())
         assert manifest["step"] == 10
@@ -123,58 +127,58 @@ class TestCheckpoints:
             "crc32": "3610a686",
         }
         assert sorted(manifest["files"]) == ["policy/w", "state.json"]
-        assert run.latest_checkpoint(no_warning) == path
+        assert run.checkpoints.latest(no_warning) == path
 
     def test_the_newest_are_kept(self, run):
         for step in (5, 10, 15):
-            run.save_checkpoint(step, weights(str(step)), keep=2)
-        assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_000010", "step_000015"]
+            run.checkpoints.save(step, weights(str(step)), keep=2)
+        assert sorted(path.name for path in run.checkpoints.folder.iterdir()) == ["step_000010", "step_000015"]
 
     def test_saving_a_step_again_replaces_it(self, run):
         for text in ("old", "new"):
-            path = run.save_checkpoint(10, weights(text), keep=1)
+            path = run.checkpoints.save(10, weights(text), keep=1)
         assert (path / "policy" / "w").read_text() == "new"
-        assert list(run.checkpoints.iterdir()) == [path]
+        assert list(run.checkpoints.folder.iterdir()) == [path]
 
     def test_a_run_that_saved_nothing_has_none(self, run):
-        assert run.latest_checkpoint(no_warning) is None
+        assert run.checkpoints.latest(no_warning) is None
 
     def test_a_save_that_fails_leaves_the_one_before_and_no_rubbish(self, run):
         def full_disk(directory):
             (directory / "half").write_text("x")
             raise OSError("No space left on device")
 
-        run.save_checkpoint(5, weights("five"), keep=1)
+        run.checkpoints.save(5, weights("five"), keep=1)
         with pytest.raises(OSError, match="No space left"):
-            run.save_checkpoint(10, full_disk, keep=1)
-        assert [path.name for path in run.checkpoints.iterdir()] == ["step_000005"]
+            run.checkpoints.save(10, full_disk, keep=1)
+        assert [path.name for path in run.checkpoints.folder.iterdir()] == ["step_000005"]
 
     def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before(self, run):
         with in_background(SAVE_FOR_EVER, run.path) as saver:
             os.kill(saver.pid, signal.SIGKILL)
             saver.wait()
-        assert sorted(path.name for path in run.checkpoints.iterdir()) == [".step_000010.tmp", "step_000005"]
-        latest = run.latest_checkpoint(no_warning)
-        assert latest == run.checkpoints / "step_000005"
+        assert sorted(path.name for path in run.checkpoints.folder.iterdir()) == [".step_000010.tmp", "step_000005"]
+        latest = run.checkpoints.latest(no_warning)
+        assert latest == run.checkpoints.folder / "step_000005"
         assert (latest / "weights").read_text() == "five"
-        run.save_checkpoint(10, weights("ten"), keep=2)
-        assert sorted(path.name for path in run.checkpoints.iterdir()) == ["step_000005", "step_000010"]
+        run.checkpoints.save(10, weights("ten"), keep=2)
+        assert sorted(path.name for path in run.checkpoints.folder.iterdir()) == ["step_000005", "step_000010"]
 
     def test_a_kill_between_the_two_renames_of_a_replacement_leaves_the_old_one(self, run):
-        path = run.save_checkpoint(5, weights("old"), keep=1)
-        path.rename(run.checkpoints / ".step_000005.replaced.tmp")
-        (run.checkpoints / ".step_000005.tmp").mkdir()
-        run.clear_leftovers()
-        assert list(run.checkpoints.iterdir()) == [path]
-        assert run.latest_checkpoint(no_warning) == path
+        path = run.checkpoints.save(5, weights("old"), keep=1)
+        path.rename(run.checkpoints.folder / ".step_000005.replaced.tmp")
+        (run.checkpoints.folder / ".step_000005.tmp").mkdir()
+        run.checkpoints.clear_leftovers()
+        assert list(run.checkpoints.folder.iterdir()) == [path]
+        assert run.checkpoints.latest(no_warning) == path
 
     def test_a_kill_before_the_old_are_dropped_is_made_up_for(self, run):
         for step, accuracy in ((5, 0.5), (10, 0.25), (15, None), (20, None)):
-            run.save_checkpoint(step, weights(""), keep=9, accuracy=accuracy)
-        run.drop_old_checkpoints(15, keep=1)
-        assert sorted(step_of(path) for path in run.checkpoints.iterdir()) == [5, 15, 20]
-        run.drop_old_checkpoints(20, keep=1)
-        assert sorted(step_of(path) for path in run.checkpoints.iterdir()) == [5, 20]
+            run.checkpoints.save(step, weights(""), keep=9, accuracy=accuracy)
+        run.checkpoints.drop_old(15, keep=1)
+        assert sorted(step_of(path) for path in run.checkpoints.folder.iterdir()) == [5, 15, 20]
+        run.checkpoints.drop_old(20, keep=1)
+        assert sorted(step_of(path) for path in run.checkpoints.folder.iterdir()) == [5, 20]
 
     @pytest.mark.parametrize(
         ("damage", "fault"),
@@ -197,19 +201,19 @@ class TestCheckpoints:
         ],
     )
     def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(self, run, damage, fault):
-        older = run.save_checkpoint(5, weights("hello"), keep=2)
-        newer = run.save_checkpoint(10, weights("hello"), keep=2)
+        older = run.checkpoints.save(5, weights("hello"), keep=2)
+        newer = run.checkpoints.save(10, weights("hello"), keep=2)
         damage(newer)
         warnings = []
-        assert run.latest_checkpoint(warnings.append) == older
+        assert run.checkpoints.latest(warnings.append) == older
         assert warnings == [f"checkpoint {newer} is damaged ({fault}); trying the one before it"]
         with pytest.raises(CheckpointError) as error:
-            run.checkpoint(10)
+            run.checkpoints.find(10)
         assert str(error.value) == f"checkpoint {newer} is damaged ({fault})"
 
     def test_no_bit_of_its_manifest_can_change_unseen(self, run):
-        older = run.save_checkpoint(5, weights("hello"), keep=2)
-        newer = run.save_checkpoint(10, weights("hello"), keep=2, accuracy=0.25)
+        older = run.checkpoints.save(5, weights("hello"), keep=2)
+        newer = run.checkpoints.save(10, weights("hello"), keep=2, accuracy=0.25)
         manifest = newer / "manifest.json"
         content = manifest.read_bytes()
         accepted = []
@@ -217,66 +221,68 @@ class TestCheckpoints:
             changed = bytearray(content)
             changed[bit // 8] ^= 1 << bit % 8
             manifest.write_bytes(changed)
-            if run.latest_checkpoint(lambda text: None) != older:
+            if run.checkpoints.latest(lambda text: None) != older:
                 accepted.append((bit, bytes(changed)))
         assert accepted == []
         manifest.write_bytes(content)
-        assert run.latest_checkpoint(no_warning) == newer
+        assert run.checkpoints.latest(no_warning) == newer
 
     def test_a_manifest_that_lists_nothing_is_damaged_even_if_its_checksum_holds(self, run):
-        older = run.save_checkpoint(5, weights("hello"), keep=2)
-        newer = run.save_checkpoint(10, lambda directory: None, keep=2)
+        older = run.checkpoints.save(5, weights("hello"), keep=2)
+        newer = run.checkpoints.save(10, lambda directory: None, keep=2)
         warnings = []
-        assert run.latest_checkpoint(warnings.append) == older
+        assert run.checkpoints.latest(warnings.append) == older
         assert warnings == [f"checkpoint {newer} is damaged (manifest.json lists no files); trying the one before it"]
 
     def test_if_all_are_damaged_the_run_does_not_silently_start_again(self, run):
-        (run.save_checkpoint(5, weights("hello"), keep=2) / "state.json").unlink()
+        (run.checkpoints.save(5, weights("hello"), keep=2) / "state.json").unlink()
         with pytest.raises(CheckpointError) as error:
-            run.latest_checkpoint(lambda text: None)
-        assert str(error.value) == (f"every checkpoint in {run.checkpoints} is damaged; start again in a new --run-dir")
+            run.checkpoints.latest(lambda text: None)
+        assert str(error.value) == (
+            f"every checkpoint in {run.checkpoints.folder} is damaged; start again in a new --run-dir"
+        )
 
     def test_a_checkpoint_that_is_not_there_is_answered_with_those_that_are(self, run):
         for step in (5, 10):
-            run.save_checkpoint(step, weights(""), keep=2)
-        assert run.checkpoint(5) == run.checkpoints / "step_000005"
+            run.checkpoints.save(step, weights(""), keep=2)
+        assert run.checkpoints.find(5) == run.checkpoints.folder / "step_000005"
         with pytest.raises(CheckpointError) as error:
-            run.checkpoint(7)
+            run.checkpoints.find(7)
         assert str(error.value) == f"{run.path} has no checkpoint of step 7; there are: 5, 10"
 
     def test_a_users_own_copy_is_neither_read_nor_removed(self, run):
-        (run.checkpoints / "step_000099_backup").mkdir(parents=True)
-        path = run.save_checkpoint(5, weights(""), keep=1)
-        run.cut_after(5)
-        assert run.latest_checkpoint(no_warning) == path
-        assert (run.checkpoints / "step_000099_backup").is_dir()
+        (run.checkpoints.folder / "step_000099_backup").mkdir(parents=True)
+        path = run.checkpoints.save(5, weights(""), keep=1)
+        run.truncate_after(5)
+        assert run.checkpoints.latest(no_warning) == path
+        assert (run.checkpoints.folder / "step_000099_backup").is_dir()
 
 
 class TestResume:
     def test_everything_after_the_step_is_cut_and_nothing_before_it(self, run):
         for step in (5, 10):
-            run.save_checkpoint(step, weights(""), keep=2)
+            run.checkpoints.save(step, weights(""), keep=2)
         run.metrics.write_text('{"step": 0}\n{"step": 5}\n{"step": 6}\n{"step": 10}\n{"st')
         for step in (0, 5, 6, 10):
             atomic_write_text(run.rollouts(step), "table")
             atomic_write_json(run.eval(step), {"step": step})
         run.summary.write_text("{}")
-        run.cut_after(5)
+        run.truncate_after(5)
         assert run.metrics.read_text() == '{"step": 0}\n{"step": 5}\n'
         assert sorted(step_of(path) for path in (run.path / "rollouts").iterdir()) == [0, 5]
         assert sorted(step_of(path) for path in (run.path / "eval").iterdir()) == [0, 5]
-        assert [path.name for path in run.checkpoints.iterdir()] == ["step_000005"]
+        assert [path.name for path in run.checkpoints.folder.iterdir()] == ["step_000005"]
         assert not run.summary.exists()
 
     def test_a_damaged_later_checkpoint_does_not_push_out_new_ones(self, run):
-        run.save_checkpoint(5, weights("hello"), keep=1)
-        (run.checkpoints / "step_000010").mkdir()
-        run.cut_after(5)
-        path = run.save_checkpoint(8, weights("hello"), keep=1)
-        assert run.latest_checkpoint(no_warning) == path
+        run.checkpoints.save(5, weights("hello"), keep=1)
+        (run.checkpoints.folder / "step_000010").mkdir()
+        run.truncate_after(5)
+        path = run.checkpoints.save(8, weights("hello"), keep=1)
+        assert run.checkpoints.latest(no_warning) == path
 
     def test_cutting_a_run_that_wrote_nothing_is_fine(self, run):
-        run.cut_after(-1)
+        run.truncate_after(-1)
         assert sorted(path.name for path in run.path.iterdir()) == ["config.yaml", "lock", "manifest.json"]
 
 
@@ -386,24 +392,24 @@ def test_a_damaged_evaluation_is_named_and_left_out(run, content):
     atomic_write_json(run.eval(0), good)
     atomic_write_text(run.eval(5), content)
     warnings = []
-    assert run.first_and_last_evaluation(warnings.append) == [good]
+    assert first_and_last_evaluation(run, warnings.append) == [good]
     assert len(warnings) == 1
     assert str(run.eval(5)) in warnings[0]
     assert "left out" in warnings[0]
 
 
 def test_only_the_first_and_the_last_readable_evaluation_are_read(run):
-    assert run.first_and_last_evaluation(pytest.fail) == []
+    assert first_and_last_evaluation(run, pytest.fail) == []
     for step in (0, 5, 10, 15, 20, 25):
         atomic_write_json(run.eval(step), SUMMARY | {"step": step, "table": [ROW]})
     for step in (0, 10, 25):  # a damaged one in between is not looked at
         atomic_write_text(run.eval(step), "{")
     warnings = []
-    assert [found["step"] for found in run.first_and_last_evaluation(warnings.append)] == [5, 20]
+    assert [found["step"] for found in first_and_last_evaluation(run, warnings.append)] == [5, 20]
     assert [Path(text.split()[0]).name for text in warnings] == ["step_000000.json", "step_000025.json"]
     run.eval(20).unlink()
     run.eval(15).unlink()
-    assert [found["step"] for found in run.first_and_last_evaluation(warnings.append)] == [5]
+    assert [found["step"] for found in first_and_last_evaluation(run, warnings.append)] == [5]
 
 
 class TestAtomicFiles:
@@ -415,7 +421,7 @@ class TestAtomicFiles:
 SHOW_COMMIT = """
 import json
 from datetime import UTC, datetime
-from dapo.runs.directory import make_manifest
+from dapo.runs.manifest import make_manifest
 print(json.dumps(make_manifest([], seed=0, started=datetime.now(UTC))["git_commit"]))
 """
 
@@ -431,12 +437,12 @@ SAVE_FOR_EVER = """
 import sys, time
 from dapo.runs.directory import RunDirectory
 run = RunDirectory.open(sys.argv[1])
-run.save_checkpoint(5, lambda directory: (directory / "weights").write_text("five"), keep=1)
+run.checkpoints.save(5, lambda directory: (directory / "weights").write_text("five"), keep=1)
 def write(directory):
     (directory / "weights").write_text("te")
     print("ready", flush=True)
     time.sleep(600)
-run.save_checkpoint(10, write, keep=1)
+run.checkpoints.save(10, write, keep=1)
 """
 
 

@@ -84,7 +84,7 @@ def test_disk_use_is_the_sum_of_the_files_and_of_their_folders(directory: RunDir
     own = sum(path.stat().st_size for path in directory.path.iterdir() if path.is_file())
     expected = {"total": own + 1350, "checkpoints": 1000, "rollouts": 300, "eval": 0, "logs": 0}
     assert status.disk_bytes == expected
-    assert status.checkpoint == {"step": 2, "path": str(directory.checkpoints / "step_000002")}
+    assert status.checkpoint == {"step": 2, "path": str(directory.checkpoints.folder / "step_000002")}
 
 
 def test_a_run_without_a_step_and_with_options_of_another_version_has_a_status(directory: RunDirectory):

@@ -29,9 +29,9 @@ from dapo.runs.console import (
 )
 from dapo.runs.curves import plot_curves, reliability
 from dapo.runs.metric_table import metric_of
-from dapo.runs.records import read_metrics, truncate_after
+from dapo.runs.metrics_file import JsonlSink, read_metrics, truncate_after
 from dapo.runs.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
-from dapo.runs.sinks import JsonlSink, TensorBoardSink, TrackioSink, WandbSink
+from dapo.runs.sinks import TensorBoardSink, TrackioSink, WandbSink
 
 STEP = {
     "reward/mean": -0.632,

@@ -18,7 +18,7 @@ from dapo.cli.train import resume_run, start_run
 from dapo.config import Config
 from dapo.core.errors import CheckpointError, DapoError, NumericsError, RewardError
 from dapo.runs.directory import RunDirectory
-from dapo.runs.sinks import JsonlSink
+from dapo.runs.metrics_file import JsonlSink
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.signals import Interrupted, StopRequest
 from dapo.training.state import TrainState
@@ -396,7 +396,7 @@ class TestMessagesOnResuming:
 
     def test_another_version_of_a_package_is_named(self, run: Path, capsys: pytest.CaptureFixture[str]):
         directory = RunDirectory(run)
-        (checkpoint,) = directory.checkpoints.iterdir()
+        (checkpoint,) = directory.checkpoints.folder.iterdir()
         before = json.loads((checkpoint / "made_with.json").read_text())
 
         def write(folder: Path) -> None:
@@ -406,7 +406,7 @@ class TestMessagesOnResuming:
                 json.dumps(before | {"versions": {**before["versions"], "torch": "1.0"}})
             )
 
-        directory.save_checkpoint(2, write, keep=1)
+        directory.checkpoints.save(2, write, keep=1)
         resume_run(run, ["train.num_steps=3"])
         now = before["versions"]["torch"]
         message = f"warning: torch was 1.0 up to step 2 and is {now} now; from here on results may differ by rounding"

@@ -20,7 +20,7 @@ from dapo.core.terminal import UNSAFE
 from dapo.policy.model import export_model, load_model
 from dapo.rewards import get_verifier
 from dapo.runs.directory import RunDirectory
-from dapo.runs.sinks import JsonlSink
+from dapo.runs.metrics_file import JsonlSink
 from dapo.types import Problem
 from helpers.hostile_functions import ATTACK
 from helpers.paths import CONFIGS
@@ -204,7 +204,7 @@ def test_no_verifier_opens_a_file_that_a_reference_or_a_response_names(trap: Pat
 def strangers_run(tmp_path: Path) -> RunDirectory:
     """A run directory with a checkpoint, into which links will be put."""
     run = RunDirectory.create(tmp_path / "run", "seed: 0\n", {})
-    run.save_checkpoint(4, lambda folder: (folder / "w").write_text("weights"), keep=1)
+    run.checkpoints.save(4, lambda folder: (folder / "w").write_text("weights"), keep=1)
     run.metrics.write_text('{"step": 4, "x": "$(touch ran)"}\n')
     return run
 
@@ -236,14 +236,14 @@ def test_neither_the_lock_nor_the_metrics_are_written_through_a_link(tmp_path: P
         pass
     with pytest.raises(OSError, match="it is a link"):
         JsonlSink(strangers_run.metrics)
-    strangers_run.cut_after(4)
+    strangers_run.truncate_after(4)
     assert victim.read_text() == "mine"
 
 
 def test_leftovers_that_are_links_or_files_are_removed_and_their_targets_stay(
     tmp_path: Path, strangers_run: RunDirectory
 ):
-    checkpoints, victims = strangers_run.checkpoints, [tmp_path / "folder", tmp_path / "file"]
+    checkpoints, victims = strangers_run.checkpoints.folder, [tmp_path / "folder", tmp_path / "file"]
     victims[0].mkdir()
     victims[1].write_text("mine")
     for number, victim in enumerate(victims):
@@ -254,9 +254,9 @@ def test_leftovers_that_are_links_or_files_are_removed_and_their_targets_stay(
     (strangers_run.path / ".metrics.jsonl.tmp").symlink_to(victims[1])
     (strangers_run.path / ".summary.json.0a1b2c3d.tmp").write_text("half")
     run = strangers_run
-    run.clear_leftovers()
-    run.cut_after(4)
-    run.save_checkpoint(8, lambda folder: (folder / "w").write_text("weights"), keep=2)
+    run.checkpoints.clear_leftovers()
+    run.truncate_after(4)
+    run.checkpoints.save(8, lambda folder: (folder / "w").write_text("weights"), keep=2)
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_000004", "step_000008"]
     assert sorted(path.name for path in run.path.iterdir() if path.name.startswith(".")) == []
     assert victims[0].is_dir()

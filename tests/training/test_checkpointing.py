@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def save(run: RunDirectory, step: int, write: Callable[[Path], object]) -> Callable[[], Path]:
-    return lambda: run.save_checkpoint(step, write, 2)  # type: ignore[arg-type]
+    return lambda: run.checkpoints.save(step, write, 2)  # type: ignore[arg-type]
 
 
 def test_the_caller_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for_it(run: RunDirectory):
@@ -35,10 +35,10 @@ def test_the_caller_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for
     writer, may_end = CheckpointWriter(run, log=messages.append), threading.Event()
     writer.start(1, save(run, 1, lambda d: (may_end.wait(10), (d / "w").write_text("1"))))
     writer.settle()
-    assert run.newest_step() is None
+    assert run.checkpoints.newest_step() is None
     may_end.set()
     writer.start(2, save(run, 2, lambda d: (d / "w").write_text("2")))
-    assert run.newest_step() in (1, 2)
+    assert run.checkpoints.newest_step() in (1, 2)
     writer.settle(wait=True)
     assert saved_steps(run.path) == ["step_000001", "step_000002"]
     assert messages == []
@@ -54,7 +54,7 @@ def test_failures_are_logged_counted_tolerated_and_in_the_end_fatal(run: RunDire
     writer.start(1, save(run, 1, full))
     writer.settle(wait=True)
     assert writer.has_failed
-    where = run.checkpoints / ".step_000001.tmp"
+    where = run.checkpoints.folder / ".step_000001.tmp"
     reason = f"could not be written (No space left on device: {where})"
     assert messages == [
         f"the checkpoint of step 1 {reason}; there is none before it; training goes on, attempt 2 of 5 follows"
@@ -87,7 +87,7 @@ def test_a_run_that_has_lost_its_trainer_waits_for_the_checkpoint_at_work(run: R
     release.start()
     save_after_failure(training_run, TrainerLost("gone"))
     release.join()
-    assert [path.name for path in run.checkpoints.iterdir()] == ["step_000002"]
+    assert [path.name for path in run.checkpoints.folder.iterdir()] == ["step_000002"]
     assert messages == [f"saved: step 2 of 5; continue with: dapo resume {run.path}"]
 
 
@@ -100,9 +100,9 @@ def test_what_is_no_fault_of_the_disk_is_raised_as_it_is(run: RunDirectory):
 
 def test_the_best_checkpoint_outlives_the_newest(run: RunDirectory):
     for step, accuracy in enumerate([0.5, 0.75, None, 0.75, 0.25, 0.5, None], start=1):
-        run.save_checkpoint(step, lambda d: (d / "w").touch(), 2, accuracy=accuracy)
+        run.checkpoints.save(step, lambda d: (d / "w").touch(), 2, accuracy=accuracy)
     assert saved_steps(run.path) == ["step_000004", "step_000006", "step_000007"]
-    run.save_checkpoint(8, lambda d: (d / "w").touch(), 2)
+    run.checkpoints.save(8, lambda d: (d / "w").touch(), 2)
     assert saved_steps(run.path) == ["step_000004", "step_000007", "step_000008"]
 
 

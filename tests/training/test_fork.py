@@ -12,7 +12,7 @@ from dapo.cli.train import resume_run, start_run
 from dapo.config import load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.directory import RunDirectory
-from dapo.runs.fork_record import Fork
+from dapo.runs.manifest import Fork
 from dapo.runs.status import run_status
 from dapo.training.fork import create_fork, plan_fork
 from helpers.async_runs import async_config, run_or_resume

@@ -29,13 +29,14 @@ from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.runs.metrics import staleness_metrics
-from dapo.runs.sinks import JsonlSink, Tracker
+from dapo.runs.metrics_file import JsonlSink
+from dapo.runs.sinks import Tracker
 from dapo.training import one_step_off
 from dapo.training.checkpointing import restore
 from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler
 from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
 from dapo.training.rollout import Batch, Sampling, SamplingStart, sampling_plan
+from dapo.training.rollout_metrics import staleness_metrics
 from dapo.training.selection import Prediction
 from dapo.training.signals import Interrupted
 from dapo.training.state import Run, TrainablePolicy
@@ -158,7 +159,7 @@ def scripted_run(
     """A run to its end, or on from where it stands."""
     config = async_config(*SCRIPTED, *overrides)
     run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
-    checkpoint = run.latest_checkpoint(warn=print)
+    checkpoint = run.checkpoints.latest(warn=print)
     training_run = Run(
         config=config,
         sampling=Sampling(

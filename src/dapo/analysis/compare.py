@@ -12,10 +12,11 @@ from typing import Any
 from dapo.config.differences import option_differences
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import Paired, mean_over_steps, paired, paired_problems, require_pairable
-from dapo.runs.directory import RunDirectory, read_evaluation
-from dapo.runs.fork_record import Fork
-from dapo.runs.records import metrics_by_step
-from dapo.runs.rollouts import CURVES, problem_means
+from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import first_and_last_evaluation, read_evaluation
+from dapo.runs.manifest import Fork
+from dapo.runs.metrics_file import metrics_by_step
+from dapo.runs.rollout_table import CURVES, problem_means
 from dapo.runs.stored_config import load_run_config
 
 CURVE_METRICS = {
@@ -156,7 +157,7 @@ def as_json(found: Paired) -> dict[str, Any]:
 
 def final_evaluation(run: RunDirectory) -> tuple[int, dict[str, Any]] | None:
     """The last readable evaluation of a run, and the step before it; None without one."""
-    found = run.first_and_last_evaluation(lambda text: None)
+    found = first_and_last_evaluation(run, lambda text: None)
     return (found[-1]["step"], found[-1]) if found else None
 
 

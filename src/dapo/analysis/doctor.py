@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.config import Config
 from dapo.core.text import one_line, shorten
-from dapo.runs.rollouts import iterate_rows
+from dapo.runs.rollout_table import iterate_rows
 from dapo.training.rules.all_rules import RULES, holding
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import WINDOW, History

@@ -61,7 +61,7 @@ class GradientComparison:
             return
         self._log(f"gradients of step {step} at the checkpoint of step {checkpoint}")
         if checkpoint != self._loaded_step:
-            self._policy.load(self._directory.checkpoint(checkpoint))
+            self._policy.load(self._directory.checkpoints.find(checkpoint))
             self._loaded_step = checkpoint
         old = [self._with_prompt(each, each.stored.group) for each in groups if each.stored.outcome == "trained"]
         new = [self._with_prompt(each, each.group) for each in groups if each.outcome == "trained"]

@@ -24,7 +24,7 @@ from dapo.evaluation.intervals import Interval, mean_interval
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
-from dapo.runs.records import read_metrics
+from dapo.runs.metrics_file import read_metrics
 from dapo.training.assemble.build import build_engine, build_sampling, open_launcher, open_policy, value_function_of
 from dapo.training.assemble.inputs import Inputs
 from dapo.training.problem_stats import ProblemStats

@@ -22,10 +22,10 @@ from dapo.core.errors import CheckpointError, DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
-from dapo.runs.metrics import mean_of_updates
-from dapo.runs.records import metrics_by_step
+from dapo.runs.metrics_file import metrics_by_step
 from dapo.training.assemble.inputs import read_model
 from dapo.training.assemble.resolve import device_of
+from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Sample
 
@@ -104,7 +104,7 @@ class Replay:
         self._problems = RunProblems(config)
         self._policy = Policy(config, loaded)
         if plan.start:
-            self._policy.load(directory.checkpoint(plan.start))
+            self._policy.load(directory.checkpoints.find(plan.start))
         self._logged = metrics_by_step(directory.metrics)
         self._compared: list[tuple[float, float]] = []
 

@@ -14,7 +14,7 @@ from dapo.analysis.compare import as_json, final_evaluation
 from dapo.evaluation.intervals import mean_interval
 from dapo.evaluation.pairing import paired
 from dapo.runs.directory import RunDirectory
-from dapo.runs.fork_record import Fork
+from dapo.runs.manifest import Fork
 
 
 @dataclass(frozen=True)

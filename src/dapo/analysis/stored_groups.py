@@ -16,9 +16,9 @@ from dapo.core.errors import DataError
 from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.model import load_local_tokenizer
-from dapo.runs.directory import RunDirectory, numbered, step_of
-from dapo.runs.rollout_table import rows_of, short_fields
-from dapo.runs.rollouts import read_rollouts
+from dapo.runs.checkpoints import numbered, step_of
+from dapo.runs.directory import RunDirectory
+from dapo.runs.rollout_table import read_rollouts, rows_of, short_fields
 from dapo.training.dynamic_sampling import Outcome
 from dapo.training.rows import NO_COLUMNS, load_rows
 from dapo.types import Generation, Group, Problem, Verdict
@@ -58,7 +58,7 @@ def stored_steps(directory: RunDirectory) -> list[int]:
 
 def saved_steps(directory: RunDirectory) -> list[int]:
     """The steps of all checkpoints, whole or not, ascending."""
-    return [step_of(path) for path in numbered(directory.checkpoints)]
+    return [step_of(path) for path in numbered(directory.checkpoints.folder)]
 
 
 def read_groups(

@@ -27,8 +27,8 @@ from dapo.rewards.judge import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
-from dapo.runs.records import read_metrics
-from dapo.runs.stored_config import naming_start_folder
+from dapo.runs.metrics_file import read_metrics
+from dapo.runs.stored_config import with_start_folder
 from dapo.training.assemble.build import dynamic_sampler
 from dapo.training.dynamic_sampling import DynamicSampler, Outcome
 from dapo.training.rows import NO_COLUMNS
@@ -103,7 +103,7 @@ def what_if(
     comparison = GradientComparison(directory, old, new, chosen, log=log) if gradient else None
     changes = Changes()
     with ExitStack() as stack:
-        stack.enter_context(naming_start_folder(directory))
+        stack.enter_context(with_start_folder(directory))
         pool = stack.enter_context(VerifierPool(new.reward, output=VerifierOutput())) if judges else None
         needed = NO_COLUMNS if pool is None else pool.needed_columns
         judging = _Judging(pool, RunProblems(new, needed) if judges or filters else None, local_encoder(new))

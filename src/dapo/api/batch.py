@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dapo.core.errors import DataError
 from dapo.core.loading import Failure, try_call
 from dapo.core.text import one_line, shorten
-from dapo.runs.metrics import reflection_metrics
 from dapo.training.rollout import Batch
+from dapo.training.rollout_metrics import reflection_metrics
 from dapo.training.step_metrics import batch_metrics, rollout_rows
 from dapo.types import Group, Sample
 

@@ -76,7 +76,7 @@ class Run:
         """The metrics by step; an evaluation before the first step is row 0. docs/metrics.md explains the columns."""
         import pandas as pd
 
-        from dapo.runs.records import metrics_by_step
+        from dapo.runs.metrics_file import metrics_by_step
 
         rows = metrics_by_step(self._directory.metrics)
         return pd.DataFrame(list(rows.values()), columns=None if rows else ["step"]).set_index("step")
@@ -89,7 +89,7 @@ class Run:
         """
         import pandas as pd
 
-        from dapo.runs.rollouts import read_rollouts
+        from dapo.runs.rollout_table import read_rollouts
 
         paths = list(self._directory.rollout_tables().values())
         return read_rollouts(paths).to_pandas() if paths else pd.DataFrame()
@@ -109,7 +109,7 @@ class Run:
         """
         import pandas as pd
 
-        from dapo.runs.rollouts import all_columns, read_rollouts
+        from dapo.runs.rollout_table import all_columns, read_rollouts
 
         tables = self._directory.rollout_tables()
         if missing := [step for step in steps or () if step not in tables]:
@@ -122,7 +122,7 @@ class Run:
         """Each problem that was sampled, with its visits, right answers and last step, as of the newest checkpoint."""
         import pandas as pd
 
-        from dapo.runs.rollouts import read_rollouts
+        from dapo.runs.rollout_table import read_rollouts
 
         path = self._directory.problem_stats
         return read_rollouts([path]).to_pandas() if path.exists() else pd.DataFrame()

@@ -28,12 +28,12 @@ from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
 from dapo.rewards.judge import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.runs.metrics import mean_of_updates
 from dapo.runs.progress import progress
 from dapo.training.assemble.build import build_engine, build_sampling, open_policy, value_function_of
 from dapo.training.assemble.inputs import max_positions, read_model_and_encoder, require_context
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_kernels
 from dapo.training.rollout import Sampling, collect
+from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.rows import load_rows
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.signals import Interrupted, signals_as_requests

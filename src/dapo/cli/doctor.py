@@ -8,7 +8,7 @@ from dapo.analysis.doctor import Case, Diagnosis, diagnose
 from dapo.config import load_config
 from dapo.core.terminal import print_text
 from dapo.runs.directory import RunDirectory
-from dapo.runs.records import read_metrics
+from dapo.runs.metrics_file import read_metrics
 from dapo.training.rules.all_rules import RULES
 
 _WIDTH, _LABEL = 110, 10

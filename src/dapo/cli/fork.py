@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 from dapo.runs.directory import RunDirectory, require_new_run
-from dapo.runs.fork_record import Fork
+from dapo.runs.manifest import Fork
 from dapo.runs.stored_config import load_run_config
 from dapo.training.fork import ForkPlan, create_fork, default_fork_path, plan_fork
 from dapo.training.start import open_judge

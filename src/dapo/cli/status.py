@@ -6,7 +6,7 @@ from rich.table import Column, Table
 
 from dapo.core.terminal import printable
 from dapo.runs.console import SafeConsole, duration, evaluation_line, metric_columns, training_seconds
-from dapo.runs.fork_record import Fork
+from dapo.runs.manifest import Fork
 from dapo.runs.status import RunStatus
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")

@@ -23,6 +23,7 @@ from dapo.core.terminal import print_text, warn
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import RunDirectory, default_run_path
+from dapo.runs.evaluations import first_and_last_evaluation
 
 SHOWN_SAMPLES = 3  # responses that the final report shows from before and after training
 
@@ -68,8 +69,8 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
 
 def report(config: Config, directory: RunDirectory) -> None:
     """The end of a run, for a person: before and after, responses, curves, where everything lies."""
-    evaluations = directory.first_and_last_evaluation(warn)
-    newest = directory.latest_checkpoint(warn=warn)
+    evaluations = first_and_last_evaluation(directory, warn)
+    newest = directory.checkpoints.latest(warn=warn)
     # without held-out problems of its own a run has nothing to be evaluated on; one that has them may get more samples
     asked = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
     final_report(

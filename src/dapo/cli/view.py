@@ -9,7 +9,7 @@ from dapo.analysis.view.report import write_report
 from dapo.analysis.view.server import serve
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
-from dapo.runs.run_files import RunFiles, find_runs
+from dapo.runs.run_reader import RunReader, find_runs
 
 
 def view_runs(paths: Sequence[Path], *, port: int | None, open_browser: bool, as_json: bool) -> None:
@@ -40,7 +40,7 @@ def view_runs(paths: Sequence[Path], *, port: int | None, open_browser: bool, as
 
 def report_run(path: Path, output: Path | None, *, as_json: bool) -> None:
     """Write the report of a run, to `NAME.html` in the current folder if no other file is named."""
-    files = RunFiles(path.resolve().name, path)
+    files = RunReader(path.resolve().name, path)
     target = output or Path(f"{files.name}.html")
     if target.suffix.lower() != ".html":
         raise ConfigError(f"--output {target} must end in .html")

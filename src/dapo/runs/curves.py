@@ -9,7 +9,7 @@ from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 from dapo.core.terminal import printable
 from dapo.runs.metric_table import OUTCOMES, metric_of
-from dapo.runs.records import read_metrics
+from dapo.runs.metrics_file import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from dapo.config import Config
 from dapo.config.differences import flat_options
 from dapo.core.files import read_json
 from dapo.core.processor import cpu_model
-from dapo.runs.directory import package_versions
+from dapo.runs.manifest import package_versions
 from dapo.types import Problem
 
 MADE_WITH_FILE = "made_with.json"

@@ -20,8 +20,8 @@ import duckdb
 import pyarrow as pa
 
 from dapo.core.files import cache_folder
-from dapo.runs.directory import step_of
-from dapo.runs.rollouts import read_rows
+from dapo.runs.checkpoints import step_of
+from dapo.runs.rollout_table import read_rows
 
 KEPT_FROM_STEPS = 100
 """From so many steps on the index is kept in the cache folder; the index of fewer is made in well under a second."""

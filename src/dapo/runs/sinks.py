@@ -1,15 +1,13 @@
-"""Writers of metrics: `metrics.jsonl`, which every run has, and experiment trackers, which are optional packages."""
+"""Sinks of metrics: experiment trackers, which are optional packages, and the `Tracker` that feeds all sinks."""
 
 import importlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from dapo.core.errors import ConfigError
-from dapo.core.files import atomic_write_text, open_no_link
+from dapo.core.files import atomic_write_text
 from dapo.core.secrets import mask_options
-from dapo.core.terminal import to_json
 
 Metrics: TypeAlias = Mapping[str, float | int]
 
@@ -21,30 +19,6 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Write what is pending. Nothing may be logged afterwards."""
-
-
-class JsonlSink:
-    """Appends one line `{"step": 12, "reward/mean": 0.5, ...}` per call, readable as soon as it is logged.
-
-    Keys keep their order. Infinity and NaN, which JSON lacks, are written as null.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self._file = open_no_link(path, "ab", buffering=0)
-
-    def log(self, step: int, metrics: Metrics) -> None:
-        """Append one line, completely or not at all. Raises OSError, for example if the disk is full."""
-        line = (to_json({"step": step, **metrics}) + "\n").encode()
-        before = os.fstat(self._file.fileno()).st_size
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-        except OSError as error:
-            self._file.truncate(before)
-            raise OSError(error.errno, error.strerror, self._file.name) from error
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class TensorBoardSink:

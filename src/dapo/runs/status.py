@@ -14,8 +14,8 @@ from dapo.core.errors import ConfigError
 from dapo.core.files import read_json
 from dapo.runs.console import STEPS_FOR_ETA, seconds_left, steps_left, training_seconds
 from dapo.runs.directory import RunDirectory
-from dapo.runs.fork_record import Fork
-from dapo.runs.records import read_metrics
+from dapo.runs.manifest import Fork
+from dapo.runs.metrics_file import read_metrics
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
 """`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`: an error has."""
@@ -110,7 +110,7 @@ def run_status(path: str | Path) -> RunStatus:
     records = read_metrics(run.metrics) if run.metrics.exists() else []
     progress = run_progress(run, records)
     steps = _training_steps(records)
-    newest = run.newest_step()
+    newest = run.checkpoints.newest_step()
     is_live = progress.state == "running"
     return RunStatus(
         run=str(path),
@@ -118,7 +118,7 @@ def run_status(path: str | Path) -> RunStatus:
         seconds_since_step=max(0.0, time.time() - run.metrics.stat().st_mtime) if is_live and steps else None,
         metrics={k: v for k, v in steps[-1].items() if _is_of_training(k)} if steps else {},
         evaluations=_newest_evaluations(records),
-        checkpoint=None if newest is None else {"step": newest, "path": str(run.checkpoints / f"step_{newest:06d}")},
+        checkpoint=None if newest is None else {"step": newest, "path": str(run.checkpoints.path(newest))},
         disk_bytes=_disk_bytes(run.path),
         fork=None if (fork := Fork.of(run)) is None else asdict(fork),
         summary=None if is_live else _read_summary(run),

@@ -5,12 +5,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, DataError, RewardError
-from dapo.core.files import read_json
 from dapo.runs.directory import RunDirectory
+from dapo.runs.manifest import manifest_entry
 
 CODE_FOLDER = "code"
 """Of a run directory: modules that were written for the run when it was started from Python."""
@@ -25,7 +24,7 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
     What is not there is looked for in the current folder, as are the paths of `overrides`. Files and modules that are
     in the run directory are found wherever that is now. Raises ConfigError.
     """
-    own, made_in = load_config(run.config), _manifest_entry(run, "run_dir")
+    own, made_in = load_config(run.config), manifest_entry(run, "run_dir")
     started_in = _started_in(run)
     folder = started_in if started_in is not None and started_in.is_dir() else None
     extend_import_path(run)
@@ -47,7 +46,7 @@ def extend_import_path(run: RunDirectory) -> None:
 
     These are modules in the run directory, in the folder that it was started in, and where else its functions are.
     """
-    more = _manifest_entry(run, "module_folders")
+    more = manifest_entry(run, "module_folders")
     folders = [run.path / CODE_FOLDER, *(map(Path, more) if isinstance(more, list) else []), _started_in(run)]
     for folder in folders:
         if folder is not None and folder.is_dir() and str(folder.absolute()) not in sys.path:
@@ -55,7 +54,7 @@ def extend_import_path(run: RunDirectory) -> None:
 
 
 @contextmanager
-def naming_start_folder(run: RunDirectory) -> Iterator[None]:
+def with_start_folder(run: RunDirectory) -> Iterator[None]:
     """Add to an error of data, rewards or options in the block where the run was started, if that is elsewhere."""
     try:
         yield
@@ -69,12 +68,5 @@ def naming_start_folder(run: RunDirectory) -> Iterator[None]:
 
 def _started_in(run: RunDirectory) -> Path | None:
     """The folder that a run was started in; None where its manifest does not say."""
-    folder = _manifest_entry(run, "folder")
+    folder = manifest_entry(run, "folder")
     return Path(folder) if isinstance(folder, str) else None
-
-
-def _manifest_entry(run: RunDirectory, name: str) -> Any:
-    try:
-        return read_json(run.manifest)[name]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -86,7 +86,7 @@ class CheckpointWriter:
         self._log(f"{reason}; training goes on, attempt {self._failures + 1} of {MAX_FAILED_SAVES} follows")
 
     def _failure(self, step: int, error: OSError) -> str:
-        newest = self._run.newest_step()
+        newest = self._run.checkpoints.newest_step()
         kept = f"the one of step {newest} is kept" if newest is not None else "there is none before it"
         return f"the checkpoint of step {step} could not be written ({describe(error)}); {kept}"
 

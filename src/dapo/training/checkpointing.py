@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.core.errors import CheckpointError, DapoError, NumericsError, OutOfMemory, ShortfallError, TrainerLost
 from dapo.core.files import atomic_write_json, read_json
-from dapo.runs.directory import PROBLEM_STATS_FILE
+from dapo.runs.checkpoints import PROBLEM_STATS_FILE
 from dapo.runs.provenance import MADE_WITH_FILE
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
@@ -63,7 +63,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
             write_prefetched_batch(folder, prefetched_batch)
 
     def save() -> Path:
-        path = directory.save_checkpoint(step, write, config.train.keep_checkpoints, accuracy=accuracy)
+        path = directory.checkpoints.save(step, write, config.train.keep_checkpoints, accuracy=accuracy)
         write_problem_stats(directory.problem_stats, problem_stats)
         return path
 
@@ -87,7 +87,7 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
     except (StorageError, NumericsError, TrainerLost) as another:
         if str(another) != str(error):
             log(str(another))
-    newest = run.directory.newest_step()
+    newest = run.directory.checkpoints.newest_step()
     saved = "nothing is saved yet" if newest is None else f"saved: step {newest} of {run.config.train.num_steps}"
     resume = f"dapo resume {shlex.quote(str(run.directory.path))}"
     if isinstance(error, ShortfallError | OutOfMemory):  # a step is a function of the options

@@ -13,7 +13,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from dapo.config.differences import option_differences
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, read_json, remove
 from dapo.core.rng import keyed_seed
-from dapo.runs.directory import RunDirectory, accuracy_of, make_manifest, numbered, require_new_run, step_of
-from dapo.runs.fork_record import MANIFEST_KEY, Fork
-from dapo.runs.records import truncate_after
+from dapo.runs.checkpoints import accuracy_of, numbered, step_of
+from dapo.runs.directory import RunDirectory, require_new_run
+from dapo.runs.manifest import Fork, make_manifest
+from dapo.runs.metrics_file import truncate_after
 from dapo.runs.stored_config import OWN_FOLDERS, extend_import_path
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
@@ -77,7 +78,7 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
         ConfigError: An option is wrong, or cannot change within a run.
         CheckpointError: The parent has no whole checkpoint of the step; those that it has are named.
     """
-    checkpoint = parent.checkpoint(step)
+    checkpoint = parent.checkpoints.find(step)
     extend_import_path(parent)
     before = load_config(parent.config)
     config = load_config(parent.config, [*overrides, *_found_here(load_config(parent.config, overrides), before)])
@@ -170,7 +171,7 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
     for name in OWN_FOLDERS:
         if (parent.path / name).is_dir():
             shutil.copytree(parent.path / name, fork.path / name)
-    fork.save_checkpoint(step, lambda folder: _fill_checkpoint(folder, plan), 1, accuracy=accuracy_of(plan.checkpoint))
+    fork.checkpoints.save(step, lambda folder: _fill_checkpoint(folder, plan), 1, accuracy=accuracy_of(plan.checkpoint))
     shutil.copyfile(plan.checkpoint / fork.problem_stats.name, fork.problem_stats)
     atomic_write_json(fork.manifest, _manifest(plan, command))
     atomic_write_text(fork.config, dump_config(plan.config))
@@ -225,12 +226,7 @@ def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    manifest = make_manifest(
-        command,
-        seed=plan.config.train.seed,
-        started=datetime.now(UTC),
-        gpus=gpus,
-    )
+    manifest = make_manifest(command, seed=plan.config.train.seed, started=datetime.now(UTC), gpus=gpus, fork=plan.fork)
     of_parent = read_json(plan.parent.manifest)
     found = {name: of_parent[name] for name in _LOCATIONS if name in of_parent}
-    return manifest | found | {MANIFEST_KEY: asdict(plan.fork)}
+    return manifest | found

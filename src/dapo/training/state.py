@@ -12,9 +12,7 @@ from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
-from dapo.runs.metrics import StepTimer
-from dapo.runs.profiler import profiled_step
-from dapo.runs.records import read_metrics
+from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Tracker
 from dapo.training.audit import Audit
 from dapo.training.checkpoint_writer import CheckpointWriter
@@ -24,6 +22,7 @@ from dapo.training.rollout import Batch, Sampling
 from dapo.training.rules.watch import Watch, warning
 from dapo.training.selection import make_selector
 from dapo.training.signals import StopRequest
+from dapo.training.step_timer import StepTimer, profiled_step
 from dapo.training.token_advantages import ValueFunction
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem, Sample

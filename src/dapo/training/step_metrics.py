@@ -14,13 +14,13 @@ from dapo.core.files import atomic_write_json
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation
 from dapo.rewards.judge import TimedJudge
-from dapo.runs.metrics import mean_of_updates, prediction_metrics, reflection_metrics, rollout_metrics
-from dapo.runs.responses import response_metrics
 from dapo.runs.rollout_table import short_fields, write_rollouts
 from dapo.training.advice import show_responses
 from dapo.training.audit import AuditedStep
+from dapo.training.degeneration import response_metrics
 from dapo.training.divergence import entropy_collapse_steps
 from dapo.training.rollout import Batch
+from dapo.training.rollout_metrics import mean_of_updates, prediction_metrics, reflection_metrics, rollout_metrics
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.state import Run
 from dapo.training.token_advantages import critic_metrics

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dapo.core.errors import DapoError
-from dapo.runs.run_files import RunFiles
+from dapo.runs.run_reader import RunReader
 
 MAX_KEPT = 16
 
@@ -29,7 +29,7 @@ class Explanations:
         self._jobs: dict[Key, _Job] = {}
         self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
 
-    def ask(self, files: RunFiles, step: int, group: int, *, replay: bool) -> dict[str, Any]:
+    def ask(self, files: RunReader, step: int, group: int, *, replay: bool) -> dict[str, Any]:
         """The state of an explanation, which the first call begins.
 
         Args:
@@ -60,7 +60,7 @@ class Explanations:
             return {"state": "working", "message": job.log[-1] if job.log else "waiting"}
         return {"state": "done", **job.value}
 
-    def _compute(self, job: _Job, files: RunFiles, step: int, group: int, replay: bool) -> None:
+    def _compute(self, job: _Job, files: RunReader, step: int, group: int, replay: bool) -> None:
         with self._one_at_a_time:  # each may load a model
             try:
                 job.log.append("reading the step")

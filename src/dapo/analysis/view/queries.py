@@ -12,7 +12,7 @@ from dapo.core.errors import DataError
 from dapo.evaluation.pairing import paired_evaluations
 from dapo.runs.metric_table import METRICS, OUTCOMES, PHASES
 from dapo.runs.rollout_index import SORTS, Filter, RolloutIndex
-from dapo.runs.run_files import RunFiles
+from dapo.runs.run_reader import RunReader
 
 VERDICTS = ("correct", "wrong", "score", "error")
 PROBLEM_KINDS = ("all", "never", "sometimes", "always", "undecided")
@@ -32,7 +32,7 @@ Parameters = Mapping[str, str]
 class ViewedRun:
     """One run with its index and its tokenizer."""
 
-    def __init__(self, files: RunFiles) -> None:
+    def __init__(self, files: RunReader) -> None:
         self.files = files
         self.name = files.name
 
@@ -55,7 +55,7 @@ class ViewedRun:
 class Runs:
     """The runs that a page shows, by name."""
 
-    def __init__(self, runs: Sequence[RunFiles]) -> None:
+    def __init__(self, runs: Sequence[RunReader]) -> None:
         self.runs = {run.name: ViewedRun(run) for run in runs}
         self.explanations = Explanations()
 

@@ -21,7 +21,7 @@ from dapo.core.terminal import printable, to_json
 from dapo.core.text import shorten
 from dapo.evaluation.pairing import paired_evaluations
 from dapo.runs.rollout_index import RolloutIndex
-from dapo.runs.run_files import RunFiles
+from dapo.runs.run_reader import RunReader
 
 MAX_GROUP_BYTES = 700_000
 MAX_EVALUATION_BYTES = 250_000
@@ -32,7 +32,7 @@ MAX_TEXT = 4_000
 EVALUATIONS_PAIRED = 4
 
 
-def write_report(files: RunFiles, output: Path) -> dict[str, Any]:
+def write_report(files: RunReader, output: Path) -> dict[str, Any]:
     """Write the report of a run; the run stays as it is.
 
     Returns:
@@ -140,7 +140,7 @@ def _without_long_texts(group: dict[str, Any]) -> dict[str, Any]:
     return group
 
 
-def _evaluations(files: RunFiles) -> dict[str, Any]:
+def _evaluations(files: RunReader) -> dict[str, Any]:
     """The summaries of all evaluations; tables and paired differences of some, the first and the last among them."""
     summaries = files.evaluations()
     readable = [each["step"] for each in summaries if "problem" not in each]

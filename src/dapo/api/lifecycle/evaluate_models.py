@@ -24,7 +24,8 @@ from dapo.evaluation.server import ServerSampler
 from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.runs.directory import RunDirectory, step_of
+from dapo.runs.checkpoints import step_of
+from dapo.runs.directory import RunDirectory
 from dapo.runs.progress import progress
 from dapo.runs.stored_config import load_run_config
 from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
@@ -123,7 +124,7 @@ def evaluation_config(
             raw["reward"] = {}  # another kind of problem needs another verifier
     if RunDirectory.is_run(model):
         run = RunDirectory.open(model)
-        checkpoint = run.latest_checkpoint(warn=warn)
+        checkpoint = run.checkpoints.latest(warn=warn)
         if checkpoint is None:
             raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to evaluate")
         own = load_run_config(run).model_dump(mode="json")

@@ -19,15 +19,17 @@ from dapo.policy.hf_io import require_new
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.curves import plot_curves
-from dapo.runs.directory import RunDirectory, make_manifest, step_of
-from dapo.runs.fork_record import Fork
+from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import first_and_last_evaluation
+from dapo.runs.manifest import Fork, make_manifest
+from dapo.runs.metrics_file import read_metrics
 from dapo.runs.progress import progress
 from dapo.runs.provenance import changes_since, made_with
-from dapo.runs.records import read_metrics
 from dapo.runs.sinks import Display
-from dapo.runs.stored_config import load_run_config, naming_start_folder
+from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training import one_step_off
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
@@ -144,11 +146,11 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
     with ExitStack() as stack:
         stack.enter_context(disk_errors_as_storage_error())
         stack.enter_context(directory.lock(config.train.num_steps))
-        checkpoint = directory.latest_checkpoint(warn=ignore_warning)
+        checkpoint = directory.checkpoints.latest(warn=ignore_warning)
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
             yield Finished(config, directory, step_of(checkpoint))
             return
-        with naming_start_folder(directory):
+        with with_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
         yield ReadyRun(config, inputs, judge, directory)
@@ -198,7 +200,7 @@ def run_training(ready: ReadyRun, frontend: Frontend, *, max_restarts: int = MAX
 def open_run(ready: ReadyRun, frontend: Frontend) -> Iterator[Run]:
     """A run at its newest checkpoint (or its beginning); signals ask it to stop; its summary is written at the end."""
     config, inputs, judge, directory = ready.config, ready.inputs, ready.judge, ready.directory
-    checkpoint = cut_after_checkpoint(config, directory, frontend.warn)
+    checkpoint = truncate_after_checkpoint(config, directory, frontend.warn)
     step = step_of(checkpoint) if checkpoint else 0
     display = frontend.open_display(config.train.num_steps, step + 1, config.train.token_budget)
     with ExitStack() as stack:
@@ -245,21 +247,21 @@ def summarised(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
         close_run(run, reason, wall_s=seconds_before + time.perf_counter() - started, warn=warn)
 
 
-def cut_after_checkpoint(config: Config, directory: RunDirectory, warn: Callable[[str], None]) -> Path | None:
+def truncate_after_checkpoint(config: Config, directory: RunDirectory, warn: Callable[[str], None]) -> Path | None:
     """The newest checkpoint, if there is one, with nothing in the run directory that is later."""
-    directory.clear_leftovers()
-    checkpoint = directory.latest_checkpoint(warn=warn)
+    directory.checkpoints.clear_leftovers()
+    checkpoint = directory.checkpoints.latest(warn=warn)
     if checkpoint is None:
-        directory.cut_after(-1)
+        directory.truncate_after(-1)
         return None
     step = step_of(checkpoint)
     logged = step if is_logged(checkpoint) else step - 1
     if missing := directory.missing_metrics(logged):
         lost = f"{len(missing)} of the steps 1 to {logged}, the first is {missing[0]}"
         warn(f"{directory.metrics} has no line for {lost}; they are not computed again")
-    directory.cut_after(step, is_logged=logged == step)
+    directory.truncate_after(step, is_logged=logged == step)
     # a kill may have come before the old ones were dropped
-    directory.drop_old_checkpoints(step, config.train.keep_checkpoints)
+    directory.checkpoints.drop_old(step, config.train.keep_checkpoints)
     return checkpoint
 
 
@@ -270,7 +272,7 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
     """
     evaluations: list[dict[str, Any]] = [
         {name: value for name, value in each.items() if name != "table"}
-        for each in run.directory.first_and_last_evaluation(warn=ignore_warning)  # the report says it
+        for each in first_and_last_evaluation(run.directory, warn=ignore_warning)  # the report says it
     ]
     try:
         run.keep_verifier_output()
@@ -327,7 +329,7 @@ def export_model_of(
     run = RunDirectory.open(path)
     require_new(out_dir)
     config = resolve_auto(load_run_config(run), training=False)
-    checkpoint = run.checkpoint(step) if step is not None else run.latest_checkpoint(warn=warn)
+    checkpoint = run.checkpoints.find(step) if step is not None else run.checkpoints.latest(warn=warn)
     if checkpoint is None:
         raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")
     loaded = read_model(config, "cpu")

@@ -11,7 +11,8 @@ from dapo.data.prompts import PromptEncoder
 from dapo.data.sources.rows import problem_id
 from dapo.evaluation.evaluate import EngineSampler, Response
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.runs.directory import RunDirectory, step_of
+from dapo.runs.checkpoints import step_of
+from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
 from dapo.training.assemble.inputs import read_model, stop_at_turn_end
 from dapo.training.assemble.resolve import resolve_auto
@@ -23,7 +24,7 @@ class OpenModel:
 
     def __init__(self, directory: RunDirectory) -> None:
         """Load it. Raises CheckpointError if the run has no checkpoint yet."""
-        checkpoint = directory.latest_checkpoint(warn=warn)
+        checkpoint = directory.checkpoints.latest(warn=warn)
         if checkpoint is None:
             raise CheckpointError(f"{directory.path} has no checkpoint yet: its model is the one that it began with")
         self.step = step_of(checkpoint)
@@ -38,7 +39,7 @@ class OpenModel:
 
     def is_outdated(self, directory: RunDirectory) -> bool:
         """Whether the run has gone on since."""
-        return directory.newest_step() != self.step
+        return directory.checkpoints.newest_step() != self.step
 
     def plan(self, *, samples: int, temperature: float, max_new_tokens: int | None, seed: int) -> EvaluationPlan:
         """How answers are sampled."""

@@ -12,7 +12,7 @@ from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
 from dapo.runs.directory import RunDirectory
-from dapo.runs.fork_record import Fork
+from dapo.runs.manifest import Fork
 from dapo.training.assemble.resolve import require_hardware
 from dapo.training.start import open_judge
 

@@ -30,7 +30,8 @@ from dapo.rewards.judge import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
-from dapo.runs.sinks import Display, JsonlSink, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
+from dapo.runs.metrics_file import JsonlSink
+from dapo.runs.sinks import Display, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
 from dapo.training.assemble.inputs import Inputs, load_filter
 from dapo.training.audit import Audit
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler

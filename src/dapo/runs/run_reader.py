@@ -13,8 +13,9 @@ from dapo.core.errors import CheckpointError, DataError
 from dapo.core.files import read_json
 from dapo.core.secrets import mask_options
 from dapo.evaluation.scores import require_summary
-from dapo.runs.directory import RunDirectory, step_of
-from dapo.runs.records import metrics_by_step, read_metrics
+from dapo.runs.checkpoints import step_of
+from dapo.runs.directory import RunDirectory
+from dapo.runs.metrics_file import metrics_by_step, read_metrics
 from dapo.runs.status import run_progress
 
 Value = TypeVar("Value")
@@ -22,7 +23,7 @@ Value = TypeVar("Value")
 SIGNIFICANT_DIGITS = 7
 
 
-class RunFiles:
+class RunReader:
     """The files of one run, by the name under which the page shows it."""
 
     def __init__(self, name: str, path: Path) -> None:
@@ -136,7 +137,7 @@ class RunFiles:
         return value
 
 
-def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
+def find_runs(paths: Sequence[Path]) -> list[RunReader]:
     """The runs that are named, or those in `./runs` if none is; each under a name of its own.
 
     A path that is no run but holds some stands for them, the newest first. Raises CheckpointError where there is none.
@@ -159,7 +160,7 @@ def find_runs(paths: Sequence[Path]) -> list[RunFiles]:
         base = re.sub(r"[^\w.@=+-]", "_", path.resolve().name) or "run"
         number = next(n for n in range(1, len(found) + 2) if (base if n == 1 else f"{base}.{n}") not in names)
         names[base if number == 1 else f"{base}.{number}"] = path
-    return [RunFiles(name, path) for name, path in names.items()]
+    return [RunReader(name, path) for name, path in names.items()]
 
 
 def _version(path: Path) -> tuple[int, int]:

@@ -1,12 +1,38 @@
-"""Reads and truncates metrics.jsonl, the records of a run by step. Imports no torch."""
+"""Writes, reads and truncates metrics.jsonl, the records of a run by step. Imports no torch."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import DataError
-from dapo.core.files import atomic_file
+from dapo.core.files import atomic_file, open_no_link
+from dapo.core.terminal import to_json
+
+
+class JsonlSink:
+    """Appends one line `{"step": 12, "reward/mean": 0.5, ...}` per call, readable as soon as it is logged.
+
+    Keys keep their order. Infinity and NaN, which JSON lacks, are written as null.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = open_no_link(path, "ab", buffering=0)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one line, completely or not at all. Raises OSError, for example if the disk is full."""
+        line = (to_json({"step": step, **metrics}) + "\n").encode()
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            self._file.truncate(before)
+            raise OSError(error.errno, error.strerror, self._file.name) from error
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def metrics_by_step(path: str | Path) -> dict[int, dict[str, Any]]:

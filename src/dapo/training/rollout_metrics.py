@@ -1,14 +1,10 @@
-"""Computes the metrics of a step from its groups, samples and updates, and times its phases.
+"""Computes the metrics of a step from its groups and updates.
 
 `dapo.runs.metric_table` describes each metric. Only metrics under `time/` depend on the machine.
 """
 
-import resource
-import sys
-import time
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from math import fsum
 from statistics import fmean
@@ -213,38 +209,6 @@ def _combine(over_updates: str, values: Sequence[float], weights: Sequence[float
     if over_updates in ("sum", "max"):
         return fsum(values) if over_updates == "sum" else max(values)
     return fmean(values, weights)
-
-
-class StepTimer:
-    """Measures how long a step and each of its phases take."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self._seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to a phase, one of `metric_table.PHASES`."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(name, time.perf_counter() - started)
-
-    def add(self, name: str, seconds: float) -> None:
-        """Add seconds that were measured elsewhere to a phase; phases may overlap in time."""
-        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
-
-    def metrics(self, *, tokens_generated: int) -> dict[str, float]:
-        """The metrics `time/*`: seconds per phase and of the step, generated tokens per second, peak memory."""
-        total = time.perf_counter() - self._started
-        metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
-        metrics["time/step_s"] = round(total, 4)
-        metrics["time/tokens_per_s"] = round(tokens_generated / total, 2)
-        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        metrics["time/peak_memory_gib"] = round(peak / 2**30, 3)
-        return metrics
 
 
 def _mean(values: Sequence[float]) -> float:

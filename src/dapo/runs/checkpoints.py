@@ -1,0 +1,233 @@
+"""The checkpoints of a run: each is whole or absent, and damage is found by checksums. Imports no torch."""
+
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dapo.core.errors import CheckpointError
+from dapo.core.files import atomic_write_text, crc32_of, fsync, read_json, remove
+from dapo.core.terminal import to_json
+
+METRICS_FILE = "metrics.jsonl"
+PROBLEM_STATS_FILE = "problems.parquet"
+"""Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
+CHECKPOINT_MANIFEST = "manifest.json"
+_STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
+_REPLACED = ".replaced.tmp"
+_REMOVED = ".gone.tmp"
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The folder `checkpoints/` of a run directory."""
+
+    run_path: Path
+
+    @property
+    def folder(self) -> Path:
+        """The folder of `step_NNNNNN` folders, one per checkpoint."""
+        return self.run_path / "checkpoints"
+
+    def path(self, step: int) -> Path:
+        """The folder of a step's checkpoint, saved or not."""
+        return self.folder / f"step_{step:06d}"
+
+    def save(
+        self,
+        step: int,
+        write: Callable[[Path], None],
+        keep: int,
+        *,
+        accuracy: float | None = None,
+    ) -> Path:
+        """Have `write(directory)` fill a checkpoint; then drop all but the newest `keep` up to this step and the best.
+
+        `accuracy` is that of this step's evaluation, if it has one; the checkpoint with the highest is the best.
+        A checkpoint gets its name only when everything, checksums included, is on disk: after a crash at any moment
+        those that have a name are whole. Raises OSError if it cannot be written; the others then stay as they were.
+        """
+        final = self.path(step)
+        temporary = self.folder / f".{final.name}.tmp"
+        self.clear_leftovers()
+        temporary.mkdir(parents=True)
+        try:
+            write(temporary)
+            _write_checkpoint_manifest(temporary, step, accuracy)
+            if (metrics := self.run_path / METRICS_FILE).exists():
+                fsync(metrics)  # a run that resumes from here will not write these lines again
+            if final.exists():
+                os.rename(final, final.with_name(f".{final.name}{_REPLACED}"))
+            os.rename(temporary, final)
+            fsync(self.folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)  # a failed save must not fill the disk
+        self.drop_old(step, keep)
+        return final
+
+    def drop_old(self, step: int, keep: int) -> None:
+        """Of the checkpoints up to a step leave the newest `keep` and the best evaluated one."""
+        up_to_step = [path for path in numbered(self.folder) if step_of(path) <= step]
+        best = best_checkpoint(up_to_step)
+        for old in up_to_step[:-keep]:
+            if old != best:
+                _mark_for_removal(old)
+        self.clear_leftovers()
+
+    def clear_leftovers(self) -> None:
+        """Remove what a killed process left half written or half removed.
+
+        A checkpoint that was to be replaced, and whose successor has not come, gets its name back: it is whole.
+        """
+        for replaced in self.folder.glob(f".step_*{_REPLACED}"):
+            name = replaced.with_name(replaced.name.removeprefix(".").removesuffix(_REPLACED))
+            if not name.exists() and not replaced.is_symlink():
+                os.rename(replaced, name)
+        for leftover in self.folder.glob(f".step_*{_REMOVED}"):
+            remove(leftover)
+        for leftover in self.folder.glob(".step_*.tmp"):
+            # under another name a writer that was ended, and is not dead yet, makes no new files in it
+            remove(leftover.rename(leftover.with_suffix(_REMOVED)))
+
+    def latest(self, warn: Callable[[str], None]) -> Path | None:
+        """The newest checkpoint whose checksums hold; None if none was ever saved.
+
+        `warn` is told of each damaged one that is passed over. Raises CheckpointError if all are damaged, or gone.
+        """
+        saved = numbered(self.folder)
+        for path in reversed(saved):
+            damage = _find_damage(path)
+            if damage is None:
+                return path
+            warn(f"checkpoint {path} is damaged ({damage}); trying the one before it")
+        if saved:
+            raise CheckpointError(f"every checkpoint in {self.folder} is damaged; start again in a new --run-dir")
+        if (self.run_path / PROBLEM_STATS_FILE).exists():
+            raise CheckpointError(
+                f"{self.folder} holds no checkpoint, though the run has saved some ({PROBLEM_STATS_FILE} was "
+                "written with one): without them it would begin at step 1 and lose its metrics; put them back, or "
+                "start again in a new --run-dir"
+            )
+        return None
+
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, whole or not; None if there is none."""
+        saved = numbered(self.folder)
+        return step_of(saved[-1]) if saved else None
+
+    def find(self, step: int) -> Path:
+        """The checkpoint of one step. Raises CheckpointError if it is not there or damaged."""
+        path = self.path(step)
+        if not path.is_dir():
+            steps = ", ".join(str(step_of(saved)) for saved in numbered(self.folder)) or "none"
+            raise CheckpointError(f"{self.run_path} has no checkpoint of step {step}; there are: {steps}")
+        damage = _find_damage(path)
+        if damage is not None:
+            raise CheckpointError(f"checkpoint {path} is damaged ({damage})")
+        return path
+
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps."""
+        for path in numbered(self.folder):
+            if step_of(path) > step:
+                _mark_for_removal(path)
+        self.clear_leftovers()
+
+
+def numbered(folder: Path) -> list[Path]:
+    """What is named `step_NNNNNN` in a folder, by step; whatever else a user keeps there is left alone."""
+    return sorted((path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The step in a name like `step_000012` or `step_000012.parquet`."""
+    match = _STEP_NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"expected a name like step_000012, got {path.name}")
+    return int(match[1])
+
+
+def best_checkpoint(checkpoints: Sequence[Path]) -> Path | None:
+    """The one whose step was evaluated best, the later of equals; None if none of them was evaluated."""
+    scored = [(accuracy, path) for path in checkpoints if (accuracy := accuracy_of(path)) is not None]
+    return max(scored, key=lambda pair: (pair[0], step_of(pair[1])))[1] if scored else None
+
+
+def accuracy_of(checkpoint: Path) -> float | None:
+    """The accuracy in the evaluation after the checkpoint's step; None if there was none."""
+    try:
+        value = _read_checkpoint_manifest(checkpoint)["accuracy"]
+    except (OSError, ValueError):
+        return None  # a damaged one is not worth keeping
+    return value if isinstance(value, float | int) else None
+
+
+def _write_checkpoint_manifest(directory: Path, step: int, accuracy: float | None) -> None:
+    """Put everything in a checkpoint on disk, and add the manifest by which damage is found."""
+    files = {}
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        fsync(path)
+        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "crc32": crc32_of(path)}
+    atomic_write_text(directory / CHECKPOINT_MANIFEST, _sealed({"step": step, "accuracy": accuracy, "files": files}))
+    for folder in [*(path for path in directory.rglob("*") if path.is_dir()), directory]:
+        fsync(folder)
+
+
+def _sealed(manifest: Mapping[str, Any]) -> str:
+    """The text of a checkpoint's manifest, with a checksum of all the rest of it."""
+    crc32 = zlib.crc32(to_json(manifest, indent=2).encode())
+    return to_json({**manifest, "crc32": f"{crc32:08x}"}, indent=2) + "\n"
+
+
+def _read_checkpoint_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint: step, accuracy, files. Raises OSError, or ValueError that says what is wrong."""
+    path = checkpoint / CHECKPOINT_MANIFEST
+    try:
+        manifest = read_json(path)
+    except ValueError:
+        raise ValueError("manifest.json is not readable") from None
+    if not isinstance(manifest, dict):
+        raise ValueError("manifest.json is not readable")
+    manifest.pop("crc32", None)
+    if path.read_bytes() != _sealed(manifest).encode():  # so a change of any bit is one
+        raise ValueError("manifest.json does not match its checksum")
+    if not {"step", "accuracy", "files"} <= manifest.keys() or not manifest["files"]:
+        raise ValueError("manifest.json lists no files")
+    if manifest["step"] != step_of(checkpoint):
+        raise ValueError(f"it is the checkpoint of step {manifest['step']}")
+    return manifest
+
+
+def _find_damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, in a few words; None if its checksums hold."""
+    try:
+        files = _read_checkpoint_manifest(checkpoint)["files"]
+        for name, expected in files.items():
+            path = checkpoint / name
+            if not path.is_file():
+                return f"{name} is missing"
+            size = path.stat().st_size
+            if size != expected["bytes"]:
+                return f"{name} has {size} bytes instead of {expected['bytes']}"
+            if crc32_of(path) != expected["crc32"]:
+                return f"{name} does not match its checksum"
+    except FileNotFoundError:
+        return f"{CHECKPOINT_MANIFEST} is missing"
+    except OSError as error:
+        return f"{Path(error.filename or checkpoint).name} cannot be read: {error.strerror}"
+    except ValueError as error:
+        return str(error)
+    except (KeyError, TypeError, AttributeError):
+        return f"{CHECKPOINT_MANIFEST} is not readable"
+    present = (path for path in checkpoint.rglob("[!.]*") if path.is_file())
+    unlisted = {path.relative_to(checkpoint).as_posix() for path in present} - files.keys() - {CHECKPOINT_MANIFEST}
+    return f"{min(unlisted)} does not belong to it" if unlisted else None
+
+
+def _mark_for_removal(checkpoint: Path) -> None:
+    """Make a checkpoint a leftover: it loses its name at once, so that half of it never looks like a whole."""
+    os.rename(checkpoint, checkpoint.with_name(f".{checkpoint.name}.old.tmp"))

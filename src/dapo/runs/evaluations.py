@@ -1,0 +1,58 @@
+"""Reads the evaluations that a run has stored; a damaged one is left out, with a warning. Imports no torch."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dapo.core.errors import DataError
+from dapo.core.files import read_json
+from dapo.evaluation.scores import require_summary
+from dapo.runs.directory import RunDirectory
+
+
+def first_and_last_evaluation(run: RunDirectory, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Read the first and the last readable evaluation of a run, with their tables; fewer where there are fewer.
+
+    No other one is read. `warn` gets a message for each damaged one.
+    """
+    paths = list(run.evaluations().values())
+    found: list[dict[str, Any]] = []
+    while paths and not found:
+        found += read_evaluation(paths.pop(0), warn)
+    while paths and len(found) < 2:
+        found += read_evaluation(paths.pop(), warn)
+    return found
+
+
+def read_evaluation(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The evaluation in a file, in a list; nothing, and a warning, if it is damaged."""
+    try:
+        return [_require_evaluation(read_json(path), where=str(path))]
+    except OSError as error:
+        warn(f"{path} cannot be read and is left out: {error.strerror}")
+    except ValueError:
+        warn(f"{path} is no JSON and is left out; it was written by a run and has been damaged since")
+    except DataError as error:
+        warn(f"{error}; it is left out")
+    return []
+
+
+def _require_evaluation(found: Any, *, where: str) -> dict[str, Any]:
+    """What a run has written after an evaluation. Raises DataError for something else."""
+    summary = require_summary(found, where)
+    numbers = [summary[name] for name in ("accuracy", "problems", "response_tokens_mean", "truncated_fraction")]
+    numbers += [summary[name] for name in ("low", "high") if summary[name] is not None]
+    if not all(isinstance(number, float | int) for number in numbers) or not all(map(_is_row, summary["table"])):
+        raise DataError(f"{where} is not what a run writes")
+    return summary
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+    """Whether this is a row of an evaluation's table."""
+    responses = row.get("responses")
+    return (
+        {"source", "question", "answer"} <= row.keys()
+        and isinstance(responses, list)
+        and bool(responses)
+        and all(isinstance(each, dict) and isinstance(each.get("text"), str) for each in responses)
+    )
