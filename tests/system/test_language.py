@@ -23,7 +23,7 @@ RULES = {
     "of equals": (r"\bof equals\b", "of equals the shortest"),
     "as X has it": (r"\bas \w+ (?:has|have) it\b", "as Ray has it"),
     "account of tokens": (r"\baccount of tokens\b", "the account of tokens"),
-    "what happens": (r"\b(?:is|are) said\b|\bsays? so\b", "the page says so"),
+    "is said": (r"\b(?:is|are) said\b|\bsays? so\b", "the page says so"),
     "one's own": (r"\bone's own\b", "a loss of one's own"),
     "problems are asked": (r"\bproblems? (?:that )?(?:is|are) asked\b", "problems that are asked"),
     "what ... is": (
