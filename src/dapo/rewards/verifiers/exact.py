@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.stated_number import number_verdict, response_number
+from dapo.rewards.verifiers.stated_number import last_number, number_verdict, response_number
 from dapo.types import Problem, Verdict
-from strict_math.text import answer_line, final_part, numbers_in, plain_number, strip_formatting
+from strict_math.text import answer_line, final_part, plain_number, strip_formatting
 
 Extract = Literal["none", "answer_line", "last_number", "final"]
 
@@ -27,7 +27,7 @@ class ExactVerifier:
             if number is None:
                 reason = f"the reference {problem.answer!r} is not a number, which extract=last_number needs"
                 return error_verdict(f"exact: {reason}")
-            return number_verdict(number, next(reversed(numbers_in(text)), None))
+            return number_verdict(number, last_number(text))
         if self.extract == "final" and number is not None:
             return number_verdict(number, response_number(text))
         reference = self._normalize(problem.answer)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from dapo.rewards.verdicts import error_verdict
-from dapo.rewards.verifiers.stated_number import number_verdict, stated_number
+from dapo.rewards.verifiers.stated_number import last_number, number_verdict, stated_number
 from dapo.types import Problem, Verdict
 from strict_math import extract_answer
-from strict_math.text import answer_line, final_part, last_boxes, numbers_in, plain_number, strip_formatting
+from strict_math.text import answer_line, final_part, last_boxes, plain_number, strip_formatting
 
 _MARK = "####"
 
@@ -32,13 +32,10 @@ class Gsm8kVerifier:
         _, mark, tail = text.rpartition(_MARK)
         if mark:
             return stated_number(tail.strip().partition("\n")[0])
-        if (line := extract_answer(text)) is not None and answer_line(text) is not None:
-            return stated_number(line)
-        if joined := last_boxes(text):
-            numbers = {stated_number(content) for content in joined}
-            return numbers.pop() if len(numbers) == 1 else None
-        found = numbers_in(_strip_currency(text)) if self.flexible else []
-        return found[-1] if found else None
+        marked = [extract_answer(text) or ""] if answer_line(text) else last_boxes(text)
+        if marked:
+            return stated_number(*marked)
+        return last_number(_strip_currency(text)) if self.flexible else None
 
 
 def _strip_currency(text: str) -> str:

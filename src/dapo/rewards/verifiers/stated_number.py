@@ -1,4 +1,7 @@
-"""Reads the one number that a text states: several candidates, a denial, a comparison or an expression state none."""
+"""Reads numbers for `exact` and `gsm8k`: the one that a text states, or the last one in it.
+
+Several candidates, a denial, a comparison or an expression state no number.
+"""
 
 import re
 import unicodedata
@@ -7,7 +10,7 @@ from fractions import Fraction
 
 from dapo.rewards.verdicts import binary_verdict
 from dapo.types import Verdict
-from strict_math.text import TEXT_COMMAND, answer_lines, normalize_number, outer_boxes, plain_number
+from strict_math.text import TEXT_COMMAND, answer_lines, normalize_number, numbers_in, outer_boxes, plain_number
 
 _FULL_WIDTH = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
 _CHARACTERS = _FULL_WIDTH | {ord("−"): "-", ord("–"): "-"}
@@ -52,13 +55,15 @@ def number_verdict(reference: Fraction | None, found: Fraction | None) -> Verdic
     return binary_verdict(found == reference, "" if found is None else normalize_number(found))
 
 
-def stated_number(text: str) -> Fraction | None:
-    r"""The only number of a short text, or the one after its last `=`; None if the text states none or several.
+def stated_number(*texts: str) -> Fraction | None:
+    r"""The number that each of these short texts states; None if one states none or several, or if they differ.
 
-    Words and units around it are allowed (`$42`, `42 km/h`, `There are 42.`), and so is one sign (`-42`, `- 42`).
-    Whatever changes its value is not: `\pm 42`, `+-42`, `√42`, `3k`, `< 42`, `42 or so`, `not 42`.
+    A text states its only number, or the one after its last `=`. Words and units around it are allowed (`$42`, `42
+    km/h`, `There are 42.`), and so is one sign (`-42`, `- 42`). Whatever changes its value is not: `\pm 42`, `+-42`,
+    `√42`, `3k`, `< 42`, `42 or so`, `not 42`.
     """
-    return None if _DENIED.search(text) else _value(_EQUALS.split(text.translate(_CHARACTERS)))
+    values = {None if _DENIED.search(t) else _value(_EQUALS.split(t.translate(_CHARACTERS))) for t in texts}
+    return values.pop() if len(values) == 1 else None
 
 
 def response_number(text: str) -> Fraction | None:
@@ -68,8 +73,7 @@ def response_number(text: str) -> Fraction | None:
     its last `is`, `=` and the like on; no sentence before it may state another number.
     """
     if marked := [*answer_lines(text), *(box.content for box in outer_boxes(text))]:
-        values = {stated_number(content) for content in marked}
-        return values.pop() if len(values) == 1 else None
+        return stated_number(*marked)
     sentences = _SENTENCE_END.split(text.translate(_CHARACTERS))
     sentences = [sentence for sentence in sentences if not sentence.rstrip().endswith("?")]
     last = next((index for index in reversed(range(len(sentences))) if _has_digit(sentences[index])), None)
@@ -78,6 +82,11 @@ def response_number(text: str) -> Fraction | None:
     value = _value(_CLAIM.split(sentences[last]))
     others = [_CLAIM.split(sentence) for sentence in sentences[:last] if _has_digit(sentence)]
     return value if all(_value(parts) == value for parts in others if _is_claim(parts)) else None
+
+
+def last_number(text: str) -> Fraction | None:
+    """The last number of a text, whatever stands around it; None without a number."""
+    return next(reversed(numbers_in(text)), None)
 
 
 def _is_claim(parts: Sequence[str]) -> bool:
