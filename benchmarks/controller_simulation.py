@@ -31,7 +31,7 @@ from benchmarks.simulation_fakes import (
 )
 from dapo.config import Config, dump_config
 from dapo.core.rng import keyed_seed
-from dapo.data.byte_decoder import byte_alphabet
+from dapo.data.byte_level import byte_alphabet
 from dapo.data.stream import ProblemStream
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.scripted import ScriptedEngine

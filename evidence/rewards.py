@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from dapo.core.rng import keyed_seed
-from dapo.data.sources.builtin import REQUEST, is_held_out
-from dapo.data.sources.builtin_tasks import TASKS
+from dapo.data.sources.builtin import REQUEST, TASKS, is_held_out
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.rewards.verifiers.exact import ExactVerifier
 from dapo.types import Problem, Verdict

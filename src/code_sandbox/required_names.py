@@ -62,7 +62,7 @@ class NameRequirements:
         else:
             self.certain = {name for name in unresolved if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", prompt)}
             self.names = self.certain | (
-                self._called_alone(trees, unresolved, called, imported.starred) if unresolved - self.certain else set()
+                self._select_called(trees, unresolved, called, imported.starred) if unresolved - self.certain else set()
             )
             if len(unresolved) == 1:
                 self.certain = self.names
@@ -75,7 +75,7 @@ class NameRequirements:
             )
 
     @staticmethod
-    def _called_alone(trees: Sequence[ast.Module], unresolved: set[str], called: set[str], starred: bool) -> set[str]:
+    def _select_called(trees: Sequence[ast.Module], unresolved: set[str], called: set[str], starred: bool) -> set[str]:
         """Select the names that some expression calls without a value of another one."""
         helpers = {name for name in unresolved if name in _HELPERS or name.lower().startswith("assert")}
         if starred or len(unresolved) == 1:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from dapo.config import DataConfig
 from dapo.core.background import in_background
 from dapo.core.errors import EngineError
-from dapo.data.byte_decoder import ByteDecoder, byte_alphabet
+from dapo.data.byte_level import ByteDecoder, byte_alphabet
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import float_array

@@ -8,8 +8,7 @@ import pytest
 
 from dapo.core.errors import DataError
 from dapo.data.problems import load_problems, remove_overlap
-from dapo.data.sources.builtin import is_held_out, resolve_options
-from dapo.data.sources.builtin_tasks import TASKS
+from dapo.data.sources.builtin import TASKS, is_held_out, resolve_options
 
 EVERY_TASK = sorted(TASKS)
 

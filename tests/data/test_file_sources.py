@@ -80,7 +80,7 @@ def test_equal_copies_are_one_object_and_stay_rows(tmp_path):
         ),
         (
             b"\n" + LINE + b'["q", "a"]\n',
-            f", line 3: expected one JSON object per line, like {EXAMPLE}, got a list",
+            f", line 3: expected one object per line, like {EXAMPLE}, got a list",
         ),
         (
             b'{"prompt": "Gr\xf6\xdfe?", "answer": 1}\n',

@@ -9,7 +9,7 @@ import pytest
 
 from dapo.core.errors import DataError
 from dapo.data.problems import load_problems
-from dapo.data.sources.files import read_rows
+from dapo.data.sources.readers import read_rows
 
 EXPECTED = "expected 2 (q, a); put a value that holds ',' into double quotes"
 MESSAGES = [{"role": "user", "content": 'Say "hi", please'}]
@@ -88,8 +88,8 @@ def test_messages_may_stand_in_a_cell_as_json_but_not_as_python_prints_them(tmp_
     assert row["prompt"] == MESSAGES
     printed = str(MESSAGES).replace('"', '""')
     assert error_of(tmp_path / "b.csv", f'prompt,answer\n"{printed}",hi\n') == (
-        "FILE, line 2: prompt holds messages as Python prints them, which are no data; write .jsonl or .parquet, or "
-        "messages as JSON"
+        "FILE, line 2: prompt holds messages as Python prints them, which cannot be read; write .jsonl or .parquet, "
+        "or messages as JSON"
     )
 
 
@@ -119,7 +119,7 @@ def test_a_broken_csv_file_names_file_line_and_remedy(tmp_path: Path, content: b
          "objects, like {example}"),
         ('{"a": 1}\n{"a": 2}', "FILE, line 2: not valid JSON (Extra data at column 1; one object per line is .jsonl); "
          "expected a list of objects, like {example}"),
-        ('[{"a": 1, "a": 2}]', "FILE: the key 'a' stands twice in one object; keep one of the two"),
+        ('[{"a": 1, "a": 2}]', "FILE: the key 'a' occurs twice in one object; remove one of them"),
     ],
 )  # fmt: skip
 def test_a_broken_json_list_names_file_line_and_remedy(tmp_path: Path, content: str, message: str):

@@ -59,8 +59,8 @@ EXPECTED_ERRORS = {
     "close_everything": "the worker process exited with code 1",
     "close_everything_and_hang": "the worker process closed its connection",
     "replace_descriptors {folder}": "the worker process exited with code 1",
-    "forge": "the worker process answered nonsense (",
-    "endless_message": "the worker process answered nonsense (a message of 4294967295 bytes)",
+    "forge": "the worker process sent an invalid answer (",
+    "endless_message": "the worker process sent an invalid answer (a message of 4294967295 bytes)",
     "daemon_and_exit {new}": "the worker process exited with code 9",
     "daemon_and_hang {new}": LATE,
 }

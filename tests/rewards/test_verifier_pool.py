@@ -242,7 +242,10 @@ def test_closing_leaves_no_process_and_answers_what_is_still_out():
         ({"verifier": f"{F}lenght"}, "did you mean length?"),
         ({"verifier": "exact", "options": {"extract": 3}}, "exact: extract must be one of"),
         ({"verifier": "exact", "options": {"extract": {1, 2}}}, "options must be JSON values"),
-        ({"verifier": "__main__:f"}, "'__main__:f': what the running script or notebook defines stays there"),
+        (
+            {"verifier": "__main__:f"},
+            "'__main__:f': worker processes cannot import a running script or notebook",
+        ),
         ({"verifier": {}}, "no verifier"),
     ],
 )
@@ -296,7 +299,7 @@ def test_modules_of_the_current_directory_reach_the_workers_and_hide_nothing(tmp
 
 def test_fields_that_are_not_json_are_refused():
     with open_pool("exact", workers=1) as pool:
-        with pytest.raises(RewardError, match="problem 'p' holds what is not JSON"):
+        with pytest.raises(RewardError, match="problem 'p' has a field that is not JSON"):
             submit(pool, ["a"], Problem("p", "Q", "A", "", {"when": object()}))
         with pytest.raises(ValueError, match="2 responses, but the tokens of 1"):
             pool.submit(PROBLEM, ["a", "b"], [[1]])

@@ -29,7 +29,7 @@ BASE = {
     "overlong": {"buffer_tokens": 4},
     "train": {"minibatch_groups": 2},
 }
-ROW = 'one JSON object per line, like {"prompt": "...", "answer": "..."}'
+ROW = 'one object per line, like {"prompt": "...", "answer": "..."}'
 
 OVERRIDES: dict[str, tuple[Any, ...]] = {
     "unknown option": ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
@@ -309,7 +309,7 @@ ROWS: dict[str, tuple[Any, ...]] = {
         "[" * 100_000,
         (
             ", line 1: JSON that cannot be read (maximum recursion depth exceeded while decoding a JSON array "
-            'from a unicode string); expected one object like {"prompt": "...", "answer": "..."}'
+            'from a unicode string); expected one object per line, like {"prompt": "...", "answer": "..."}'
         ),
     ),
     "huge number": (
@@ -317,7 +317,7 @@ ROWS: dict[str, tuple[Any, ...]] = {
         (
             ", line 1: JSON that cannot be read (Exceeds the limit (4300 digits) for integer string "
             "conversion: value has 5000 digits; use sys.set_int_max_str_digits() to increase the limit); "
-            'expected one object like {"prompt": "...", "answer": "..."}'
+            'expected one object per line, like {"prompt": "...", "answer": "..."}'
         ),
     ),
     "no prompt": (
@@ -334,13 +334,13 @@ ROWS: dict[str, tuple[Any, ...]] = {
             "or target, columns here: prompt; name yours with {path: FILE, answer: COLUMN}"
         ),
     ),
-    "a key that stands twice": (
+    "a key that occurs twice": (
         '{"prompt": "1+1", "answer": "2", "answer": "3"}',
-        ", line 1: the key 'answer' stands twice in one object; keep one of the two",
+        ", line 1: the key 'answer' occurs twice in one object; remove one of them",
     ),
-    "a key that stands twice in a column": (
+    "a key that occurs twice in a column": (
         '{"prompt": "1+1", "answer": "2"}\n{"prompt": "1+1", "answer": "2", "x": [{"y": 1, "y": 2}]}',
-        ", line 2: the key 'y' stands twice in one object; keep one of the two",
+        ", line 2: the key 'y' occurs twice in one object; remove one of them",
     ),
     "empty object": (
         "{}",

@@ -17,7 +17,7 @@ TABLE_READERS = {"ParquetFile", "read_table", "read_schema", "read_parquet"}
 OTHER_FILES = {
     "distributed/weight_files.py": "the lock of a folder of weights",
     "cli/submit.py": "the configuration that a job is submitted with",
-    "data/sources/files.py": "the user's data",
+    "data/sources/readers.py": "the user's data",
     "training/problem_stats.py": "a part of a checkpoint, which its writer reads",
     "training/prefetched_batch.py": "a part of a checkpoint, which its writer reads",
 }

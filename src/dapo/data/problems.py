@@ -9,8 +9,8 @@ from typing import Any
 from dapo.config.data_spec import FileSource, HubSource, MixSource, Source, TaskSource, parse_spec
 from dapo.core.errors import DataError
 from dapo.data.sources.builtin import Split, builtin_problems
-from dapo.data.sources.files import read_hub_rows, read_rows
-from dapo.data.sources.gym import gym_problems
+from dapo.data.sources.gym_source import gym_problems
+from dapo.data.sources.readers import read_hub_rows, read_rows
 from dapo.data.sources.rows import problem_from_row, prompt_text
 from dapo.types import Problem
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dapo.core.errors import DataError
-from dapo.data.byte_decoder import ByteDecoder
-from dapo.data.token_bound import TokenBound
+from dapo.data.byte_level import ByteDecoder, TokenBound
 from dapo.data.turn_end import TextEnd, TurnEnd, find_turn_end
 from dapo.types import Message, Problem, Prompt
 
@@ -38,7 +37,7 @@ class PromptEncoder:
             why = "data.chat_template=off" if has_template else "the model's tokenizer has no chat template"
             raise DataError(f"data.system is set, but {why}; leave it out, or put it into data.instruction")
         self.turn_end: TurnEnd | None = find_turn_end(tokenizer) if self.uses_template else None
-        """What the template puts behind an assistant's turn; None without a template."""
+        """The end of an assistant's turn in the template; None without a template."""
         self._text_end = TextEnd(tokenizer, None if self.turn_end is None else self.turn_end.token_id)
         self._tokenizer = tokenizer
         self._config = config

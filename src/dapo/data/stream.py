@@ -1,4 +1,4 @@
-"""The infinite stream of training problems, shuffled anew in each epoch; its only state is a position."""
+"""The infinite stream of training problems, reshuffled in each epoch; its only state is a position."""
 
 from collections.abc import Mapping, Sequence
 

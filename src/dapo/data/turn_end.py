@@ -1,4 +1,4 @@
-"""Where a response ends: the token behind an assistant's turn in a chat template, and special tokens in a text."""
+"""The end of a response: the token after an assistant's turn in a chat template, or the first special token."""
 
 import re
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _QUESTION, _ANSWER = "question", "answer of the assistant"
-_STANDS_FOR_TEXT = re.compile(r"(?<![a-z])unk|think|reason", re.IGNORECASE)
-"""Special tokens that end no text: what the tokenizer does not know, and the marks around private reasoning."""
+_ENDS_NOTHING = re.compile(r"(?<![a-z])unk|think|reason", re.IGNORECASE)
+"""Special tokens that do not end a text: the token for unknown text, and the marks around private reasoning."""
 
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """What a chat template puts behind an assistant's turn."""
+    """The text that a chat template puts after an assistant's turn."""
 
     text: str
     token_id: int | None
-    """The first special token of the text, or token that was added to the vocabulary; None if it has none."""
+    """The first special or added token of the text; None without one."""
     text_before: str = ""
-    """What the template writes before that token, which then is part of the response."""
+    """The template's text before that token, which is part of the response."""
 
 
 def find_turn_end(tokenizer: "PreTrainedTokenizerBase") -> TurnEnd:
-    """What the tokenizer's chat template puts behind an assistant's turn, found by rendering one."""
+    """Find the end of an assistant's turn by rendering one with the tokenizer's chat template."""
     from jinja2 import TemplateError
 
     messages = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}]
@@ -46,7 +46,7 @@ def find_turn_end(tokenizer: "PreTrainedTokenizerBase") -> TurnEnd:
 
 
 class TextEnd:
-    """Cuts token ids off where their text ends: at the first special token."""
+    """Cuts token ids off at the end of their text: the first special token."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", turn_end: int | None) -> None:
         """A special token ends the text; so does `turn_end`, special or not.
@@ -55,7 +55,7 @@ class TextEnd:
         """
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         names = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in special | set(tokenizer.all_special_ids)}
-        ends = {i for i, name in names.items() if not _STANDS_FOR_TEXT.search(name)}
+        ends = {i for i, name in names.items() if not _ENDS_NOTHING.search(name)}
         ends |= set() if turn_end is None else {turn_end}
         self._is_end = np.zeros(max(ends, default=0) + 2, np.bool_)  # the last entry is for all larger ids
         self._is_end[list(ends)] = True

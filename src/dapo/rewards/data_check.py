@@ -86,8 +86,8 @@ def _reasons(
                 return reasons, row - 1
             reason = check(problem)
             checked[id(problem)] = None if reason is None else reason.removeprefix(f"{name}: ")
-        if (why := checked[id(problem)]) is not None:
-            reasons[row] = why
+        if (found := checked[id(problem)]) is not None:
+            reasons[row] = found
     return reasons, len(problems)
 
 

@@ -21,11 +21,11 @@ class Selection:
     """The rows that were kept, and why the others were not."""
 
     kept: Sequence[Problem]
-    """In the order of the data, copies included; the field `pass_rate` is what was measured."""
+    """The kept rows in the order of the data, copies included, each with its measured `pass_rate` as a field."""
     removed: Sequence[Mapping[str, Any]]
     """One JSON object per removed row: its number from 1 on, id, reason, responses, pass rate and question."""
     mean_pass_rate: float | None
-    """Of the kept rows, as measured; None where none is kept."""
+    """Mean of the measured pass rates of the kept rows; None without any."""
 
     @property
     def by_reason(self) -> Counter[str]:

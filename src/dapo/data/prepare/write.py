@@ -11,7 +11,7 @@ from typing import Any
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.files import fsync
 from dapo.core.terminal import printable_json
-from dapo.data.sources.files import read_rows, require_file_type
+from dapo.data.sources.readers import read_rows, require_file_type
 from dapo.data.sources.rows import problem_from_row
 from dapo.types import Problem
 

@@ -1,25 +1,58 @@
-"""Built-in problems: each is a pure function of task, options, seed and index.
+"""Built-in problems: eight tasks, and problems that are a pure function of task, options, seed and index.
 
 One question in five is held out: training never samples it, whatever the seed, and evaluation samples only held-out
 ones. The split depends on a question's numbers, not on their order, so 4 + 3 does not test what 3 + 4 has taught.
 """
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count, islice
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dapo.core.errors import DataError
-from dapo.core.rng import keyed_seed
+from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.core.suggest import did_you_mean
-from dapo.data.sources.builtin_tasks import TASKS, ItemRng, Option, Options
 from dapo.data.sources.rows import problem_id
 from dapo.types import Problem
 
 Split: TypeAlias = Literal["train", "eval"]
+Options: TypeAlias = Mapping[str, int]
 HELD_OUT_EVERY = 5
 REQUEST = "Reply with only the answer."
 _MAX_ATTEMPTS = 500
+MAX_TERMS = 16
+
+
+class ItemRng:
+    """The random numbers of one item, at most `MAX_TERMS`."""
+
+    def __init__(self, *key: int | str) -> None:
+        self._uniforms = iter(keyed_uniforms(keyed_seed(*key), MAX_TERMS).tolist())
+
+    def integer(self, low: int, high: int) -> int:
+        """A random integer from low to high, both included."""
+        return low + int(next(self._uniforms) * (high - low + 1))
+
+    def integers(self, count: int, low: int, high: int) -> list[int]:
+        """`count` independent random integers from low to high, both included."""
+        return [self.integer(low, high) for _ in range(count)]
+
+
+class Option(NamedTuple):
+    """An integer option: its default, and the smallest and largest value that is accepted."""
+
+    default: int
+    low: int
+    high: int
+
+
+class Task(NamedTuple):
+    """A kind of question: its generator, its options, and the number of distinct questions."""
+
+    make: Callable[[ItemRng, Options], tuple[str, str]]  # the question and the answer of one item
+    options: Mapping[str, Option]
+    distinct: Callable[[Options], int]  # the number of distinct questions with these options, held-out ones included
 
 
 def builtin_problems(
@@ -88,3 +121,90 @@ def _item(name: str, options: Options, seed: int, index: int, split: Split) -> P
         f"builtin task {name}: {_MAX_ATTEMPTS} samples gave no problem for {split}: it has only "
         f"{TASKS[name].distinct(options)} different questions with these options; widen them"
     )
+
+
+def sums(rng: ItemRng, options: Options) -> tuple[str, str]:
+    """Sum: `What is 3 + 14?`"""
+    numbers = rng.integers(options["terms"], options["low"], options["high"])
+    return f"What is {' + '.join(map(str, numbers))}?", str(sum(numbers))
+
+
+def differences(rng: ItemRng, options: Options) -> tuple[str, str]:
+    """Difference, never below zero: `What is 14 - 3?`"""
+    small, large = sorted(rng.integers(2, options["low"], options["high"]))
+    return f"What is {large} - {small}?", str(large - small)
+
+
+def products(rng: ItemRng, options: Options) -> tuple[str, str]:
+    """Product: `What is 3 * 7?`"""
+    numbers = rng.integers(options["terms"], options["low"], options["high"])
+    return f"What is {' * '.join(map(str, numbers))}?", str(math.prod(numbers))
+
+
+def remainders(rng: ItemRng, options: Options) -> tuple[str, str]:
+    """Remainder: `What is the remainder when 47 is divided by 5?`"""
+    number, divisor = rng.integer(options["low"], options["high"]), rng.integer(2, options["divisor"])
+    return f"What is the remainder when {number} is divided by {divisor}?", str(number % divisor)
+
+
+def gcd(rng: ItemRng, options: Options) -> tuple[str, str]:
+    """Greatest common divisor: `What is the greatest common divisor of 12 and 18?`"""
+    first, second = rng.integers(2, options["low"], options["high"])
+    return f"What is the greatest common divisor of {first} and {second}?", str(math.gcd(first, second))
+
+
+def largest(rng: ItemRng, options: Options) -> tuple[str, str]:
+    """Maximum: `Which is the largest of these numbers: 12, 93, 48, 61?`"""
+    numbers = rng.integers(options["count"], options["low"], options["high"])
+    return f"Which is the largest of these numbers: {', '.join(map(str, numbers))}?", str(max(numbers))
+
+
+def sort_digits(rng: ItemRng, options: Options) -> tuple[str, str]:
+    """Sorted digits: `Sort these digits from smallest to largest: 7 2 9.`"""
+    digits = rng.integers(options["count"], 0, 9)
+    given, answer = (" ".join(map(str, shown)) for shown in (digits, sorted(digits)))
+    return f"Sort these digits from smallest to largest: {given}.", answer
+
+
+def letter_counts(rng: ItemRng, options: Options) -> tuple[str, str]:
+    """Number of occurrences: `How many times does the letter e appear in the word cheese?`"""
+    word = _WORDS[rng.integer(0, len(_WORDS) - 1)]
+    letters = sorted(set(word))
+    letter = letters[rng.integer(0, len(letters) - 1)]
+    return f"How many times does the letter {letter} appear in the word {word}?", str(word.count(letter))
+
+
+_WORD_LIST = """
+apple banana barrel basket bottle bridge butter button candle carrot castle cheese cherry circle coffee cotton county
+cousin dinner doctor eleven energy father finger flower forest freedom garden ginger guitar hammer handle hollow
+horror infant island jacket jelly jungle kettle kitten ladder lesson letter little lumber manner marble meadow middle
+mirror mitten monkey mother muffin narrow needle nephew noodle number office orange oyster paddle parrot pebble pencil
+people pepper pillow planet pocket potato puzzle rabbit ribbon river rubber saddle sailor school season seven shadow
+silver sister soccer spirit spring street summer supper sweater tailor teacher temper tennis thirteen ticket tomato
+tunnel turtle valley velvet village violin wallet weather window winter wonder yellow
+"""
+_WORDS = tuple(_WORD_LIST.split())
+
+
+def _range(low: int, high: int, *, minimum: int = 0) -> dict[str, Option]:
+    return {"low": Option(low, minimum, 10**9), "high": Option(high, 1, 10**9)}
+
+
+def _span(options: Options) -> int:
+    return options["high"] - options["low"] + 1
+
+
+_TERMS = {"terms": Option(2, 2, MAX_TERMS)}
+
+TASKS: dict[str, Task] = {
+    "sums": Task(sums, _range(1, 20) | _TERMS, lambda o: _span(o) ** o["terms"]),
+    "differences": Task(differences, _range(1, 20), lambda o: _span(o) * (_span(o) + 1) // 2),
+    "products": Task(products, _range(1, 12) | _TERMS, lambda o: _span(o) ** o["terms"]),
+    "remainders": Task(
+        remainders, _range(10, 99) | {"divisor": Option(9, 2, 10**9)}, lambda o: _span(o) * (o["divisor"] - 1)
+    ),
+    "gcd": Task(gcd, _range(2, 20, minimum=1), lambda o: _span(o) ** 2),
+    "largest": Task(largest, _range(10, 99) | {"count": Option(4, 2, MAX_TERMS)}, lambda o: _span(o) ** o["count"]),
+    "sort_digits": Task(sort_digits, {"count": Option(3, 2, MAX_TERMS)}, lambda o: 10 ** o["count"]),
+    "letter_counts": Task(letter_counts, {}, lambda o: sum(len(set(word)) for word in _WORDS)),
+}

@@ -1,8 +1,8 @@
 """Rows of CSV and TSV files: their lines as records, and the types of their columns.
 
-A column has one type, by all of its values: integers, numbers, true and false, lists of objects as JSON (messages), or
-text. It is text wherever a value as another type would be written otherwise: `007`, `1.50` and `1,000` stay as they
-are. An empty value is missing: None.
+A column has one type, which all of its values have: integer, number, boolean, list of JSON objects (messages), or text.
+It is text if converting a value and writing it again would change it: `007`, `1.50` and `1,000` stay as they are. An
+empty value is None. pandas and pyarrow.csv would read 007 as 7, and accept or fill up some broken records.
 """
 
 import csv
@@ -22,9 +22,9 @@ def separated_rows(path: Path, lines: Callable[[], Iterator[str]]) -> Iterator[t
     """Yield (`FILE, line 3`, row) for each record. Raises DataError naming the line that cannot be read.
 
     Args:
-        path: The file, for messages; `.tsv` is separated by tabs, `.csv` by what its first line has most of.
-        lines: Gives the lines of the file from its beginning, each time it is called: the file is read twice, because
-            the type of a column is known only at its end.
+        path: the file, for messages; `.tsv` is separated by tabs, `.csv` by the separator most frequent in its header.
+        lines: returns the lines from the beginning at each call; they are read twice, because the type of a column
+            depends on all of its values.
     """
     types = _column_types(_records(path, lines()))
     for where, names, values in _records(path, lines()):
@@ -85,7 +85,7 @@ def _header(names: list[str], where: str) -> list[str]:
 
 
 def _column_types(records: Iterable[tuple[str, Sequence[str], list[str]]]) -> Mapping[str, Callable[[str], Any]]:
-    """For each column what makes a value of its text: the first of `_TYPES` that can read every one of them."""
+    """The converter of each column that has values: the first of `_TYPES` that reads all of them."""
     possible: dict[str, int] = {}
     for where, names, values in records:
         for name, value in zip(names, values, strict=True):
@@ -97,18 +97,10 @@ def _column_types(records: Iterable[tuple[str, Sequence[str], list[str]]]) -> Ma
             possible[name] = kind
             if _is_python_messages(value):
                 raise DataError(
-                    f"{where}: {name} holds messages as Python prints them, which are no data; write .jsonl or "
+                    f"{where}: {name} holds messages as Python prints them, which cannot be read; write .jsonl or "
                     ".parquet, or messages as JSON"
                 )
-    found = {name: _TYPES[kind][0] for name, kind in possible.items()}
-    return _TextByDefault(found)
-
-
-class _TextByDefault(dict[str, Callable[[str], Any]]):
-    """A column without a value is none of text."""
-
-    def __missing__(self, name: str) -> Callable[[str], Any]:
-        return str
+    return {name: _TYPES[kind][0] for name, kind in possible.items()}
 
 
 def _is_integer(text: str) -> bool:

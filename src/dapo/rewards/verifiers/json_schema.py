@@ -69,16 +69,16 @@ def json_text(response: str) -> str:
 def strict_json(text: str) -> Any:
     """The value of a JSON text. Raises ValueError for anything else, NaN and repeated keys included."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         values = dict(pairs)
         if len(values) < len(pairs):
             raise ValueError("a repeated key")
         return values
 
-    def refuse(name: str) -> Any:
+    def reject_constant(name: str) -> Any:
         raise ValueError(f"{name} is not JSON")
 
-    return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
+    return json.loads(text, object_pairs_hook=unique_keys, parse_constant=reject_constant)
 
 
 def _schema_of(problem: Problem) -> str | None:

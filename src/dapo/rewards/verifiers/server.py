@@ -104,7 +104,7 @@ class ServerVerifier:
         try:
             content = json.loads(answer.body)
         except (ValueError, RecursionError):
-            raise ServerFailed(f"{url} answered what is not JSON: {shown}") from None
+            raise ServerFailed(f"{url} did not answer with JSON: {shown}") from None
         verdicts = content.get("verdicts") if isinstance(content, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(items):
             wanted = f'{{"verdicts": [...]}} with {len(items)} of them'

@@ -24,13 +24,13 @@ from dapo.types import Problem, Verdict
 if TYPE_CHECKING:
     from dapo.config.reward_options import RewardConfig
 
-STARTUP_S = 60.0  # the time in which a worker must have imported what its verifier needs
+STARTUP_S = 60.0  # time limit for a worker to import its verifier
 
 MAX_RETRIES = 2
 """Retries of a task on another worker after a signal killed or stopped its own.
 
-The signal may have come from another process, and verifiers are stateless: the next worker gives the same verdict. A
-verifier that kills its own process does so each time, which ends in an error verdict.
+The signal may have come from another process; verifiers are stateless, so the next worker gives the same verdict. A
+verifier that kills its own process does so at each retry, which ends in an error verdict.
 """
 
 
@@ -43,7 +43,7 @@ class VerifierPool:
     or whose process state a task has changed, is replaced too. A standby worker starts when a task is about to time
     out. If a signal kills or stops a worker, its task moves to another one, up to MAX_RETRIES times.
 
-    `reward.memory_gib` bounds the private memory of each process, and of a worker with all that it has started.
+    `reward.memory_gib` bounds the private memory of each process, and of a worker together with its descendants.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class VerifierPool:
         return seconds / calls if calls else None
 
     def close(self) -> None:
-        """Kill the workers and everything they have started. Pending verdicts become RewardError."""
+        """Kill the workers and their descendants. Pending verdicts become RewardError."""
         with self._lock:
             if self._closed:
                 return
@@ -144,7 +144,7 @@ class VerifierPool:
         worker, reason = self._spawn(standby)
         with self._lock:
             if not started.done():
-                # twice the time that starting has taken: then the standby is ready when the task's time is over
+                # twice the start-up time before the timeout, so that the standby is ready by then
                 self._slow_s = max(self._timeout_s / 4, self._timeout_s - 2 * (time.monotonic() - began))
                 if worker is None:
                     started.set_exception(RewardError(reason))
@@ -187,7 +187,7 @@ class VerifierPool:
                 self._count_call(time.monotonic() - began)
                 self._stop(worker, graceful=False)
                 worker = None
-                if not (error.may_be_from_outside and retries_left):
+                if not (error.is_retryable and retries_left):
                     self._fail(task, str(error))
                     break
                 self._log_loss(error)
@@ -215,7 +215,7 @@ class VerifierPool:
             except (WorkerLost, RewardError) as error:
                 self._stop(worker, graceful=False)
                 reason = str(error)
-                if not (isinstance(error, WorkerLost) and error.may_be_from_outside):
+                if not (isinstance(error, WorkerLost) and error.is_retryable):
                     break
                 self._log_loss(error)
         return None, reason
@@ -251,10 +251,10 @@ class VerifierPool:
             self._call_s += seconds
 
     def _log_loss(self, error: WorkerLost) -> None:
-        """Report a lost worker: the first ones each, later ones ever more rarely, as each response may lose one."""
+        """Log the 1st, 2nd, 4th, 8th ... lost worker, because every response may lose one."""
         with self._lock:
             self._losses += 1
-            is_reported = self._losses & (self._losses - 1) == 0 and not self._closed  # 1, 2, 4, 8
+            is_reported = self._losses & (self._losses - 1) == 0 and not self._closed
             count = f" ({self._losses} so far)" if self._losses > 1 else ""
         if is_reported:
             self.log(f"a verifier process was lost{count}: {error}; another takes over")
@@ -341,7 +341,7 @@ def make_tasks(
     try:
         problem_json = json.dumps(problem_to_json(problem))  # once per group: its tests may be large
     except (TypeError, ValueError) as error:
-        raise RewardError(f"problem {problem.id!r} holds what is not JSON: {error}") from None
+        raise RewardError(f"problem {problem.id!r} has a field that is not JSON: {error}") from None
     everything = range(len(responses))
     cuts: list[tuple[Scope, Sequence[int]]] = [*(("response", [i]) for i in everything), ("group", everything)]
     cuts = [(scope, indices) for scope, indices in cuts if scopes[scope] and indices]
@@ -350,7 +350,7 @@ def make_tasks(
         own = {
             "scope": scope,
             "responses": [responses[i] for i in indices],
-            # only a function that sees the group can ask for them, and they are most of the bytes
+            # only a function that judges groups can use them, and they are most of the bytes
             "token_ids": [list(token_ids[i]) if scope == "group" else [] for i in indices],
         }
         request = frame(f'{{"problem": {problem_json}, {json.dumps(own)[1:]}')
@@ -363,7 +363,7 @@ def _rows_of(answer: Mapping[str, Any], num_responses: int, num_verifiers: int) 
     rows: Any = answer.get("verdicts")
     is_table = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     if not is_table or [len(row) for row in rows] != [num_verifiers] * num_responses:
-        raise WorkerLost("the worker process answered something else than verdicts")
+        raise WorkerLost("the worker process did not answer with verdicts")
     return [[_verdict_of(values) for values in row] for row in rows]
 
 
@@ -374,7 +374,7 @@ def _verdict_of(values: Any) -> Verdict | None:
         case [bool() | None as correct, int() | float() as score, str() | None as error, str() | None as answer]:
             if math.isfinite(score):
                 return Verdict(correct, score, error and mask_text(error), answer)
-    raise WorkerLost("the worker process answered something else than a verdict")
+    raise WorkerLost("the worker process did not answer with a verdict")
 
 
 def _print_to_stderr(text: str) -> None:

@@ -31,17 +31,17 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class WorkerLost(Exception):
     """The worker gave no valid answer and was ended; the message gives the reason."""
 
-    def __init__(self, reason: str, *, may_be_from_outside: bool = False) -> None:
+    def __init__(self, reason: str, *, is_retryable: bool = False) -> None:
         super().__init__(reason)
-        self.may_be_from_outside = may_be_from_outside
-        """Whether another process may have killed or stopped the worker, so that a retry may succeed."""
+        self.is_retryable = is_retryable
+        """Whether a retry may succeed, because another process may have killed or stopped the worker."""
 
 
 def encode_init_message(spec: RewardSpec) -> bytes:
     """The first message to a worker: the reward to build, and this process's module path. Raises RewardError."""
     for name in spec.weights:
         if name.startswith("__main__:"):
-            raise RewardError(f"{name!r}: what the running script or notebook defines stays there; put it in a module")
+            raise RewardError(f"{name!r}: worker processes cannot import a running script or notebook; use a module")
     try:
         return encode({"spec": vars(spec), "path": [entry for entry in sys.path if entry]})
     except (TypeError, ValueError) as error:
@@ -64,14 +64,14 @@ class WorkerProcess:
         given = (theirs.fileno(), their_keepalive_pipe, their_report)
         try:
             self._process = subprocess.Popen(
-                # -P: a file of the current directory called random.py must not stop the worker from starting
+                # -P: a file random.py in the current directory must not shadow the standard library's
                 [sys.executable, "-P", "-m", "dapo.rewards.workers.worker", *map(str, given), str(memory_bytes)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=given,
                 start_new_session=True,
-                # a fixed hash seed: what iterates over sets gives the same verdict in every worker and every run
+                # a fixed hash seed: code that iterates over sets gives the same verdict in every worker and run
                 env={"PYTHONHASHSEED": "0", **os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
             )
         except OSError:
@@ -101,7 +101,7 @@ class WorkerProcess:
         return self._read_events() or bool(self._events)
 
     def begin(self) -> None:
-        """Have the worker build its verifier. `wait_ready` raises if that fails."""
+        """Start building the verifier in the worker. `wait_ready` raises if that fails."""
         with contextlib.suppress(OSError):
             self._connection.settimeout(_SEND_S)
             self._connection.sendall(self._init_message)
@@ -110,7 +110,7 @@ class WorkerProcess:
         """Wait until the worker can judge. Raises RewardError if building its verifier fails, WorkerLost if it ends."""
         reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
         if "scopes" not in reply:
-            raise RewardError(reply.get("error", "the worker process started with nonsense"))
+            raise RewardError(reply.get("error", "the worker process sent an invalid first message"))
         self.scopes, self.needed_columns, self.pid = reply["scopes"], reply["columns"], reply["pid"]
 
     def call(
@@ -130,10 +130,10 @@ class WorkerProcess:
         self._answers += 1
         answer = self._exchange(request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow)
         self._read_events()
-        if any(event.may_be_from_outside for event in self._events):  # the verifier's own time limits went on meanwhile
+        if any(event.is_retryable for event in self._events):  # the verifier's own time limits went on meanwhile
             self._stop_and_raise("the worker process was stopped by a signal")
         if answer.get("number") != self._answers:
-            self._stop_and_raise("the worker process answered nonsense (an answer to another question)")
+            self._stop_and_raise("the worker process sent an invalid answer (the answer to a different request)")
         if answer.get("damage"):
             self._stop_and_raise(f"it {answer['damage']}, so its process was replaced")
         return answer
@@ -161,9 +161,9 @@ class WorkerProcess:
         except TimeoutError:
             reason = f"{late} {timeout_s:g} s"
         except ValueError as error:
-            reason = f"the worker process answered nonsense ({error})"
+            reason = f"the worker process sent an invalid answer ({error})"
         except OSError:
-            pass  # it closed its end while we wrote: its exit says more
+            pass  # it closed its end during the write: its exit status says more
         finally:
             self.busy = False
         if reason is None:
@@ -175,7 +175,7 @@ class WorkerProcess:
         self.stop(graceful=False)
         if reason is None:
             reason = self._events[-1].text if self._events else "the worker process closed its connection"
-        raise WorkerLost(reason, may_be_from_outside=any(event.may_be_from_outside for event in self._events))
+        raise WorkerLost(reason, is_retryable=any(event.is_retryable for event in self._events))
 
     def _read_events(self) -> bool:
         """Read the reports so far, without waiting; returns whether the pipe has ended."""
@@ -189,7 +189,7 @@ class WorkerProcess:
         return False
 
     def interrupt(self) -> None:
-        """Have the worker killed with all that it has started; a pending `call` raises WorkerLost."""
+        """Kill the worker and every process that it has started; a pending `call` raises WorkerLost."""
         self._keepalive_pipe.close()
 
     def stop(self, *, graceful: bool = True) -> None:
@@ -201,7 +201,7 @@ class WorkerProcess:
             readable(self._report.fileno(), _EXIT_S)
         self._read_events()
         self.interrupt()
-        self._process.send_signal(signal.SIGCONT)  # a stopped one must go on, to kill what the worker has started
+        self._process.send_signal(signal.SIGCONT)  # a stopped supervisor must continue to kill the worker
         try:
             if self._process.wait(_SUPERVISOR_EXIT_S):
                 self._events.append(Event("the supervisor of the worker process was ended", True))
@@ -241,7 +241,7 @@ def receive(connection: socket.socket, deadline: float | None = None) -> dict[st
     try:
         message = json.loads(body)
     except RecursionError:
-        raise ValueError("brackets without end") from None
+        raise ValueError("brackets nested too deeply") from None
     if not isinstance(message, dict):
         raise ValueError(f"expected an object, got {type(message).__name__}")
     return message

@@ -4,7 +4,7 @@ User code can crash its process, leave others behind and flood a console, so cle
 run user code. On Linux a supervisor adopts the orphans of its worker, so that no process escapes through a session or
 parent of its own; elsewhere it kills the worker's process group.
 
-It reports to the pool in lines of JSON, `[text, may_be_from_outside]`: a signal that stopped the worker, and the reason
+It reports to the pool in lines of JSON, `[text, is_retryable]`: a signal that stopped the worker, and the reason
 of its end.
 """
 
@@ -64,8 +64,8 @@ class Event(NamedTuple):
     """An event of a worker's life."""
 
     text: str
-    may_be_from_outside: bool = False
-    """Whether another process may be the cause; a signal does not name its sender."""
+    is_retryable: bool = False
+    """Whether another process may be the cause, so that a retry may succeed; a signal does not name its sender."""
 
 
 class Console:
@@ -132,7 +132,7 @@ def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, me
                 return
             if not was_stopped:
                 was_stopped = True
-                yield Event("the worker process was stopped by a signal", may_be_from_outside=True)
+                yield Event("the worker process was stopped by a signal", is_retryable=True)
         if time.monotonic() - last_check > _POLL_INTERVAL_MS / 1000:
             if reason := _limit_exceeded(memory_bytes):
                 yield Event(reason)
@@ -163,7 +163,7 @@ def _end(status: int) -> Event:
         return Event(f"the worker process exited with code {code}")
     hint = " (often: out of memory)" if -code == signal.SIGKILL else ""
     text = f"the worker process was killed by {signal.Signals(-code).name}{hint}"
-    return Event(text, may_be_from_outside=True)
+    return Event(text, is_retryable=True)
 
 
 def _limit_exceeded(memory_bytes: int) -> str | None:

@@ -80,7 +80,7 @@ def _serve(connection: socket.socket) -> None:
             "number": number,
             "verdicts": verdicts,
             "damage": " and ".join(text for text, value in initial_state.items() if state[text] != value),
-            # what fills the memory may still be there
+            # the memory may still be full
             "needs_restart": any(OUT_OF_MEMORY in (v[2] or "") for row in verdicts for v in row if v is not None),
         }
         connection.sendall(encode(answer))

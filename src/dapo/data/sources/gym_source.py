@@ -29,7 +29,7 @@ def gym_problems(
         tasks: the library's options by task name.
         sizes: the number of problems of each task.
         seed: the seed of every task.
-        distinct: leave out copies of a question, so that there may be fewer problems than asked for.
+        distinct: leave out copies of a question, so that there may be fewer problems than `sizes`.
 
     Raises:
         DataError: the package is missing, a task or option is unknown, or a task cannot be scored from stored entries.

@@ -82,9 +82,13 @@ def _contents(folder: Path) -> tuple[list[str], str]:
 
 
 def _jsonl_rows(path: Path) -> Rows:
+    expected = 'expected one object per line, like {"prompt": "...", "answer": "..."}'
     for where, text in _lines(path):
         if text.strip():
-            yield where, _object(text, where)
+            row = _json(text, where, expected)
+            if not isinstance(row, dict):
+                raise DataError(f"{where}: {expected}, got a {type(row).__name__}")
+            yield where, row
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -98,16 +102,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 def _json_rows(path: Path) -> Rows:
     """The objects of one JSON list."""
     expected = 'expected a list of objects, like [{"prompt": "...", "answer": "..."}]'
-    try:
-        found = _ROW_DECODER.decode("".join(text for _, text in _lines(path)))
-    except json.JSONDecodeError as error:
-        advice = "; one object per line is .jsonl" if error.msg == "Extra data" else ""
-        reason = f"not valid JSON ({error.msg} at column {error.colno}{advice})"
-        raise DataError(f"{path}, line {error.lineno}: {reason}; {expected}") from None
-    except DuplicateKey as error:
-        raise DataError(f"{path}: the key {error} stands twice in one object; keep one of the two") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: JSON that cannot be read ({error}); {expected}") from None
+    found = _json("".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True)
     if not isinstance(found, list):
         raise DataError(f"{path}: {expected}, got a {type(found).__name__}")
     for number, row in enumerate(found, start=1):
@@ -125,24 +120,23 @@ def _decoded(line: bytes, where: str, *, first: bool) -> str:
         raise DataError(f"{where}: not UTF-8 ({byte}); save the file as UTF-8") from None
 
 
-def _object(text: str, where: str) -> dict[str, Any]:
-    example = '{"prompt": "...", "answer": "..."}'
+def _json(text: str, where: str, expected: str, *, is_whole_file: bool = False) -> Any:
+    """The value of a JSON text. Raises DataError, which names the line of the text if it is a whole file."""
     try:
-        row = _ROW_DECODER.decode(text)
+        return _ROW_DECODER.decode(text)
     except json.JSONDecodeError as error:
-        reason = f"not valid JSON ({error.msg} at column {error.colno})"
-        raise DataError(f"{where}: {reason}; expected one object per line, like {example}") from None
+        where += f", line {error.lineno}" * is_whole_file
+        advice = "; one object per line is .jsonl" if is_whole_file and error.msg == "Extra data" else ""
+        reason = f"not valid JSON ({error.msg} at column {error.colno}{advice})"
+        raise DataError(f"{where}: {reason}; {expected}") from None
     except DuplicateKey as error:
-        raise DataError(f"{where}: the key {error} stands twice in one object; keep one of the two") from None
+        raise DataError(f"{where}: the key {error} occurs twice in one object; remove one of them") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, very deep nesting
-        raise DataError(f"{where}: JSON that cannot be read ({error}); expected one object like {example}") from None
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected one JSON object per line, like {example}, got a {type(row).__name__}")
-    return row
+        raise DataError(f"{where}: JSON that cannot be read ({error}); {expected}") from None
 
 
 class DuplicateKey(Exception):
-    """A key that stands twice in a JSON object, of which readers would take the last without a word."""
+    """A key that occurs twice in a JSON object; JSON readers would silently take the last value."""
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

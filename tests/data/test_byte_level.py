@@ -8,9 +8,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from dapo.config import DataConfig
-from dapo.data.byte_decoder import byte_alphabet
+from dapo.data.byte_level import TokenBound, byte_alphabet
 from dapo.data.prompts import PromptEncoder
-from dapo.data.token_bound import TokenBound
 from dapo.policy.model import load_model
 from dapo.types import Problem
 
