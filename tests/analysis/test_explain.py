@@ -1,7 +1,6 @@
 """`dapo explain`: its numbers are those of the paper's equations, written down here a second time."""
 
 import json
-import math
 import shutil
 from collections.abc import Iterator
 from itertools import groupby
@@ -12,6 +11,7 @@ import pytest
 import torch
 from pyarrow.parquet import read_table
 
+from conformance import naive
 from dapo.analysis.explain import explain_group
 from dapo.core.errors import CheckpointError, DataError
 from dapo.core.rng import keyed_permutation
@@ -39,11 +39,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in RUNS}
 
 
-# --- the equations once more, one token after the other, in float64 and with nothing of the package but the model
+# --- the training of a run once more by the naive equations, in float64, with nothing of the package but the model
 
 
 class Naive:
-    """The whole training of a run from its stored responses, by autograd over single sequences."""
+    """The whole training of a run from its stored responses, one sequence after another."""
 
     def __init__(self, run: Path, *, grpo: bool) -> None:
         self.run, self.grpo = run, grpo
@@ -58,9 +58,7 @@ class Naive:
         return torch.log_softmax(logits, dim=-1)[range(len(response)), response]
 
     def penalty(self, length: int) -> float:  # Eq. 13 at L_max = 8, L_cache = 5, times 0.7
-        if self.grpo or length <= 8 - 5:
-            return 0.0
-        return 0.7 * ((8 - 5) - length) / 5 if length <= 8 else -0.7
+        return 0.0 if self.grpo else naive.overlong_penalty(length, 8, 5, 0.7)
 
     def groups(self, step: int) -> list[dict[str, Any]]:
         rows = read_table(self.run / f"rollouts/step_{step:06d}.parquet").to_pylist()
@@ -68,9 +66,8 @@ class Naive:
         for group_id, of_group in groupby((r for r in rows if r["outcome"] == "trained"), key=lambda r: r["group_id"]):
             members = list(of_group)
             rewards = [(1.0 if r["correct"] else -1.0) + self.penalty(r["response_tokens"]) for r in members]
-            mean = sum(rewards) / len(rewards)
-            std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1))
-            advantages = [(r - mean) / (std + 1e-6) if std else 0.0 for r in rewards]  # Eq. 9
+            mean, std = naive.mean(rewards), naive.sample_std(rewards)
+            advantages = naive.group_advantages(rewards, "std")
             prompt = self.tokenizer(members[0]["prompt"], add_special_tokens=False)["input_ids"]
             responses = [r["response_ids"] for r in members]
             found.append(locals() | {"id": group_id})
@@ -86,26 +83,25 @@ class Naive:
                 yield step, number, groups[i], self.update(step, groups[i], old[groups[i]["id"]])
 
     def update(self, step: int, group: dict[str, Any], old: list[torch.Tensor]) -> list[dict[str, Any]]:
-        tokens = sum(len(o) for o in group["responses"])
+        lengths = [len(o) for o in group["responses"]]
+        weights = naive.aggregation_weights(lengths, [0] * len(lengths), "sequence" if self.grpo else "token", None)
         table, total = [], torch.zeros((), dtype=torch.float64)
-        for o, a, before in zip(group["responses"], group["advantages"], old, strict=True):
-            weight = 1 / (len(group["responses"]) * len(o)) if self.grpo else 1 / tokens  # Eq. 5, Eq. 8 and 12
+        for o, a, before, weight in zip(group["responses"], group["advantages"], old, weights, strict=True):
             logp = self.logprobs(self.model, group["prompt"], o)
             ratio = (logp - before).exp()
             with torch.no_grad():
                 reference = self.logprobs(self.initial, group["prompt"], o)
-            bounded = ratio.clamp(self.low, self.high)
-            kl = (reference - logp).exp() - (reference - logp) - 1
-            loss = (weight * (-torch.minimum(ratio * a, bounded * a) + self.beta * kl)).sum()
-            (gradient,) = torch.autograd.grad(loss, logp, retain_graph=True)
-            (without_clip,) = torch.autograd.grad(
-                (weight * (-ratio * a + self.beta * kl)).sum(), logp, retain_graph=True
-            )
+            rows = [logp.tolist()], [before.tolist()], [[True] * len(o)]
+            loss, (gradient,) = naive.policy_loss(*rows, [a], [weight], clip_low=1 - self.low, clip_high=self.high - 1)
+            kl, _, (slopes,) = naive.kl_loss(rows[0], [reference.tolist()], rows[2], [weight], estimator="k3")
+            loss += self.beta * kl
+            pull = self.beta * torch.tensor(slopes, dtype=torch.float64)
+            gradient, without_clip = torch.tensor(gradient, dtype=torch.float64) + pull, -weight * a * ratio + pull
             clipped = [(a > 0 and r > self.high) or (a < 0 and r < self.low) for r in ratio.tolist()]
             values = {"ratio": ratio, "gradient": gradient, "unclipped": without_clip, "logprob": logp}
             row = {name: value.detach() for name, value in values.items()}
-            table.append(row | {"weight": weight, "loss": loss.item(), "clipped": clipped})
-            total = total + loss
+            table.append(row | {"weight": weight, "loss": loss, "clipped": clipped})
+            total = total + logp @ gradient
         self.adam.zero_grad()
         total.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -1,7 +1,6 @@
 """`dapo whatif`: without a change it repeats the run to the last bit; what changes is what the equations say."""
 
 import json
-import math
 import shutil
 from collections import Counter
 from itertools import groupby
@@ -12,6 +11,7 @@ import pytest
 import torch
 from pyarrow.parquet import read_table
 
+from conformance import naive
 from dapo.analysis.whatif import what_if
 from dapo.core.errors import ConfigError, DataError
 from dapo.policy.model import load_model
@@ -167,15 +167,13 @@ def naive_gradient(groups: list[tuple[list[float], list[dict[str, Any]]]], *, by
     lengths = [row["response_tokens"] for _, group in groups for row in group]
     loss = torch.zeros((), dtype=torch.float64)
     for rewards, group in groups:
-        mean = sum(rewards) / len(rewards)
-        std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-        for reward, row in zip(rewards, group, strict=True):
+        for advantage, row in zip(naive.group_advantages(rewards, "std"), group, strict=True):
             prompt = loaded.tokenizer(row["prompt"], add_special_tokens=False)["input_ids"]
             ids = torch.tensor([prompt + row["response_ids"]])
             logits = loaded.model(ids).logits[0, len(prompt) - 1 : -1]
             logprobs = torch.log_softmax(logits, dim=-1)[range(len(row["response_ids"])), row["response_ids"]]
             weight = 1 / (len(lengths) * len(logprobs)) if by_response else 1 / sum(lengths)
-            loss = loss - weight * (reward - mean) / (std + 1e-6) * logprobs.sum()
+            loss = loss - weight * advantage * logprobs.sum()
     gradients = torch.autograd.grad(loss, list(loaded.model.parameters()))
     return torch.cat([gradient.flatten() for gradient in gradients])
 

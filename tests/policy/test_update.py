@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dapo.algo.kl import kl_penalty
-from dapo.algo.loss import aggregation_weights, engine_weights, policy_loss
-from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
+from conformance import naive
 from dapo.config import OptimConfig
 from dapo.core.errors import CheckpointError
 from dapo.policy.checkpoint import SavedWeights
@@ -43,6 +41,7 @@ from helpers.tiny_policies import (
     with_masked_tokens,
 )
 
+PARAMETERS = ("clip_low", "clip_high", "dual_clip")
 LOSSES: list[dict[str, Any]] = [
     {},
     {"aggregate": "group"},
@@ -52,37 +51,43 @@ LOSSES: list[dict[str, Any]] = [
 ]
 
 
-def padded(rows: Iterable[Tensor]) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-
-
-def plain_gradient(
+def whole_gradient(
     network: PreTrainedModel,
     samples: list[Sample],
     temperature: float,
+    *,
     reference: PreTrainedModel | None = None,
+    is_on_policy: bool = False,
     **options: Any,
 ) -> dict[str, Tensor]:
-    """Of the whole minibatch's loss at once, padded, by autograd through the models' own forward."""
+    """The gradient of the whole minibatch: by the naive equations to the log-probabilities, then by autograd."""
     scores = plain_scores(network, samples, temperature)
-    mask = padded(torch.tensor(row.mask) for row in samples)
-    logprobs, entropies = padded(s for s, _ in scores), padded(s for _, s in scores)
-    old = padded(torch.tensor(row.old_logprobs, dtype=torch.float64) for row in samples)
-    weights = aggregation_weights(
-        mask.sum(dim=1),
-        torch.tensor([row.group_id for row in samples]),
-        aggregate=options.get("aggregate", "token"),
-        max_length=50,
+    logprobs = [row.detach().tolist() for row, _ in scores]
+    masks = [list(row.mask) for row in samples]
+    old = logprobs if is_on_policy else [list(row.old_logprobs or ()) for row in samples]
+    weights = naive.aggregation_weights(
+        [sum(row) for row in masks], [row.group_id for row in samples], options.get("aggregate", "token"), 50
     )
-    advantages = torch.tensor([row.advantage for row in samples], dtype=torch.float64)
-    clip = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": options.get("dual_clip")}
-    loss, _ = policy_loss(logprobs, old, advantages, mask, weights, **clip)
+    surrogate = options.get("surrogate", "clip")
+    given = {"clip_low": 0.2, "clip_high": 0.28} | {n: options[n] for n in PARAMETERS if n in options}
+    parameters = {"positive_temperature": 1.0, "negative_temperature": 1.05} if surrogate == "sapo" else given
+    advantages = [row.advantage for row in samples]
+    _, gradient = naive.policy_loss(logprobs, old, masks, advantages, weights, surrogate=surrogate, **parameters)
+    if (cap := options.get("engine_correction")) is not None:
+        engine = [list(row.engine_logprobs or ()) for row in samples]
+        how = options.get("engine_over_cap", "truncate"), options.get("engine_ratio", "token")
+        factors = naive.importance_weights(old, engine, masks, cap, *how)
+        gradient = [[g * f for g, f in zip(*rows, strict=True)] for rows in zip(gradient, factors, strict=True)]
     if reference is not None:
-        base = padded(s for s, _ in plain_scores(reference, samples, temperature))
-        loss = loss + options["kl_coef"] * kl_penalty(
-            logprobs, base, mask, weights, estimator=options.get("kl_estimator", "k3")
-        )
-    loss = loss - options.get("entropy_coef", 0.0) * (entropies * mask * weights[:, None]).sum()
+        base = [row.detach().tolist() for row, _ in plain_scores(reference, samples, temperature)]
+        estimator = options.get("kl_estimator", "k3")
+        _, _, slopes = naive.kl_loss(logprobs, base, masks, weights, estimator=estimator)
+        coef = options["kl_coef"]
+        gradient = [[g + coef * s for g, s in zip(*rows, strict=True)] for rows in zip(gradient, slopes, strict=True)]
+    loss = torch.zeros((), dtype=torch.float64)
+    for (scored, entropies), row, mask, weight in zip(scores, gradient, masks, weights, strict=True):
+        loss = loss + scored @ torch.tensor(row, dtype=torch.float64)
+        loss = loss - options.get("entropy_coef", 0.0) * weight * entropies[torch.tensor(mask)].sum()
     loss.backward()
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
@@ -93,7 +98,7 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
     options: dict[str, Any], minibatch: Callable[[], list[Sample]], tmp_path: Path
 ) -> None:
     samples = with_masked_tokens(off_policy(minibatch()))
-    expected = plain_gradient(float64_model(), samples, 0.7, **options)
+    expected = whole_gradient(float64_model(), samples, 0.7, **options)
     for microbatch_tokens in (1, 20, 64, 10_000):
         policy = make_policy(
             loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=microbatch_tokens
@@ -112,40 +117,6 @@ SURROGATES: list[dict[str, Any]] = [
 ]
 
 
-def gradient_of_whole_responses(
-    network: PreTrainedModel, samples: list[Sample], *, is_on_policy: bool, **options: Any
-) -> dict[str, Tensor]:
-    """Of the losses that `dapo.algo` has, over all tokens of the minibatch at once, by autograd through the model."""
-    logprobs = torch.cat([scored for scored, _ in plain_scores(network, samples, 0.7)])
-    lengths = torch.tensor([len(row.mask) for row in samples])
-    responses = torch.arange(len(samples)).repeat_interleave(lengths)
-    old, engine, mask = (
-        torch.tensor([value for row in samples for value in getattr(row, name) or ()], dtype=torch.float64)
-        for name in ("old_logprobs", "engine_logprobs", "mask")
-    )
-    if is_on_policy:
-        old = logprobs.detach()
-    trained = torch.tensor([row.num_trained_tokens for row in samples])
-    groups = torch.tensor([row.group_id for row in samples])
-    weights = aggregation_weights(trained, groups, aggregate=options.get("aggregate", "token"))[responses]
-    advantages = torch.tensor([row.advantage for row in samples], dtype=torch.float64)[responses]
-    if (cap := options.get("engine_correction")) is not None:
-        whole = responses if options.get("engine_ratio") == "sequence" else None
-        over_cap = options.get("engine_over_cap", "truncate")
-        weights = weights * engine_weights(old, engine, mask, cap=cap, over_cap=over_cap, responses=whole)
-    clip = {"clip_low": options.get("clip_low", 0.2), "clip_high": options.get("clip_high", 0.28)}
-    tokens = (logprobs, old, advantages, mask, weights)
-    name = options.get("surrogate", "clip")
-    if name == "gspo":
-        loss, _ = gspo_loss(*tokens, responses, **clip)
-    elif name == "cispo":
-        loss, _ = cispo_loss(*tokens, clip_high=clip["clip_high"])
-    else:
-        loss, _ = sapo_loss(*tokens) if name == "sapo" else policy_loss(*tokens, **clip)
-    loss.backward()
-    return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.parametrize("is_on_policy", [False, True], ids=["second_update", "first_update"])
 @pytest.mark.parametrize("options", SURROGATES, ids=str)
 def test_every_surrogate_and_correction_gives_the_gradient_of_the_whole(
@@ -156,7 +127,7 @@ def test_every_surrogate_and_correction_gives_the_gradient_of_the_whole(
         dataclasses.replace(row, engine_logprobs=tuple(np.array(row.old_logprobs) + 0.1 * (i % 5 - 2)))
         for i, row in enumerate(rows)
     ]
-    expected = gradient_of_whole_responses(float64_model(), rows, is_on_policy=is_on_policy, **options)
+    expected = whole_gradient(float64_model(), rows, 0.7, is_on_policy=is_on_policy, **options)
     if is_on_policy:
         rows = [dataclasses.replace(row, old_logprobs=None) for row in rows]
     for microbatch_tokens in (20, 10_000):
@@ -299,7 +270,7 @@ def test_a_sampled_end_token_that_is_also_the_padding_is_trained_on(tmp_path: Pa
     samples = [sample(0, (5, 6), (7, 8, pad)), sample(0, (5, 6), (9, pad), advantage=-1.0)]
     assert make_policy().update(samples, step=1)["optim/update_tokens"] == 5
     policy = make_policy(loaded(float64_model()))
-    expected = plain_gradient(float64_model(), policy.record_old_logprobs(samples), 1.0)
+    expected = whole_gradient(float64_model(), policy.record_old_logprobs(samples), 1.0)
     assert_close(gradient_of(policy, samples, tmp_path / "x"), expected, relative=1e-10)
 
 
@@ -343,8 +314,8 @@ def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loa
     options = {"kl_coef": 0.5, "entropy_coef": 0.05, "kl_estimator": estimator}
     policy = make_policy(loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=20)
     policy.load(tmp_path)
-    expected = plain_gradient(float64_model(seed=1), samples, 0.7, reference=float64_model(), **options)
-    without = plain_gradient(float64_model(seed=1), samples, 0.7, entropy_coef=0.05)
+    expected = whole_gradient(float64_model(seed=1), samples, 0.7, reference=float64_model(), **options)
+    without = whole_gradient(float64_model(seed=1), samples, 0.7, entropy_coef=0.05)
     assert not torch.allclose(expected["model.norm.weight"], without["model.norm.weight"], rtol=0.01)
     assert_close(gradient_of(policy, samples, tmp_path / "x"), expected, relative=1e-10)
 

@@ -1,7 +1,6 @@
 """PPO as a run: advantages of a batch, a critic that learns, and a run that is killed and resumed to the byte."""
 
 import json
-import math
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 import dapo
+from conformance import naive
 from dapo.analysis.explain import explain_group
 from dapo.analysis.whatif import what_if
 from dapo.cli.check.estimate import ResourceEstimate
@@ -63,30 +63,19 @@ def test_advantages_and_targets_of_a_batch_equal_a_naive_double_loop(lam: float,
     kl = [chance.normal(size=len(sample.response_ids)).tolist() for sample in samples]
     found = with_token_advantages(samples, KnownValues(values, kl), config, step=1)
 
-    raw: list[list[float]] = []
-    for sample, row, own_kl in zip(samples, values, kl, strict=True):
-        length, each = len(row), []
-        for t in range(length):
-            terms = []
-            for later in range(t, length):
-                reward = (sample.reward if later == length - 1 else 0.0) - kl_coef * own_kl[later]
-                following = row[later + 1] if later < length - 1 else 0.0
-                terms.append(lam ** (later - t) * (reward + following - row[later]))
-            each.append(math.fsum(terms))
-        raw.append(each)
-    trained = [
-        a for sample, each in zip(samples, raw, strict=True) for a, m in zip(each, sample.mask, strict=True) if m
-    ]
-    mean, std = math.fsum(trained) / len(trained), np.std(trained, ddof=1)
-    assert len(trained) == 11  # the truncated response does not train
-    for sample, before, each, row, own_kl in zip(found, samples, raw, values, kl, strict=True):
-        whitened = [(a - mean) / math.sqrt(std**2 + 1e-8) * m for a, m in zip(each, sample.mask, strict=True)]
-        assert list(sample.token_advantages or ()) == pytest.approx(whitened, abs=1e-12)
-        assert list(sample.value_targets or ()) == pytest.approx(
-            [a + v for a, v in zip(each, row, strict=True)], abs=1e-12
-        )
+    rewards = [[-kl_coef * each for each in row] for row in kl]
+    for row, sample in zip(rewards, samples, strict=True):
+        row[-1] += sample.reward
+    advantages, targets = naive.generalized_advantages(rewards, values, 1.0, lam)
+    masks = [sample.mask for sample in samples]
+    assert sum(map(sum, masks)) == 11  # the truncated response does not train
+    whitened = naive.whiten(advantages, masks)
+    for sample, before, *rows in zip(found, samples, whitened, targets, values, kl, strict=True):
+        expected, aims, row, own_kl = rows
+        assert list(sample.token_advantages or ()) == pytest.approx(expected, abs=1e-12)
+        assert list(sample.value_targets or ()) == pytest.approx(aims, abs=1e-12)
         assert list(sample.old_values or ()) == list(row)
-        assert sample.advantage == pytest.approx(sum(whitened) / max(1, sum(sample.mask)), abs=1e-12)
+        assert sample.advantage == pytest.approx(sum(expected) / max(1, sum(sample.mask)), abs=1e-12)
         if kl_coef:
             assert sample.kl == pytest.approx(sum(own_kl))
             assert sample.reward == pytest.approx(before.reward - kl_coef * sum(own_kl))
