@@ -29,7 +29,7 @@ from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.memory_model import RESERVE, ResponseLengths, TrainerMemory
-from dapo.policy.model_dimensions import dimensions_from_config
+from dapo.policy.model_dimensions import dimensions_of
 from dapo.policy.policy import Policy, partition_minibatch
 from dapo.types import GenerationRequest, Sample
 
@@ -186,7 +186,7 @@ def _update_with_prediction(
     config = policy_config(setting.device, microbatch_tokens=work.microbatch_tokens, max_response_tokens=work.tokens)
     config = config.changed("train", recompute=recompute).changed("rollout", group_size=work.size)
     model = random_model(geometry, device=setting.device, dtype=torch.bfloat16)
-    dimensions = dimensions_from_config(model.config.to_dict())
+    dimensions = dimensions_of(model)
     assert dimensions is not None
     memory = TrainerMemory(config, dimensions, ResponseLengths(work.prompt, work.tokens))
     samples = work.samples(geometry.vocabulary)

@@ -14,8 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from dapo.cli.check.estimate import ResourceEstimate
-from dapo.cli.check.hardware_profile import HardwareProfile
+from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate
 from dapo.cli.check.report import describe_estimate
 from dapo.cli.main import main
 from dapo.config import build_config
@@ -25,9 +24,9 @@ from dapo.engines.native.engine import NativeEngine
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.lora import adapted_layers, export_adapter, saved_weights
 from dapo.policy.model import load_model
-from dapo.policy.model_dimensions import KNOWN_DIMENSIONS
 from dapo.policy.policy import Policy
 from dapo.types import GenerationRequest
+from helpers.model_sizes import sizes_of
 from helpers.tiny_models import tiny_model
 from helpers.tiny_policies import (
     assert_close,
@@ -321,7 +320,7 @@ class TestTargets:
 
 def estimate(lora: dict[str, Any] | None = None, dtype: str = "float32") -> ResourceEstimate:
     config = build_config({"model": {"name": "tiny-random", "dtype": dtype, "lora": lora}, "data": {"train": "x"}})
-    return ResourceEstimate(config, KNOWN_DIMENSIONS["tiny-random"], HardwareProfile())
+    return ResourceEstimate(config, sizes_of("tiny-random"), HardwareProfile())
 
 
 def state_bytes(estimated: ResourceEstimate) -> float:
@@ -333,14 +332,14 @@ class TestSizes:
         """tiny-random: widths 32 (queries), 16 (keys, values), 64 (gates); two layers of seven linear ones."""
         rank = 2
         numbers = 2 * rank * ((32 + 32) * 2 + (32 + 16) * 2 + (32 + 64) * 3)
-        dimensions = KNOWN_DIMENSIONS["tiny-random"]
-        assert (dimensions.lora_parameters(rank), dimensions.layers * len(dimensions.linears)) == (numbers, 14)
+        dimensions = sizes_of("tiny-random")
+        assert (dimensions.lora_parameters(rank), dimensions.linears) == (numbers, 14)
         policy = make_policy(load_model("tiny-random", dtype=torch.float32), lora={"rank": rank})
         assert sum(factor.numel() for factor in factors_of(policy, tmp_path).values()) == numbers
 
     def test_bytes_by_hand(self):
-        model = KNOWN_DIMENSIONS["tiny-random"].parameters
-        adapters = KNOWN_DIMENSIONS["tiny-random"].lora_parameters(2)
+        model = sizes_of("tiny-random").parameters
+        adapters = sizes_of("tiny-random").lora_parameters(2)
         lora = {"rank": 2}
         assert state_bytes(estimate(dtype="bfloat16")) == model * (2 + 4 + 4 + 8)
         assert state_bytes(estimate()) == model * (4 + 4 + 8)

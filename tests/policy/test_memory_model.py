@@ -17,15 +17,16 @@ from dapo.policy.memory_model import (
     ResponseLengths,
     TrainerMemory,
     fitting_tokens,
-    settle_microbatches,
+    resolve_microbatches,
 )
-from dapo.policy.model_dimensions import KNOWN_DIMENSIONS, dimensions_from_config
+from dapo.policy.model_dimensions import dimensions_of
 from dapo.policy.packed_attention import use_packed_attention
 from dapo.policy.packing import pack
 from dapo.policy.policy import recompute_layers
 from dapo.training.assemble.resolve import resolve_auto
 from helpers.fake_cuda import fake_cuda, saved_bytes
 from helpers.fake_models import FAMILIES, fake_model
+from helpers.model_sizes import sizes_of
 from helpers.tiny_policies import groups_of
 
 H100 = FreeMemory(80 * GIB, "an H100")
@@ -43,12 +44,12 @@ def config_of(*overrides: str) -> Config:
 
 def memory_of(name: str, *overrides: str) -> TrainerMemory:
     config = config_of(*overrides)
-    return TrainerMemory(config, KNOWN_DIMENSIONS[name], ResponseLengths.expected(config))
+    return TrainerMemory(config, sizes_of(name), ResponseLengths.expected(config))
 
 
 def settled(name: str, *overrides: str, gpu: FreeMemory | None = H100) -> tuple[int, bool]:
     """What `auto` chooses: microbatch_tokens and recompute."""
-    config, _ = settle_microbatches(config_of(*overrides), KNOWN_DIMENSIONS[name], gpu)
+    config, _ = resolve_microbatches(config_of(*overrides), sizes_of(name), gpu)
     assert config.train.recompute is not None
     return config.microbatch_tokens, config.train.recompute
 
@@ -108,7 +109,7 @@ def test_an_option_that_is_set_stays_and_the_other_follows_from_it():
     assert settled("qwen2.5-1.5b", "train.microbatch_tokens=6000") == (6000, False)
     assert settled("qwen2.5-1.5b", "train.recompute=true") == (32768, True)
     both = config_of("train.microbatch_tokens=99999", "train.recompute=false")
-    assert settle_microbatches(both, KNOWN_DIMENSIONS["qwen2.5-72b"], H100) == (both, None)
+    assert resolve_microbatches(both, sizes_of("qwen2.5-72b"), H100) == (both, None)
 
 
 def test_where_nothing_fits_both_options_are_named():
@@ -128,14 +129,14 @@ def test_where_nothing_fits_both_options_are_named():
 
 
 def test_a_line_says_what_was_chosen_and_why():
-    _, reason = settle_microbatches(config_of(), KNOWN_DIMENSIONS["qwen2.5-1.5b"], H100)
+    _, reason = resolve_microbatches(config_of(), sizes_of("qwen2.5-1.5b"), H100)
     assert reason is not None
     assert reason.startswith("auto: train.microbatch_tokens=14336, train.recompute=false: an update takes ")
     assert "MB of activations per token) of 80.0 GiB (an H100), less 10% in reserve" in reason
 
 
 def test_a_model_of_unknown_size_gets_what_takes_little_memory():
-    config, reason = settle_microbatches(config_of(), None, H100)
+    config, reason = resolve_microbatches(config_of(), None, H100)
     assert (config.microbatch_tokens, config.train.recompute) == (CPU_TOKENS, True)
     assert reason is not None
     assert "the sizes of nobody/model are not known" in reason
@@ -148,15 +149,15 @@ def test_on_a_cpu_auto_is_16384_tokens_without_recomputation():
 
 
 def test_auto_is_settled_once_and_its_result_is_settled_to_itself():
-    chosen, _ = settle_microbatches(config_of(), KNOWN_DIMENSIONS["qwen2.5-1.5b"], H100)
+    chosen, _ = resolve_microbatches(config_of(), sizes_of("qwen2.5-1.5b"), H100)
     less = FreeMemory(10 * GIB, "what is left when the run is resumed")
-    assert settle_microbatches(chosen, KNOWN_DIMENSIONS["qwen2.5-1.5b"], less) == (chosen, None)
+    assert resolve_microbatches(chosen, sizes_of("qwen2.5-1.5b"), less) == (chosen, None)
 
 
 def test_a_runs_configuration_holds_what_auto_stands_for():
-    written = dump_config(resolve_auto(config_of(), cuda=True))
-    assert "microbatch_tokens: 16384" in written
-    assert "recompute: true" in written  # a model of unknown size
+    written = dump_config(resolve_auto(config_of("model.name=Qwen/Qwen2.5-0.5B-Instruct"), cuda=True))
+    assert "microbatch_tokens: 32768" in written
+    assert "recompute: false" in written
 
 
 def test_auto_without_being_settled_is_an_error_where_it_is_used():
@@ -200,7 +201,7 @@ def kept_bytes(name: str, *, layers: int, recompute: bool = False) -> tuple[floa
             hidden = hidden_states(model, microbatch)
         found = kept() / microbatch.num_tokens
         del hidden
-    dimensions = dimensions_from_config(model.config.to_dict())
+    dimensions = dimensions_of(model)
     assert dimensions is not None
     return found, TrainerMemory(config_of("rollout.group_size=4"), dimensions, ResponseLengths(24, 46.75))
 

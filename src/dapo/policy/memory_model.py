@@ -157,7 +157,7 @@ class TrainerMemory:
         dimensions, e = self.dimensions, self.element_bytes
         queries, keys = dimensions.heads * dimensions.head_dim, dimensions.kv_heads * dimensions.head_dim
         norms = 2 * self._norm_bytes(dimensions.hidden)
-        if dimensions.post_norms:  # their outputs are added to the residual, which keeps nothing
+        if dimensions.gemma_norms:  # their outputs are added to the residual, which keeps nothing
             norms += 2 * (self._norm_bytes(dimensions.hidden) - e * dimensions.hidden)
         if dimensions.qk_norm:  # what comes out is rotated, which keeps nothing
             norms += self._norm_bytes(queries + keys) - e * (queries + keys)
@@ -178,7 +178,7 @@ class TrainerMemory:
         The input is widened to float32 for it; Gemma multiplies by the weights in float32 too.
         """
         e, wide = self.element_bytes, self.master_bytes
-        return width * (wide + (wide if self.dimensions.wide_norms else e) + e)
+        return width * (wide + (wide if self.dimensions.gemma_norms else e) + e)
 
     def _repeated_keys(self) -> float:
         """Keys per token: a group's prompt is there once, but each response attends to a copy of its keys."""
@@ -196,7 +196,7 @@ class FreeMemory:
     """Where the number comes from, for a message."""
 
 
-def settle_microbatches(
+def resolve_microbatches(
     config: Config,
     dimensions: ModelDimensions | None,
     gpu: FreeMemory | None,

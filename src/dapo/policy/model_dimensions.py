@@ -1,21 +1,62 @@
-"""How large a model is, from its configuration alone: parameters, and bytes of cache per token. No weights are read."""
+"""The size of a model, counted on its configuration built on the meta device: no weights are read."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from dapo.config import ModelConfig
+from dapo.core.errors import ConfigError
+from dapo.policy.lora import adapted_layers
+from dapo.policy.model import load_meta_model
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma3_text")
+"""Values of `model_type` whose memory is modelled."""
+
+_QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "vocab_size": 151936, "tie_word_embeddings": True}
+PUBLISHED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "smollm2-135m-instruct": {
+            "model_type": "llama",
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "vocab_size": 49152,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 8192,
+        },
+        "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25
+        | {
+            "hidden_size": 896,
+            "intermediate_size": 4864,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 14,
+            "num_key_value_heads": 2,
+        },
+        "Qwen/Qwen2.5-32B": _QWEN25
+        | {
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "vocab_size": 152064,
+            "tie_word_embeddings": False,
+            "max_position_embeddings": 131072,
+        },
+    }
+)
+"""The published config.json of the models of the shipped configurations, so that these can be checked offline."""
 
 
 @dataclass(frozen=True)
 class ModelDimensions:
-    """A decoder of the Llama kind: attention with grouped heads, a gated feed-forward layer, RMSNorm.
-
-    `qk_norm`: queries and keys are normalised per head (Qwen3, Gemma3). `post_norms`: attention and feed-forward layer
-    have a norm behind them too, and `wide_norms`: norms multiply by their weights in float32 (Gemma3).
-    """
+    """The sizes of a decoder of the Llama kind: grouped attention heads, a gated feed-forward layer, RMSNorm."""
 
     layers: int
     hidden: int
@@ -24,48 +65,23 @@ class ModelDimensions:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    tied: bool  # the head is the embedding
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    post_norms: bool = False
-    wide_norms: bool = False
-    max_positions: int | None = None
-
-    @property
-    def linears(self) -> dict[str, tuple[int, int]]:
-        """A layer's products by name: (inputs, outputs)."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "q_proj": (self.hidden, queries),
-            "k_proj": (self.hidden, keys),
-            "v_proj": (self.hidden, keys),
-            "o_proj": (queries, self.hidden),
-            "gate_proj": (self.hidden, self.intermediate),
-            "up_proj": (self.hidden, self.intermediate),
-            "down_proj": (self.intermediate, self.hidden),
-        }
-
-    @property
-    def layer_parameters(self) -> int:
-        """Of one layer."""
-        bias = dict.fromkeys(ATTENTION, self.qkv_bias) | {"o_proj": self.output_bias}
-        products = sum(
-            inputs * outputs + outputs * bias.get(name, self.mlp_bias)
-            for name, (inputs, outputs) in self.linears.items()
-        )
-        return products + (4 if self.post_norms else 2) * self.hidden + 2 * self.head_dim * self.qk_norm
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Of the embedding and the head, once where they are tied."""
-        return self.vocabulary * self.hidden * (1 if self.tied else 2)
-
-    @property
-    def parameters(self) -> int:
-        """All, tied ones once."""
-        return self.layers * self.layer_parameters + self.embedding_parameters + self.hidden
+    tied: bool
+    """Whether the head is the embedding."""
+    parameters: int
+    """All parameters, tied ones once."""
+    layer_parameters: int
+    """Parameters of one layer."""
+    embedding_parameters: int
+    """Parameters of embedding and head, once where they are tied."""
+    linears: int
+    """Linear layers, each of which LoRA gives an adapter."""
+    linear_widths: int
+    """Inputs plus outputs, summed over the linear layers."""
+    qk_norm: bool
+    """Whether queries and keys are normalised per head (Qwen3, Gemma 3)."""
+    gemma_norms: bool
+    """Whether attention and feed-forward layer have a norm behind them too, and norms scale in float32 (Gemma 3)."""
+    max_positions: int | None
 
     def cache_bytes(self, element_bytes: int) -> int:
         """Keys and values of one token in all layers."""
@@ -73,93 +89,54 @@ class ModelDimensions:
 
     def lora_parameters(self, rank: int) -> int:
         """Parameters of the adapters: `rank` times inputs plus outputs of each linear layer."""
-        return rank * self.layers * sum(map(sum, self.linears.values()))
+        return rank * self.linear_widths
 
 
-# layers, hidden, intermediate, heads, kv heads, head dim, vocabulary, tied, positions: from the published config.json
-_QWEN25 = {
-    "qwen2.5-0.5b": (24, 896, 4864, 14, 2, 64, 151936, True, 32768),
-    "qwen2.5-1.5b": (28, 1536, 8960, 12, 2, 128, 151936, True, 131072),
-    "qwen2.5-3b": (36, 2048, 11008, 16, 2, 128, 151936, True, 32768),
-    "qwen2.5-7b": (28, 3584, 18944, 28, 4, 128, 152064, False, 131072),
-    "qwen2.5-14b": (48, 5120, 13824, 40, 8, 128, 152064, False, 131072),
-    "qwen2.5-32b": (64, 5120, 27648, 40, 8, 128, 152064, False, 131072),
-    "qwen2.5-72b": (80, 8192, 29568, 64, 8, 128, 152064, False, 131072),
-}
-_QWEN3 = {
-    "qwen3-0.6b": (28, 1024, 3072, 16, 8, 128, 151936, True, 40960),
-    "qwen3-1.7b": (28, 2048, 6144, 16, 8, 128, 151936, True, 40960),
-    "qwen3-4b": (36, 2560, 9728, 32, 8, 128, 151936, True, 40960),
-    "qwen3-8b": (36, 4096, 12288, 32, 8, 128, 151936, False, 40960),
-    "qwen3-14b": (40, 5120, 17408, 40, 8, 128, 151936, False, 40960),
-    "qwen3-32b": (64, 5120, 25600, 64, 8, 128, 151936, False, 40960),
-}
-_LLAMA = {
-    "llama-3.2-1b": (16, 2048, 8192, 32, 8, 64, 128256, True, 131072),
-    "llama-3.2-3b": (28, 3072, 8192, 24, 8, 128, 128256, True, 131072),
-    "llama-3.1-8b": (32, 4096, 14336, 32, 8, 128, 128256, False, 131072),
-    "llama-3.1-70b": (80, 8192, 28672, 64, 8, 128, 128256, False, 131072),
-    "smollm2-135m": (30, 576, 1536, 9, 3, 64, 49152, True, 8192),
-    "smollm2-360m": (32, 960, 2560, 15, 5, 64, 49152, True, 8192),
-    "smollm2-1.7b": (24, 2048, 8192, 32, 32, 64, 49152, True, 8192),
-    "tiny-random": (2, 32, 64, 2, 1, 16, 100, True, 4096),
-}
-KNOWN_DIMENSIONS: Mapping[str, ModelDimensions] = (
-    {name: ModelDimensions(*row[:8], qkv_bias=True, max_positions=row[8]) for name, row in _QWEN25.items()}
-    | {name: ModelDimensions(*row[:8], qk_norm=True, max_positions=row[8]) for name, row in _QWEN3.items()}
-    | {name: ModelDimensions(*row[:8], max_positions=row[8]) for name, row in _LLAMA.items()}
-)
-_VARIANTS = ("-instruct", "-base", "-math", "-coder")  # of one shape with the plain model
+def find_dimensions(model: ModelConfig, *, local_files_only: bool = True) -> ModelDimensions | None:
+    """The sizes of a model by alias, directory or Hugging Face id, from its config.json.
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma3_text")
-"""Values of `model_type` whose parameters are counted exactly."""
-TIED_BY_DEFAULT = ("smollm3", "gemma3_text")
-"""Those whose head is the embedding where the configuration does not say."""
-
-
-def find_dimensions(name: str) -> ModelDimensions | None:
-    """Of a model by directory, Hugging Face id or alias; None where neither its configuration nor its name is known.
-
-    A configuration that lies on this machine counts first: in a directory, or in the cache of the hub. Nothing is
-    fetched.
+    Returns None where the configuration is not found or its family is none of FAMILIES. Unless `local_files_only`, a
+    config.json that is not on this machine is downloaded.
     """
-    path: Any = Path(name).expanduser() / "config.json"
-    if not path.is_file() and name.count("/") == 1:
-        from huggingface_hub import try_to_load_from_cache  # not at import: it takes a while
-
-        path = try_to_load_from_cache(name, "config.json")
-    if isinstance(path, str) or (isinstance(path, Path) and path.is_file()):
-        try:
-            return dimensions_from_config(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError):
-            return None
-    plain = name.rstrip("/").rsplit("/", 1)[-1].lower()
-    for variant in _VARIANTS:
-        plain = plain.replace(variant, "")
-    return KNOWN_DIMENSIONS.get(plain)
-
-
-def dimensions_from_config(config: Mapping[str, Any]) -> ModelDimensions | None:
-    """From the content of a config.json; None for a family that is not among FAMILIES. Raises KeyError."""
-    family = config["model_type"]
-    if family not in FAMILIES:
+    if model.name in PUBLISHED:
+        return dimensions_from_config(**PUBLISHED[model.name])
+    try:
+        meta = load_meta_model(model.name, trust_remote_code=model.trust_remote_code, local_files_only=local_files_only)
+    except ConfigError:
         return None
-    heads = config["num_attention_heads"]
-    has_bias = bool(config.get("attention_bias", False))
+    return dimensions_of(meta)
+
+
+def dimensions_from_config(model_type: str, **sizes: Any) -> ModelDimensions | None:
+    """The sizes of a model by the content of its config.json."""
+    with torch.device("meta"):
+        return dimensions_of(AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)))
+
+
+def dimensions_of(model: PreTrainedModel) -> ModelDimensions | None:
+    """The sizes of a model, with or without weights; None for a family that is none of FAMILIES."""
+    config: Any = model.config
+    if config.model_type not in FAMILIES:
+        return None
+    layer: Any = model.get_decoder().layers[0]
+    shapes = [model.get_parameter(f"{name}.weight").shape for name in adapted_layers(model)]
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    heads, is_tied = config.num_attention_heads, embedding is head
     return ModelDimensions(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
         heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        vocabulary=config["vocab_size"],
-        tied=bool(config.get("tie_word_embeddings", family in TIED_BY_DEFAULT)),
-        qkv_bias=family == "qwen2" or has_bias,
-        output_bias=family != "qwen2" and has_bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=family in ("qwen3", "gemma3_text"),
-        post_norms=family == "gemma3_text",
-        wide_norms=family == "gemma3_text",
-        max_positions=config.get("max_position_embeddings"),
+        kv_heads=config.num_key_value_heads or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocabulary=config.vocab_size,
+        tied=is_tied,
+        parameters=sum(weight.numel() for weight in model.parameters()),
+        layer_parameters=sum(weight.numel() for weight in layer.parameters()),
+        embedding_parameters=embedding.numel() * (1 if is_tied else 2),
+        linears=len(shapes),
+        linear_widths=sum(map(sum, shapes)),
+        qk_norm=hasattr(layer.self_attn, "q_norm"),
+        gemma_norms=hasattr(layer, "post_feedforward_layernorm"),
+        max_positions=config.max_position_embeddings,
     )

@@ -1,28 +1,19 @@
-"""What each process of a run holds in memory, and how long a step takes: estimated from stated numbers.
+"""What each process of a run holds in memory, and how much a step samples and sends: arithmetic, nothing is started.
 
-Pure arithmetic on a configuration, a model's dimensions and a hardware profile. Nothing is loaded or started.
+The inputs are a configuration, the model's sizes, and a profile of the hardware and the responses.
 """
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
+from pathlib import Path
 from typing import Any, Self
 
-from dapo.cli.check.hardware_profile import HardwareProfile
-from dapo.cli.check.speed import (
-    GB,
-    Decoding,
-    GenerationTime,
-    UpdateKind,
-    UpdateTime,
-    decode_kind,
-    generation_time,
-    response_lengths,
-)
 from dapo.config import Config
+from dapo.core.errors import ConfigError
 from dapo.engines.native.device_memory import CACHE_SHARE, SAMPLING_FLOATS
-from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY, MAX_SEQUENCES
-from dapo.policy.logprobs import chunk_tokens
+from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
 from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory
 from dapo.policy.model_dimensions import ModelDimensions
 
@@ -30,15 +21,65 @@ CUDA_PROCESS_BYTES = 3 * GIB  # main memory of a process that computes on a GPU,
 UPDATE_PARTS = ("activations", "gradients of activations", "logits (one chunk)")
 
 
-@dataclass(frozen=True)
-class LoadEstimate:
-    """What it takes the trainer ranks to load the model, each of them its own rows."""
+def _assumed(value: Any, meaning: str) -> Any:
+    return field(default=value, metadata={"meaning": meaning})
 
-    read_bytes: float
-    """Bytes that one rank reads."""
-    host_bytes: float
-    """Bytes of main memory for all ranks of a node; the page cache, which gives way, is not counted."""
-    seconds: float
+
+@dataclass(frozen=True)
+class HardwareProfile:
+    """Assumptions where a configuration names no value; `--assume` replaces them."""
+
+    device: str = _assumed("gpu", "gpu or cpu")
+    memory_gib: float = _assumed(80.0, "GiB of memory per device")
+    devices_per_node: int = _assumed(8, "devices per node")
+    keep_rate: float = _assumed(1 / 3, "fraction of groups that carry a signal (Eq. 11)")
+    mean_response_tokens: float = _assumed(0.0, "tokens of a response, on average")
+    prompt_tokens: float = _assumed(256.0, "tokens of a prompt, on average")
+    process_gib: float = _assumed(0.6, "GiB of a process without its tensors")
+    engine_overhead_gib: float = _assumed(4.0, "GiB that vLLM takes for itself on each GPU")
+
+
+def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareProfile:
+    """The defaults for a configuration's devices, replaced by `given`, a list of `name=value`. Raises ConfigError."""
+    changed = dict(_parse(text) for text in given)
+    device = changed.get("device", "cpu" if _trains_on_cpu(config) else "gpu")
+    if device not in ("cpu", "gpu"):
+        raise ConfigError(f"--assume device={device}: expected gpu or cpu")
+    lengths = ResponseLengths.expected(config)
+    profile = replace(
+        HardwareProfile() if device == "gpu" else _this_machine(),
+        mean_response_tokens=lengths.response,
+        prompt_tokens=lengths.prompt,
+        keep_rate=HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0,
+    )
+    profile = replace(profile, **changed)
+    for entry in fields(HardwareProfile):
+        value = getattr(profile, entry.name)
+        if not isinstance(value, str) and not value > 0:
+            raise ConfigError(f"--assume {entry.name}={value}: expected a number above 0")
+    return profile
+
+
+def _parse(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    kinds: dict[str, Any] = {entry.name: type(entry.default) for entry in fields(HardwareProfile)}
+    if not equals or name not in kinds:
+        raise ConfigError(f"--assume {text}: expected NAME=VALUE with one of {', '.join(kinds)}")
+    try:
+        return name, kinds[name](value)
+    except ValueError:
+        raise ConfigError(f"--assume {text}: expected a number") from None
+
+
+def _this_machine() -> HardwareProfile:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return HardwareProfile("cpu", round(memory / GIB, 1), devices_per_node=1, engine_overhead_gib=1.0)
+
+
+def _trains_on_cpu(config: Config) -> bool:
+    if config.train.device != "auto":
+        return config.train.device == "cpu"
+    return config.launcher == "local" and not Path("/dev/nvidia0").exists()
 
 
 @dataclass(frozen=True)
@@ -124,14 +165,17 @@ class ResourceEstimate:
             return max(0.0, GPU_MEMORY * self.profile.memory_gib * GIB - others)
         return (given or CPU_CACHE_GIB) * GIB
 
-    def load(self) -> LoadEstimate:
-        """Loading of a model that is stored in 16 bits and sharded over GPUs: what limits it is the storage."""
-        stored = 2 * self.dimensions.parameters
+    @property
+    def load_read_bytes(self) -> float:
+        """Bytes of the model's files that one trainer rank reads, stored in 16 bits and sharded over GPUs."""
+        return 2 * self.dimensions.parameters / self.ranks
+
+    @property
+    def load_host_bytes(self) -> float:
+        """Bytes of a node's main memory while all its ranks load; the page cache, which gives way, is not counted."""
         # the largest weight's rows, as read and in the type to compute in
         rows = (2 + self.element_bytes) * self.dimensions.vocabulary * self.dimensions.hidden / self.ranks
-        on_node = min(self.ranks, self.profile.devices_per_node)
-        seconds = stored / (self.profile.storage_gb_s * GB)
-        return LoadEstimate(stored / self.ranks, on_node * (CUDA_PROCESS_BYTES + rows), seconds)
+        return min(self.ranks, self.profile.devices_per_node) * (CUDA_PROCESS_BYTES + rows)
 
     @property
     def cached_token_bytes(self) -> int:
@@ -176,93 +220,3 @@ class ResourceEstimate:
         rollout = self.config.rollout
         wanted = rollout.prompts_per_step / self.profile.keep_rate
         return min(wanted, self.config.max_groups_per_step) * rollout.group_size
-
-    @property
-    def running_sequences(self) -> float:
-        """Sequences in one engine, on average: bounded by its slots and by its cache.
-
-        vLLM's are half grown; the native engine keeps room for the longest response of each.
-        """
-        rollout, prompt = self.config.rollout, self.profile.prompt_tokens
-        if rollout.engine == "vllm":
-            bound, length = MAX_SEQUENCES, prompt + self.profile.mean_response_tokens / 2
-        else:
-            bound, length = rollout.native.slots, prompt + rollout.max_response_tokens
-        held = self.cache_tokens / length
-        return max(1.0, min(bound, held, self.generated_responses / max(1, self.config.engine_processes)))
-
-    def decode_seconds(self, running: float) -> float:
-        """Seconds for one token of each of `running` sequences on a CPU: reading weights and cache, or computing."""
-        dimensions, profile = self.dimensions, self.profile
-        length = profile.prompt_tokens + profile.mean_response_tokens / 2
-        read = self.element_bytes * dimensions.parameters + running * length * self.cached_token_bytes
-        flop = running * (2 * dimensions.parameters + self._attention_flop(length))
-        at_rate = profile.generate_utilisation / max(1, self.config.engine_processes)  # the processor is shared by all
-        return max(read / (profile.bandwidth_gb_s * GB), flop / (profile.tflops * 1e12)) / at_rate
-
-    @property
-    def decoding(self) -> Decoding:
-        """Decode steps of an engine on GPUs."""
-        gpus = self.config.gpus_per_engine
-        return Decoding(self.dimensions, self.element_bytes, self.profile, decode_kind(self.config), gpus)
-
-    @cached_property
-    def generation(self) -> GenerationTime:
-        """The generation phase of one engine, whose part of the responses has log-normal lengths."""
-        profile, slots = self.profile, int(self.running_sequences)
-        number = ceil(self.generated_responses / max(1, self.config.engine_processes))
-        limit = self.config.rollout.max_response_tokens
-        lengths = response_lengths(number, profile.mean_response_tokens, profile.length_spread, limit)
-        if profile.device == "gpu":
-            return generation_time(lengths, profile.prompt_tokens, slots, self.decoding.step_seconds)
-        return generation_time(lengths, profile.prompt_tokens, slots, lambda rows, *_: self.decode_seconds(rows))
-
-    @property
-    def update_time(self) -> UpdateTime:
-        """An update on a GPU."""
-        length = self.profile.prompt_tokens + self.profile.mean_response_tokens / 2
-        kept = self.memory.activation_bytes(recompute=False)
-        kind = UpdateKind(chunk_tokens=chunk_tokens(self.dimensions.vocabulary, "cuda"))
-        return UpdateTime(self.dimensions, self.element_bytes, self.profile, kept, length, kind)
-
-    def step_seconds(self) -> dict[str, float]:
-        """Seconds of one step, by phase."""
-        profile = self.profile
-        phases = {
-            "weight sync": self.sync_bytes * self.sync_copies / (profile.link_gb_s * GB),
-            "generation": self.generation.full_s,
-            "long-tail responses": self.generation.draining_s,
-        }
-        if self.is_colocated:
-            phases["weight sync"] = self.sync_bytes / (profile.bandwidth_gb_s * GB)
-        return phases | self._training_seconds()
-
-    def _training_seconds(self) -> dict[str, float]:
-        recompute = bool(self.config.train.recompute)
-        recorded = 1 - 1 / self.config.updates_per_step  # the first update computes its own
-        if self.profile.device == "gpu":
-            update = sum(self.update_time.parts(recompute=recompute).values())
-            forward, tokens = self.update_time.forward_seconds(), self.trained_tokens / self.ranks
-            phases = {"old log-probabilities": recorded * forward * tokens, "update": update * tokens}
-            phases["critic"] = (forward + update) * tokens * self.config.has_critic
-            return {name: seconds for name, seconds in phases.items() if seconds}
-        # on CPUs the one machine computes an update, however many ranks share it
-        rate = self.profile.tflops * 1e12 * self.profile.train_utilisation
-        passes = {"old log-probabilities": recorded, "update": 4 if recompute else 3}
-        passes["critic"] = (1 + passes["update"]) * self.config.has_critic  # its values, and its update
-        return {name: count * self._forward_flop() / rate for name, count in passes.items() if count}
-
-    @property
-    def trained_tokens(self) -> float:
-        """Tokens of the step's batch; a group's prompt counts once."""
-        rollout, profile = self.config.rollout, self.profile
-        responses = rollout.prompts_per_step * rollout.group_size * profile.mean_response_tokens
-        return responses + rollout.prompts_per_step * profile.prompt_tokens
-
-    def _forward_flop(self) -> float:
-        """FLOP of one forward pass over the step's batch."""
-        length = self.profile.prompt_tokens + self.profile.mean_response_tokens / 2
-        return self.trained_tokens * (2 * self.dimensions.parameters + self._attention_flop(length))
-
-    def _attention_flop(self, length: float) -> float:
-        return 4 * self.dimensions.layers * self.dimensions.heads * self.dimensions.head_dim * length

@@ -1,4 +1,4 @@
-"""`dapo check --probe`: prints what was measured beside what was estimated, and what a run's first steps measured."""
+"""`dapo check --probe`: prints the measured values, next to the estimated memory or to a run's first steps."""
 
 import math
 from collections.abc import Iterator
@@ -8,8 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from dapo.analysis.probe import FIRST_STEPS, TOLERANCE, Probe, compare_with_run, default_problems, probe_run
-from dapo.cli.check.estimate import ResourceEstimate
-from dapo.cli.check.report import estimate_of, whole_step_seconds
+from dapo.cli.check.report import estimate_of
 from dapo.config import Config
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
@@ -46,7 +45,7 @@ def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
 
 
 def describe_probe(config: Config, probe: Probe) -> Iterator[str]:
-    """Lines for a person: pass rates, what a step needs, lengths, speed and memory, beside the estimate."""
+    """Lines for a person: pass rates, responses per step, lengths, speed and memory."""
     yield f"probe of {probe.problems} problems x {probe.samples} responses with the real model:"
     if probe.accuracy is not None:
         yield f"  accuracy    {probe.accuracy:.1%}{_interval(probe.accuracy_interval)}"
@@ -67,7 +66,7 @@ def describe_probe(config: Config, probe: Probe) -> Iterator[str]:
         text = f"{found.severity}: {warning(found)}"
         yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     yield ""
-    yield from _speed(probe, estimate_of(resolve_auto(config))[0])
+    yield from _speed(resolve_auto(config), probe)
 
 
 def describe_against(probe: Probe, run: Path) -> Iterator[str]:
@@ -93,24 +92,19 @@ def _keep_rate(probe: Probe) -> str:
     return expected if math.isclose(probe.expected_keep_rate, probe.kept) else f"{expected}; here {kept}"
 
 
-def _speed(probe: Probe, estimate: ResourceEstimate | None) -> Iterator[str]:
-    """The measured step beside the estimated one."""
-    phases = {} if estimate is None else estimate.step_seconds()
-    generation = sum(phases[name] for name in ("generation", "long-tail responses") if name in phases)
-    update = sum(phases[name] for name in ("update", "old log-probabilities") if name in phases)
+def _speed(config: Config, probe: Probe) -> Iterator[str]:
+    """Seconds of a step's phases and the peak of memory, next to the estimate of the latter."""
+    estimate, _ = estimate_of(config)
     memory = sum(estimate.process_memory().values()) / GIB if estimate is not None and estimate.is_colocated else None
-    whole = None if estimate is None else whole_step_seconds(estimate.config, phases)
-    rows: list[tuple[str, float | None, float | None, str]] = [
-        ("load weights, s", probe.load_s, phases.get("weight sync"), ""),
-        ("generation, s", probe.generate_s, generation or None, f"{probe.tokens_per_s:,.0f} tokens/s"),
-        ("update, s", probe.update_s, update or None, _rate(probe.update_tokens_per_s)),
-        ("one step, s", probe.step_s, whole, ""),
-        ("peak memory, GiB", probe.peak_memory_gib, memory, ""),
-    ]
-    yield f"  {'one step':20}{'probe':>10}{'estimate':>10}"
-    for name, measured, estimated, note in rows:
-        shown = f"  {name:20}{_number(measured):>10}{_number(estimated):>10}  {note}"
-        yield shown.rstrip()
+    yield "  one step"
+    for name, measured, note in (
+        ("load weights, s", probe.load_s, ""),
+        ("generation, s", probe.generate_s, f"{probe.tokens_per_s:,.0f} tokens/s"),
+        ("update, s", probe.update_s, _rate(probe.update_tokens_per_s)),
+        ("total, s", probe.step_s, ""),
+        ("peak memory, GiB", probe.peak_memory_gib, "" if memory is None else f"{_number(memory)} estimated"),
+    ):
+        yield f"  {name:20}{_number(measured):>10}  {note}".rstrip()
 
 
 def _rate(rate: float | None) -> str:

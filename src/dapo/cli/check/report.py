@@ -1,31 +1,29 @@
-"""Describes a resource estimate: what runs where, memory, weight sync, an estimated step, and what cannot work."""
+"""The lines of `dapo check` about resources: what runs where, memory, weight sync, and what does not fit."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from math import ceil
 
-from dapo.cli.check.estimate import ResourceEstimate
-from dapo.cli.check.hardware_profile import HardwareProfile, hardware_profile_for
-from dapo.cli.check.speed import GB
+from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate, hardware_profile_for
 from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.lora import adapted_layers
-from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
+from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
 from dapo.policy.model import load_local_tokenizer, load_meta_model
-from dapo.policy.model_dimensions import KNOWN_DIMENSIONS, find_dimensions
-from dapo.runs.console import duration
+from dapo.policy.model_dimensions import FAMILIES, find_dimensions
 from dapo.training.assemble.inputs import turn_end_notes
 from dapo.training.assemble.resolve import resolve_auto
 
 
 def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str]:
-    """Lines for a person: what runs where, memory, the bytes of a weight sync, an estimated step, what was assumed."""
+    """Lines for a person: what runs where, memory, a step's responses, the weight sync, assumptions, problems."""
     estimate, line = estimate_of(config, given)
     if estimate is None:
+        name = config.model.name
         yield (
-            f"resources: the sizes of {config.model.name} are not known here: its config.json is not on this machine. "
-            f"Name a model of the same sizes, --assume dimensions=NAME: {', '.join(KNOWN_DIMENSIONS)}"
+            f"resources: the sizes of {name} are not known. They come from its config.json: if that is not on this "
+            f"machine, run `hf download {name} config.json`. Memory is modelled for {', '.join(FAMILIES)}"
         )
         if config.model.lora is not None:
             yield from _adapters_of_layers(config.model, config.model.lora)
@@ -41,33 +39,33 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
     yield ""
     yield "assumed (change it with --assume NAME=VALUE):"
     for entry in fields(HardwareProfile):
-        if value := getattr(estimate.profile, entry.name):
-            shown = value if isinstance(value, str) else f"{value:g}"
-            yield f"  {entry.name}={shown}  {entry.metadata['meaning']}".rstrip()
+        value = getattr(estimate.profile, entry.name)
+        shown = value if isinstance(value, str) else f"{value:g}"
+        yield f"  {entry.name}={shown}  {entry.metadata['meaning']}"
     for problem in find_problems(estimate):
         yield ""
         yield f"problem: {problem}"
 
 
 def estimate_of(config: Config, given: Sequence[str] = ()) -> tuple[ResourceEstimate | None, str | None]:
-    """The estimate with what `auto` stands for settled, and a line about that; None for a model of unknown sizes."""
+    """The estimate with `auto` resolved, and a line about the choice; None for a model of unknown sizes."""
     profile = hardware_profile_for(config, given)
-    dimensions = KNOWN_DIMENSIONS[profile.dimensions] if profile.dimensions else find_dimensions(config.model.name)
+    dimensions = find_dimensions(config.model)
     if dimensions is None:
         return None, None
     resolved = resolve_auto(config, cuda=profile.device == "gpu", training=False)
-    return settle_estimate(ResourceEstimate(resolved, dimensions, profile))
+    return resolve_estimate(ResourceEstimate(resolved, dimensions, profile))
 
 
-def settle_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str | None]:
-    """The estimate with `train.microbatch_tokens` and `train.recompute` settled, and a line about what `auto` chose.
+def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str | None]:
+    """The estimate with `train.microbatch_tokens` and `train.recompute` resolved, and a line about the choice.
 
-    Where nothing fits, it is the estimate of the smallest update, and the line is a problem.
+    Where nothing fits, the estimate is of the smallest update, and the line is a problem.
     """
     is_gpu, memory = estimate.profile.device == "gpu", estimate.memory
     gpu = FreeMemory(estimate.profile.memory_gib * GIB, "--assume memory_gib") if is_gpu else None
     try:
-        config, reason = settle_microbatches(estimate.config, estimate.dimensions, gpu, memory.lengths)
+        config, reason = resolve_microbatches(estimate.config, estimate.dimensions, gpu, memory.lengths)
     except ConfigError as error:
         train, longest = estimate.config.train, memory.longest_sequence
         smallest = {"microbatch_tokens": train.microbatch_tokens or longest, "recompute": train.recompute is not False}
@@ -91,7 +89,7 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     config, dimensions, lora = estimate.config, estimate.dimensions, estimate.config.model.lora
     yield f"resources (launcher {config.launcher}, {dimensions.parameters:,} parameters):"
     if lora is not None:
-        yield _adapters(lora, list(dimensions.linears.values()) * dimensions.layers, dimensions.parameters)
+        yield _adapters(lora, dimensions.linears, dimensions.lora_parameters(lora.rank), dimensions.parameters)
         whole = estimate.changed("model", lora=None)
         memory = [_gib(sum(each.trainer_memory().values())) for each in (estimate, whole)]
         copies = [_gib(each.checkpoint_copy_bytes()) for each in (estimate, whole)]
@@ -106,10 +104,9 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         ranks = f"{estimate.ranks} ranks (FSDP2)" if estimate.ranks > 1 else "1 process"
         yield f"  trainer      {ranks}, {_each(estimate, 1)}"
         if estimate.profile.device == "gpu":
-            load = estimate.load()
             yield (
-                f"               each rank reads {load.read_bytes / GB:.2f} GB of the model's files, all of them in "
-                f"{load.seconds:,.0f} s; {_gib(load.host_bytes)} of a node's main memory"
+                f"               each rank reads {estimate.load_read_bytes / 1e9:.2f} GB of the model's files; loading "
+                f"takes {_gib(estimate.load_host_bytes)} of a node's main memory"
             )
     if config.engine_processes:
         shared = "" if config.engine_processes == 1 else ", in lockstep" if config.rollout.reproducible else ", by load"
@@ -123,10 +120,9 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         yield f"  GPUs         {estimate.devices} = {nodes} node{'s' * (nodes > 1)} of {per_node}"
 
 
-def _adapters(lora: LoraConfig, linears: Sequence[Sequence[int]], parameters: int) -> str:
-    trained = lora.rank * sum(map(sum, linears))
+def _adapters(lora: LoraConfig, linears: int, trained: int, parameters: int) -> str:
     return (
-        f"  adapters     of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}, on {len(linears)} linear layers: "
+        f"  adapters     of rank {lora.rank}, scaled by {lora.alpha / lora.rank:g}, on {linears} linear layers: "
         f"{trained:,} parameters, {trained / parameters:.2%} of the model's"
     )
 
@@ -138,7 +134,7 @@ def _adapters_of_layers(model: ModelConfig, lora: LoraConfig) -> Iterator[str]:
     except ConfigError:
         return
     linears = [meta.get_parameter(f"{name}.weight").shape for name in adapted_layers(meta)]
-    yield _adapters(lora, linears, meta.num_parameters())
+    yield _adapters(lora, len(linears), lora.rank * sum(map(sum, linears)), meta.num_parameters())
 
 
 def _each(estimate: ResourceEstimate, devices: int) -> str:
@@ -177,49 +173,10 @@ def _table(title: str, breakdown: Mapping[str, float], available: float) -> Iter
 
 
 def _step(estimate: ResourceEstimate) -> Iterator[str]:
-    config, profile = estimate.config, estimate.profile
-    phases = estimate.step_seconds()
+    tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
+    yield f"each step: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens"
     times = f", {estimate.sync_copies} time{'s' * (estimate.sync_copies > 1)} (one per node)"
-    copies = "" if estimate.is_colocated else times
-    yield f"weight sync, each step: {estimate.sync_bytes / GB:,.2f} GB{copies}"
-    tokens = estimate.generated_responses * profile.mean_response_tokens
-    yield (
-        f"one step, estimated: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens; "
-        f"{estimate.running_sequences:,.0f} sequences at a time in an engine"
-    )
-    for name, seconds in phases.items():
-        yield f"  {seconds:>10,.1f} s  {name}"
-    total = whole_step_seconds(config, phases)
-    steps = f"{config.train.num_steps} steps: {duration(total * config.train.num_steps)}, evaluations not counted"
-    yield f"  {total:>10,.1f} s  total ({config.schedule}); {steps}"
-    if profile.device == "gpu":
-        yield from _speeds(estimate)
-
-
-def whole_step_seconds(config: Config, phases: Mapping[str, float]) -> float:
-    """The seconds of a step whose phases take so long: with one_step_off sampling and training overlap."""
-    total = sum(phases.values())
-    if config.schedule == "one_step_off":
-        training = sum(phases[name] for name in phases if name in ("update", "old log-probabilities", "critic"))
-        total = phases["weight sync"] + max(training, total - training - phases["weight sync"])
-    return total
-
-
-def _speeds(estimate: ResourceEstimate) -> Iterator[str]:
-    """What the seconds on GPUs come from."""
-    profile, rows, kind = estimate.profile, int(estimate.running_sequences), estimate.decoding.kind
-    mean, longest = profile.mean_response_tokens, estimate.generation.longest
-    longest_now, decoding = profile.prompt_tokens + longest, estimate.decoding
-    step = 1000 * decoding.step_seconds(rows, profile.prompt_tokens + mean / 2, longest_now)
-    alone = 1000 * decoding.step_seconds(1, longest_now, longest_now)
-    launched = "in captured graphs" if kind.has_graphs else "one by one from Python"
-    yield (
-        f"  a decode step of {rows:,} sequences takes {step:.1f} ms, of one {alone:.1f} ms: "
-        f"{kind.kernels_per_layer} kernels per layer, launched {launched}"
-    )
-    yield f"  the longest response has {longest / mean:.1f} times the mean length"
-    share = estimate.update_time.utilisation(recompute=bool(estimate.config.train.recompute))
-    yield f"  an update reaches {share:.0%} of the limit, by 6 FLOP per parameter and token"
+    yield f"weight sync, each step: {estimate.sync_bytes / 1e9:,.2f} GB{'' if estimate.is_colocated else times}"
 
 
 def find_problems(estimate: ResourceEstimate) -> Iterator[str]:

@@ -11,7 +11,7 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
 from dapo.distributed.engine_specs import processes_per_gpu, require_vllm
 from dapo.engines.native.linear_probe import choices_file, choose_kernels, linear_shapes
-from dapo.policy.memory_model import GIB, FreeMemory, settle_microbatches
+from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
 from dapo.policy.model_dimensions import find_dimensions
 
 ASSUMED_GIB = 80.0
@@ -45,7 +45,9 @@ def resolve_auto(
     config = resolve_auto_verifier(config)
     if training:
         gpu = trainer_gpu(config, device)
-        config, reason = settle_microbatches(config, find_dimensions(config.model.name), gpu)
+        # the model's files are needed soon, so its config.json may be downloaded
+        dimensions = None if gpu is None else find_dimensions(config.model, local_files_only=False)
+        config, reason = resolve_microbatches(config, dimensions, gpu)
         if reason is not None:
             log(reason)
     return config
