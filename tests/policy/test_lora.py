@@ -381,7 +381,7 @@ class TestSizes:
         assert "adapters     of rank 2, scaled by 16, on 14 linear layers: 2,048 parameters, " in output
         assert "frozen weights" in output
         raw["model"] = {"name": "someone/not-on-this-machine", "lora": {"rank": 2}}
-        assert "someone/not-on-this-machine are not known here" in next(describe_estimate(build_config(raw)))
+        assert "the sizes of someone/not-on-this-machine are not known" in next(describe_estimate(build_config(raw)))
 
 
 def dapo(*arguments: str) -> int:
