@@ -115,13 +115,13 @@ def dimensions_from_config(model_type: str, **sizes: Any) -> ModelDimensions | N
 
 def dimensions_of(model: PreTrainedModel) -> ModelDimensions | None:
     """The sizes of a model, with or without weights; None for a family that is none of FAMILIES."""
-    config: Any = model.config
-    if config.model_type not in FAMILIES:
+    if model.config.model_type not in FAMILIES:
         return None
-    layer: Any = model.get_decoder().layers[0]
+    decoder: Any = model.base_model
+    config, layer = decoder.config, decoder.layers[0]
     shapes = [model.get_parameter(f"{name}.weight").shape for name in adapted_layers(model)]
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    heads, is_tied = config.num_attention_heads, embedding is head
+    embedding: Any = model.get_input_embeddings().weight
+    heads, is_tied = config.num_attention_heads, embedding is model.get_output_embeddings().weight
     return ModelDimensions(
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
