@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-tools test-vllm nightly soak gpu-acceptance check dist docs site format golden bench bench-peers verifier-report mutants simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -39,7 +39,11 @@ quickstart: install
 # hundreds of processes that tests start: those of the sandbox read it, but never write it
 test: install-dev
 	$(VENV)/bin/python -m compileall -q src
-	env -u PYTHONDONTWRITEBYTECODE $(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(PYTEST) -m "not ray" --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
+
+# real Ray clusters on this machine: about three minutes, most of them the starts of Ray's processes
+test-ray: install-dev
+	$(PYTEST) -m ray tests/distributed $(ARGS)
 
 # the tests of files that differ from BASE (.ci/changed-tests lists them), and those of layers and names
 BASE ?= HEAD
@@ -55,8 +59,8 @@ test-tools: install-dev
 test-vllm: .venv-vllm/.installed-dapo
 	.venv-vllm/bin/python -m pytest -m vllm tests/engines/test_vllm.py tests/contracts/test_engine_contract.py $(ARGS)
 
-# what takes too long for every change: the tests of tools, 200 kills at random moments (about eight minutes), the soak
-nightly: test-tools
+# what takes too long for every change: the tests of tools and of Ray, 200 kills at random moments (about eight minutes), the soak
+nightly: test-ray test-tools
 	DAPO_KILLS=200 $(PYTEST) -s --timeout=3600 tests/system/test_kills.py
 	$(VENV)/bin/python -m benchmarks.soak $(ARGS)
 

@@ -13,7 +13,7 @@ import pytest
 from helpers.fork_server import AREAS, ForkServer
 from helpers.tiny_runs import CONFIGS, EVENTFUL, contents, differences, metrics
 
-KILLS = int(os.environ.get("DAPO_KILLS", "20"))
+KILLS = int(os.environ.get("DAPO_KILLS", "14"))
 """`make nightly` sets 200."""
 
 # a checkpoint every second step, so that a kill loses finished steps as well
