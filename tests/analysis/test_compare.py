@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dapo.analysis.branch_variance import Branch, group_branches
 from dapo.analysis.compare import compare_evaluations, compare_runs, equal_steps
-from dapo.analysis.spread import Branch, group_branches
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
@@ -111,7 +111,7 @@ def evaluation(accuracies: dict[str, list[float]], **settings: Any) -> dict[str,
     samples = max(map(len, accuracies.values()))
     mean = float(np.mean([np.mean(values) for values in accuracies.values()]))
     return {"name": "test", "temperature": 1.0, "top_p": 1.0, "max_response_tokens": 8, "binary": True, "seed": 0} | {
-        "samples_per_problem": samples, "accuracy": mean, "table": table, **settings
+        "step": 1, "samples_per_problem": samples, "accuracy": mean, "table": table, **settings
     }  # fmt: skip
 
 
@@ -120,13 +120,13 @@ class TestEvaluations:
     MANY = evaluation({"q": [1, 0, 1, 1], "p": [1, 0, 1, 1]})
 
     def test_with_equal_draws_the_same_samples_are_compared(self):
-        found = compare_evaluations((3, self.FEW), (4, self.MANY))
+        found = compare_evaluations(self.FEW | {"step": 3}, self.MANY | {"step": 4})
         assert found.shares_draws
         assert found.difference["difference"] == pytest.approx((0 + 0.5) / 2)  # the first two of four
         assert (found.step_a, found.step_b, found.better, found.worse) == (3, 4, 1, 0)
 
     def test_with_another_seed_all_samples_count(self):
-        found = compare_evaluations((3, self.FEW), (4, self.MANY | {"seed": 1}))
+        found = compare_evaluations(self.FEW, self.MANY | {"seed": 1})
         assert not found.shares_draws
         assert found.difference["difference"] == pytest.approx((0.25 + 0.75) / 2)
 
@@ -139,7 +139,7 @@ class TestEvaluations:
     )
     def test_what_was_asked_otherwise_is_not_compared(self, other: dict[str, Any], message: str):
         with pytest.raises(DataError, match=message):
-            compare_evaluations((1, self.FEW), (1, other))
+            compare_evaluations(self.FEW, other)
 
 
 def test_steps_are_equal_up_to_the_first_metric_that_differs_but_for_times():

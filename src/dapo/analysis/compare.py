@@ -1,7 +1,7 @@
-"""Two runs beside each other: options, accuracy on held-out problems, training curves, tokens and seconds.
+"""Compares two runs: options, accuracy on held-out problems, training curves, tokens and seconds.
 
-All differences are b - a. They are paired by problem; where both runs also drew with the same random numbers, as forks
-of one run do, the pairing removes most of the chance of sampling too (`evaluation/pairing.py`).
+All differences are b - a and paired by problem. If both runs also sampled with the same random numbers, as forks of one
+run do, the pairing removes most of the chance of sampling as well (`evaluation/pairing.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.config.differences import option_differences
 from dapo.core.errors import DataError
-from dapo.evaluation.pairing import Paired, mean_over_steps, paired, paired_problems, require_pairable
+from dapo.evaluation.pairing import Paired, mean_over_steps, paired_problems, paired_samples
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation, read_evaluation
 from dapo.runs.manifest import Fork
@@ -25,7 +25,7 @@ CURVE_METRICS = {
     "entropy": "loss/entropy",
     "length": "rollout/response_tokens_mean",
 }
-"""The metric of each curve, as it stands in metrics.jsonl."""
+"""The name of each curve's metric in metrics.jsonl."""
 COSTS = {
     "tokens_generated": "rollout/tokens_generated",
     "tokens_trained": "rollout/tokens_in_minibatches",
@@ -35,15 +35,15 @@ COSTS = {
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One of the runs."""
+    """The facts of one of the runs."""
 
     path: str
     steps: int
     seed: int
     exit_reason: str | None
-    """None while it trains."""
+    """How it ended; None while it trains."""
     fork: Mapping[str, Any] | None
-    """Parent, step, branch and changed options of a fork."""
+    """Parent, step, branch and changed options of a fork; None for another run."""
 
 
 @dataclass(frozen=True)
@@ -57,53 +57,49 @@ class HeldOut:
     difference: Mapping[str, Any]
     """A `Paired` as JSON values."""
     better: int
-    """Problems on which b is better."""
+    """The number of problems on which b is better."""
     worse: int
     is_binary: bool
-    """The verifier decides right or wrong; otherwise accuracies are scores."""
+    """Whether the verifier decides right or wrong; otherwise accuracies are scores."""
     shares_draws: bool
-    """The i-th response to a problem was drawn with the same random numbers in both."""
+    """Whether the i-th responses to a problem were sampled with the same random numbers."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One metric in both runs, by step, and the difference over the problems that both were asked in the step."""
+    """One metric of both runs by step, and its difference over the problems that both have sampled in the step."""
 
     a: Sequence[float | None]
     b: Sequence[float | None]
     differences: Sequence[Mapping[str, Any]]
-    """A `Paired` per step; without pairs where a run has no table of the step's responses."""
+    """A `Paired` per step; without pairs if a run has no table of the step's responses."""
     mean: Mapping[str, Any]
-    """The mean difference over these steps, a `Paired`; `pairs` counts those of all steps."""
+    """The mean difference over these steps, a `Paired`; `pairs` counts the pairs of all steps."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `dapo compare` says about two runs; `asdict` of it is JSON."""
+    """The comparison that `dapo compare` reports; `asdict` of it is JSON."""
 
     a: RunFacts
     b: RunFacts
     equal_up_to: int
-    """The runs are equal up to this step: every metric but times."""
+    """The last step up to which every metric but times is equal."""
     options: Mapping[str, Sequence[Any]]
     """The options that differ, with the values in a and b."""
     steps: Sequence[int]
-    """The steps after the equal ones that both runs have made."""
+    """The steps after `equal_up_to` that both runs have made."""
     held_out: Mapping[str, HeldOut]
     """`final`: after the last evaluation of each run; `best`: after the most accurate one of each."""
     curves: Mapping[str, Curve]
     costs: Mapping[str, Sequence[float]]
     """Tokens and seconds of `steps`, in a and in b."""
     notes: Sequence[str]
-    """What could not be compared, and why."""
+    """The comparisons that could not be made, and why."""
 
 
 def compare_runs(a: str | Path, b: str | Path) -> Comparison:
-    """Compare two runs, finished or not. Neither is changed.
-
-    Args:
-        a: A run directory.
-        b: Another.
+    """Compare two run directories, finished or not; neither is changed.
 
     Raises:
         CheckpointError: One of them is no run directory.
@@ -116,9 +112,10 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
     equal = equal_steps(*metrics)
     steps = sorted(step for step in metrics[0].keys() & metrics[1].keys() if step > equal)
     seeds = [config.train.seed for config in configs]
+    forks = [None if (fork := Fork.of(run)) is None else asdict(fork) for run in runs]
     facts = [
-        RunFacts(str(run.path), max(rows, default=0), seed, run.exit_reason(), fork_facts(run))
-        for run, rows, seed in zip(runs, metrics, seeds, strict=True)
+        RunFacts(str(run.path), max(rows, default=0), seed, run.exit_reason(), fork)
+        for run, rows, seed, fork in zip(runs, metrics, seeds, forks, strict=True)
     ]
     return Comparison(
         a=facts[0],
@@ -144,21 +141,10 @@ def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str,
     return step
 
 
-def fork_facts(run: RunDirectory) -> dict[str, Any] | None:
-    """Parent, step, branch and changed options of a fork, as JSON values; None for another run."""
-    fork = Fork.of(run)
-    return None if fork is None else asdict(fork)
-
-
-def as_json(found: Paired) -> dict[str, Any]:
-    """The fields of a `Paired`, and its variance ratio."""
-    return asdict(found) | {"variance_ratio": found.variance_ratio}
-
-
-def final_evaluation(run: RunDirectory) -> tuple[int, dict[str, Any]] | None:
-    """The last readable evaluation of a run, and the step before it; None without one."""
+def final_evaluation(run: RunDirectory) -> dict[str, Any] | None:
+    """The last readable evaluation of a run; None without one."""
     found = first_and_last_evaluation(run, lambda text: None)
-    return (found[-1]["step"], found[-1]) if found else None
+    return found[-1] if found else None
 
 
 def _without_times(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,13 +154,13 @@ def _without_times(row: Mapping[str, Any]) -> dict[str, Any]:
 def _held_out(
     runs: Sequence[RunDirectory], metrics: Sequence[Mapping[int, Mapping[str, Any]]], notes: list[str]
 ) -> dict[str, HeldOut]:
-    """The comparisons of the last and of the best evaluations, those that can be made."""
+    """The comparisons of the last and of the best evaluations, as far as they can be made."""
     last = [final_evaluation(run) for run in runs]
     if last[0] is None or last[1] is None:
         notes.append("no comparison on held-out problems: a run has no evaluation (data.eval, train.eval_every)")
         return {}
     pairs = {"final": [last[0], last[1]]}
-    best = [_best(run, rows, found[1]["name"]) for run, rows, found in zip(runs, metrics, pairs["final"], strict=True)]
+    best = [_best(run, rows, found["name"]) for run, rows, found in zip(runs, metrics, pairs["final"], strict=True)]
     if best[0] is not None and best[1] is not None:
         pairs["best"] = [best[0], best[1]]
     compared: dict[str, HeldOut] = {}
@@ -186,50 +172,33 @@ def _held_out(
     return compared
 
 
-def _best(run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str) -> tuple[int, dict[str, Any]] | None:
+def _best(run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str) -> dict[str, Any] | None:
     """The most accurate evaluation of a run, the earliest of equals."""
     scored = [(row[f"eval/{name}/accuracy"], -step) for step, row in rows.items() if f"eval/{name}/accuracy" in row]
     for _, step in sorted(scored, reverse=True):
         if found := read_evaluation(run.eval(-step), lambda text: None):
-            return -step, found[0]
+            return found[0]
     return None
 
 
-def compare_evaluations(first: tuple[int, Mapping[str, Any]], second: tuple[int, Mapping[str, Any]]) -> HeldOut:
-    """The paired difference of two evaluations, given as the step and what eval/step_*.json holds.
-
-    Where both have the same seed, the i-th responses to a problem are drawn with the same random numbers; of
-    evaluations with different numbers of samples the first ones of each are compared then.
+def compare_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> HeldOut:
+    """The paired difference of two evaluations of runs, each given as the content of its eval/step_*.json.
 
     Raises:
-        DataError: They were sampled otherwise, or are of different problems.
+        DataError: They were sampled with different settings, or are of different problems.
     """
-    (step_a, a), (step_b, b) = first, second
-    require_pairable(a, b)
-    shares_draws = a.get("seed") == b.get("seed")
-    samples = min(a["samples_per_problem"], b["samples_per_problem"]) if shares_draws else None
-    rows = [{row["id"]: _accuracy(row, samples) for row in found["table"]} for found in (a, b)]
-    judged = [name for name in rows[0] if rows[0][name] is not None and rows[1][name] is not None]
-    ours, theirs = ([row[name] or 0.0 for name in judged] for row in rows)
-    found = paired(ours, theirs, proportions=bool(a["binary"]))
+    difference, better, worse = paired_samples(a, b)
     return HeldOut(
-        step_a,
-        step_b,
+        a["step"],
+        b["step"],
         a["accuracy"],
         b["accuracy"],
-        as_json(found),
-        better=sum(x < y for x, y in zip(ours, theirs, strict=True)),
-        worse=sum(x > y for x, y in zip(ours, theirs, strict=True)),
+        difference.as_json(),
+        better=better,
+        worse=worse,
         is_binary=bool(a["binary"]),
-        shares_draws=shares_draws,
+        shares_draws=a.get("seed") == b.get("seed"),
     )
-
-
-def _accuracy(row: Mapping[str, Any], samples: int | None) -> float | None:
-    """The mean accuracy of the first samples of a problem; of all of them where `samples` is None."""
-    judged = [response for response in row["responses"][:samples] if response["error"] is None]
-    values = [float(each["score"] if each["correct"] is None else each["correct"]) for each in judged]
-    return sum(values) / len(values) if values else None
 
 
 def _curves(
@@ -244,7 +213,8 @@ def _curves(
     for step in steps:
         tables = [run.rollouts(step) for run in runs]
         if all(table.is_file() for table in tables):
-            by_step.append(_differences(*(problem_means(table) for table in tables)))
+            a, b = (problem_means(table) for table in tables)
+            by_step.append({name: paired_problems(a[name], b[name]) for name in CURVES})
         else:
             missing += 1
             by_step.append({name: Paired(None, None, None, 0, 0.0, 0.0) for name in CURVES})
@@ -254,12 +224,8 @@ def _curves(
         name: Curve(
             a=[metrics[0][step].get(CURVE_METRICS[name]) for step in steps],
             b=[metrics[1][step].get(CURVE_METRICS[name]) for step in steps],
-            differences=[as_json(found[name]) for found in by_step],
-            mean=as_json(mean_over_steps([found[name] for found in by_step])),
+            differences=[found[name].as_json() for found in by_step],
+            mean=mean_over_steps([found[name] for found in by_step]).as_json(),
         )
         for name in CURVES
     }
-
-
-def _differences(a: Mapping[str, Mapping[str, float]], b: Mapping[str, Mapping[str, float]]) -> dict[str, Paired]:
-    return {name: paired_problems(a[name], b[name]) for name in CURVES}

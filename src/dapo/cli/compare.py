@@ -8,8 +8,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
+from dapo.analysis.branch_variance import BranchVariance, branch_variances
 from dapo.analysis.compare import Comparison, HeldOut, compare_runs
-from dapo.analysis.spread import Branches, find_branches
 from dapo.core.terminal import print_json, printable
 from dapo.runs.console import SafeConsole
 
@@ -25,7 +25,7 @@ UNITS = {"reward": "reward", "accuracy": "accuracy, %", "entropy": "entropy, nat
 def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) -> None:
     """Compare the first run with each of the others, and branches with each other; print tables, or one JSON object."""
     compared = [compare_runs(paths[0], other) for other in paths[1:]]
-    branches = find_branches(paths)
+    branches = branch_variances(paths)
     if as_json:
         found = {"comparisons": [asdict(each) for each in compared], "branches": [asdict(each) for each in branches]}
         print_json(found)
@@ -151,7 +151,7 @@ def _overview(compared: Sequence[Comparison]) -> Table:
     return table
 
 
-def _describe(group: Branches) -> Iterator[str]:
+def _describe(group: BranchVariance) -> Iterator[str]:
     options = ", ".join(f"{name}={_show(value)}" for name, value in group.options.items()) or "no option changed"
     interval = "" if group.low is None else f" (95 % interval {group.low:.1%} to {group.high:.1%})"
     yield printable(

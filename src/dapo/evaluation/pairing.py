@@ -1,6 +1,6 @@
 """Paired comparisons: which evaluations may be paired, and the mean difference of pairs with its 95 % interval.
 
-Two runs that sample the same problem with the same random numbers differ less by chance than two that do not. With a_i
+Two runs that answer the same problem with the same random numbers differ less by chance than two that do not. With a_i
 and b_i the values of pair i, the variance of the mean difference over n pairs is
 
     paired      var(b_i - a_i) / n
@@ -9,8 +9,8 @@ and b_i the values of pair i, the variance of the mean difference over n pairs i
 Their ratio is the factor by which an unpaired comparison needs more problems for the same interval.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import sqrt
 from typing import Any
 
@@ -20,13 +20,13 @@ from dapo.core.errors import DataError
 from dapo.evaluation.intervals import difference_interval, student_quantile
 
 MUST_MATCH = ("name", "temperature", "top_p", "max_response_tokens", "binary")
-"""Settings in which two evaluations must agree, or their difference is not the models' alone."""
+"""The settings in which two evaluations must agree, or their difference is not due to the models alone."""
 SAME_DRAWS = ("samples_per_problem", "seed")
-"""Settings that give both evaluations the same random numbers."""
+"""The settings that give both evaluations the same random numbers."""
 
 
 def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> None:
-    """Raise DataError where two evaluations must not be paired; the one rule for commands, page and Python.
+    """Raise DataError if two evaluations must not be paired; the one rule for commands, page and Python.
 
     Args:
         a: An evaluation as `dapo eval --output` or a run writes it, with its table.
@@ -44,32 +44,62 @@ def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: 
 def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> dict[str, Any]:
     """Compute the mean difference (b minus a) of two evaluations, paired by problem, with its 95 % interval.
 
-    Pairing removes the difficulty of the problems from the interval. Without a pair the difference is None; without an
-    interval `low` and `high` are. Problems without a verdict in either evaluation are left out.
+    Pairing removes the difficulty of the problems from the interval. The difference is None without a pair, `low` and
+    `high` without an interval. Problems without a verdict in either evaluation are left out.
 
     Args:
         a: An evaluation with its table, rows of `id` and `accuracy`.
         b: Another of the same problems, in any order.
-        same_draws: As in `require_pairable`.
+        same_draws: See `require_pairable`.
 
     Raises:
         DataError: They must not be paired.
     """
     require_pairable(a, b, same_draws=same_draws)
-    rows = {row["id"]: row["accuracy"] for row in a["table"]}
-    values = [(rows[row["id"]], row["accuracy"]) for row in b["table"]]
-    judged = [(x, y) for x, y in values if x is not None and y is not None]
-    found = paired([x for x, _ in judged], [y for _, y in judged], proportions=bool(a["binary"]))
-    differences = [y - x for x, y in judged]
+    found, better, worse = pair_tables(a, b, lambda row: row["accuracy"])
     return {
         "difference": found.difference,
         "low": found.low,
         "high": found.high,
-        "problems": len(judged),
-        "better": sum(difference > 0 for difference in differences),
-        "worse": sum(difference < 0 for difference in differences),
-        "equal": differences.count(0),
+        "problems": found.pairs,
+        "better": better,
+        "worse": worse,
+        "equal": found.pairs - better - worse,
     }
+
+
+def paired_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple["Paired", int, int]:
+    """Pair two evaluations as `paired_difference` does, but only by samples with the same random numbers.
+
+    With equal seeds the i-th responses to a problem share their random numbers: of evaluations with different numbers
+    of samples only the first ones count, as many as both have. With other seeds all samples count.
+
+    Returns:
+        The difference, and the numbers of problems on which b is better and worse.
+
+    Raises:
+        DataError: They must not be paired.
+    """
+    require_pairable(a, b)
+    samples = min(a["samples_per_problem"], b["samples_per_problem"]) if a.get("seed") == b.get("seed") else None
+
+    def accuracy(row: Mapping[str, Any]) -> float | None:
+        judged = [response for response in row["responses"][:samples] if response["error"] is None]
+        values = [float(each["score"] if each["correct"] is None else each["correct"]) for each in judged]
+        return sum(values) / len(values) if values else None
+
+    return pair_tables(a, b, accuracy)
+
+
+def pair_tables(
+    a: Mapping[str, Any], b: Mapping[str, Any], accuracy: Callable[[Mapping[str, Any]], float | None]
+) -> tuple["Paired", int, int]:
+    """The difference of two evaluations by an accuracy of each row, with the numbers of better and worse problems."""
+    first = {row["id"]: accuracy(row) for row in a["table"]}
+    values = [(first[row["id"]], accuracy(row)) for row in b["table"]]
+    judged = [(x, y) for x, y in values if x is not None and y is not None]
+    found = paired([x for x, _ in judged], [y for _, y in judged], proportions=bool(a["binary"]))
+    return found, sum(x < y for x, y in judged), sum(x > y for x, y in judged)
 
 
 def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,10 +123,10 @@ def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, 
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean of b - a over pairs."""
+    """The mean difference, b - a, over pairs."""
 
     difference: float | None
-    """None without a pair."""
+    """The mean; None without a pair."""
     low: float | None
     """The lower end of the 95 % interval; None where there is none."""
     high: float | None
@@ -111,9 +141,13 @@ class Paired:
         """The unpaired variance over the paired one; None where the pairs do not vary."""
         return self.unpaired_variance / self.paired_variance if self.paired_variance > 0 else None
 
+    def as_json(self) -> dict[str, Any]:
+        """The fields and the variance ratio."""
+        return asdict(self) | {"variance_ratio": self.variance_ratio}
+
 
 def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False) -> Paired:
-    """The mean difference of paired values, `b[i] - a[i]`; `proportions` says that all of them are from 0 to 1."""
+    """The mean difference of paired values, `b[i] - a[i]`; `proportions`: all values are from 0 to 1."""
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     differences, count = second - first, len(first)
     interval = difference_interval(differences.tolist(), proportions=proportions) if count > 1 else None
@@ -125,10 +159,10 @@ def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False)
 
 
 def mean_over_steps(steps: Sequence[Paired]) -> Paired:
-    """The mean over steps of their differences, those with at least two pairs.
+    """The mean over the differences of steps with at least two pairs.
 
-    Given the weights of both runs, the draws of different steps are independent, so variances add up. The interval
-    says how far the two runs differ beyond the chance of these draws, not what two other runs would do.
+    Given the weights of both runs, the samples of different steps are independent, so variances add up. The interval
+    covers the chance in these samples, not the variation between runs.
     """
     found = [step for step in steps if step.pairs > 1 and step.difference is not None]
     if not found:
@@ -147,6 +181,6 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
 
 
 def paired_problems(a: Mapping[str, float], b: Mapping[str, float]) -> Paired:
-    """The difference over the problems that both runs were asked; no interval where all of them differ alike."""
+    """The difference over the problems that both runs have sampled; no interval if all of them differ equally."""
     both = sorted(a.keys() & b.keys())
     return paired([a[name] for name in both], [b[name] for name in both])
