@@ -200,7 +200,7 @@ def test_what_is_gone_is_named_with_the_option_that_keeps_it(runs: dict[str, Pat
     assert "train.save_every=1" in why
     assert "log.rollouts=all" in why
     assert found["eq9"] is not None
-    with pytest.raises(DataError, match="no judged responses of step 1; there are: steps 2 to 3"):
+    with pytest.raises(DataError, match="no judged responses of step 1; stored: steps 2 to 3"):
         explain_group(run, 1)
     with pytest.raises(DataError, match="has no group 999; its groups: "):
         explain_group(run, 3, 999)

@@ -207,7 +207,7 @@ def test_steps_that_are_gone_are_named(runs: dict[str, Path], tmp_path: Path) ->
     found = what_if(run, ["overlong.penalty=2"])
     assert (found["missing_steps"], [step["step"] for step in found["steps"]]) == ([1], [2])
     assert any("log.rollouts" in note for note in found["notes"])
-    with pytest.raises(DataError, match="no judged responses of steps 1; there are: steps 2 to 2"):
+    with pytest.raises(DataError, match="no judged responses of steps 1; stored: steps 2 to 2"):
         what_if(run, ["overlong.penalty=2"], steps="1")
     with pytest.raises(ConfigError, match="expected A:B"):
         what_if(run, [], steps="one")

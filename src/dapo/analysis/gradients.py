@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dapo.analysis.changes import Rejudged
+from dapo.analysis.rescored import RescoredGroup
 from dapo.analysis.stored_groups import RunProblems, saved_steps, with_problem, with_prompt_ids
 from dapo.config import Config
 from dapo.core.errors import ConfigError
@@ -23,9 +23,9 @@ from dapo.types import Group, Sample
 class GradientComparison:
     """Compares the gradients of both losses on both batches of chosen steps.
 
-    A step's gradient is that of its whole batch as one update, on policy (every ratio is 1), at the newest checkpoint
-    before it; the initial model is the checkpoint of step 0. Of the steps that are asked for those are taken that come
-    right after a checkpoint, or where there is none the first: its responses are then of a later policy.
+    The gradient of a step is taken over its whole batch as one update, on policy (every ratio is 1), at the newest
+    checkpoint before it; the initial model is the checkpoint of step 0. The compared steps are the chosen ones right
+    after a checkpoint. If there is none, it is the first chosen step, whose responses are then of a later policy.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class GradientComparison:
     ) -> None:
         """Load the model. Raises ConfigError for a loss of the user's own."""
         if old.loss.function is not None or new.loss.function is not None:
-            raise ConfigError("--gradient compares losses of Eq. 8, and loss.function is another: leave --gradient out")
+            raise ConfigError("--gradient compares losses of Eq. 8, which loss.function replaces: leave --gradient out")
         if old.loss.reference_every is not None or new.loss.reference_every is not None:
             raise ConfigError(
                 "--gradient compares losses whose reference is the initial policy, and loss.reference_every moves it: "
@@ -45,17 +45,17 @@ class GradientComparison:
         self._checkpoints = {
             step: max(each for each in saved if each < step) for step in right_after or list(steps)[:1]
         }
-        settled = resolve_auto(new if new.loss.kl_coef > 0 else old)  # only with a KL term a policy has a reference
-        loaded = read_model(settled, device_of(settled))
-        self._encoder = PromptEncoder(loaded.tokenizer, settled.data)
-        self._policy = Policy(settled, loaded)
+        resolved = resolve_auto(new if new.loss.kl_coef > 0 else old)  # only with a KL term a policy has a reference
+        loaded = read_model(resolved, device_of(resolved))
+        self._encoder = PromptEncoder(loaded.tokenizer, resolved.data)
+        self._policy = Policy(resolved, loaded)
         self._loaded_step = 0
         self._problems = RunProblems(old)
         self.results: list[dict[str, Any]] = []
         """One object of JSON values for each compared step."""
 
-    def add(self, step: int, groups: Sequence[Rejudged]) -> None:
-        """Compare the gradients of a step, if it is one of those; steps come in ascending order."""
+    def add(self, step: int, groups: Sequence[RescoredGroup]) -> None:
+        """Compare the gradients of a step if it is to be compared; steps come in ascending order."""
         checkpoint = self._checkpoints.get(step)
         if checkpoint is None:
             return
@@ -78,7 +78,7 @@ class GradientComparison:
             }
         )
 
-    def _with_prompt(self, each: Rejudged, group: Group) -> Group:
+    def _with_prompt(self, each: RescoredGroup, group: Group) -> Group:
         problem = self._problems.find(each.stored)
         stored = each.stored if problem is None else with_problem(each.stored, problem)
         return replace(group, prompt_ids=with_prompt_ids(stored, self._encoder).group.prompt_ids)
@@ -89,7 +89,7 @@ class GradientComparison:
 
 
 def _dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """The inner product of two gradients, in float64; 0 where one of them is of no sample."""
+    """The inner product of two gradients, in float64; 0 if one of them has no samples."""
     return math.fsum(float((first[name].double() * second[name].double()).sum()) for name in first if name in second)
 
 
@@ -98,6 +98,6 @@ def _norm(gradient: Mapping[str, Tensor]) -> float:
 
 
 def _cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float | None:
-    """The cosine of the angle between two gradients; None where one of them is zero."""
+    """The cosine of the angle between two gradients; None if one of them is zero."""
     norms = _norm(first) * _norm(second)
     return _dot(first, second) / norms if norms else None

@@ -77,7 +77,7 @@ def read_groups(
     """
     path = directory.rollouts(step)
     if not path.is_file():
-        raise DataError(_why_missing(directory, step))
+        raise no_responses(directory, f"step {step}")
     try:
         without_tokens = read_rollouts([path])
         chosen = None if tokens_of is None else [("group_id", "in", sorted(tokens_of))]
@@ -90,12 +90,13 @@ def read_groups(
         raise DataError(f"{path} is not what a run writes: {error}") from error
 
 
-def _why_missing(directory: RunDirectory, step: int) -> str:
+def no_responses(directory: RunDirectory, wanted: str) -> DataError:
+    """The error for steps whose judged responses a run does not have."""
     steps = stored_steps(directory)
-    there = f"steps {steps[0]} to {steps[-1]}" if steps else "none"
-    return (
-        f"{directory.path} has no judged responses of step {step}; there are: {there}. A run keeps those that "
-        "log.rollouts names: all, no-logprobs, last:N or none"
+    stored = f"steps {steps[0]} to {steps[-1]}" if steps else "none"
+    return DataError(
+        f"{directory.path} has no judged responses of {wanted}; stored: {stored}. log.rollouts decides which a run "
+        "keeps: all, no-logprobs, last:N or none"
     )
 
 

@@ -1,19 +1,20 @@
-"""A run's stored responses judged, shaped and filtered anew, with options that act after sampling changed."""
+"""Scores the stored responses of a run again, with changed options that act after sampling: what if?"""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dapo.analysis.changed_options import changed_config, differences, judges_anew
-from dapo.analysis.changes import Changes, Rejudged
 from dapo.analysis.gradients import GradientComparison
+from dapo.analysis.rescored import RescoredCounts, RescoredGroup
 from dapo.analysis.stored_groups import (
     RunProblems,
     StoredGroup,
     local_encoder,
+    no_responses,
     read_groups,
     stored_steps,
     with_exact_texts,
@@ -21,36 +22,42 @@ from dapo.analysis.stored_groups import (
     with_prompt_ids,
 )
 from dapo.config import Config
-from dapo.core.errors import ConfigError, DataError
+from dapo.config.differences import option_differences
+from dapo.config.load import PRESETS, resolve_auto_verifier
+from dapo.config.options import options_of
+from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
 from dapo.rewards.judge import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
-from dapo.runs.stored_config import with_start_folder
+from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.build import dynamic_sampler
 from dapo.training.dynamic_sampling import DynamicSampler, Outcome
 from dapo.training.rows import NO_COLUMNS
 from dapo.training.samples import shaped_reward, with_advantages
 from dapo.types import Group, Verdict
 
+AFTER_SAMPLING = ("reward.", "overlong.", "advantage.", "dynamic_sampling.enabled", "dynamic_sampling.filter", "preset")
+"""Options, and prefixes of options, that act after sampling."""
+ON_GRADIENTS = "loss."
 _EFFECTIVE = {"reward", "overlong", "advantage", "dynamic_sampling", "loss"}
 """The sections whose options can be changed."""
 
 
 @dataclass
-class _Judging:
-    """How groups are judged anew."""
+class _Scorer:
+    """How groups are scored."""
 
     judge: Judge | None
-    """None: their verdicts stay as they are."""
+    """The judge of their responses; None: the stored verdicts stay."""
     problems: RunProblems | None
-    """None: nothing reads more of a problem than the table has."""
+    """The problems with all columns; None: nothing reads more of a problem than the table has."""
     encoder: PromptEncoder | None
     """None: the model's tokenizer is not on this machine."""
     not_found: set[str] = field(default_factory=set)
-    """The ids of problems that the run's data does not have any more."""
+    """The ids of problems that are no longer in the run's data."""
 
 
 def what_if(
@@ -61,32 +68,103 @@ def what_if(
     gradient: bool = False,
     log: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """What other options would have made of a run's stored responses: verdicts, outcomes, rewards, advantages.
+    """Compute the verdicts, outcomes, rewards and advantages of a run's stored responses under changed options.
 
     The run's own code judges, shapes, filters and compares. Responses are judged again, in worker processes as in
-    training, where an option of the reward is named or no option at all; else their stored verdicts stand. The batch of
-    a step closes at the same number of groups. Nothing is written. The responses are those that the original options
-    led to: after the first step, a run with the changed ones would have sampled others.
+    training, if an option of the reward is named or no option at all; otherwise their stored verdicts stand. A step's
+    batch closes at the same number of groups. Nothing is written. The responses were sampled under the original
+    options: after the first step, a run with the changed ones would have sampled different ones.
 
     Args:
         run_dir: A run directory.
         overrides: `key=value` of `reward`, `overlong`, `advantage`, `dynamic_sampling.enabled`,
             `dynamic_sampling.filter`, `preset`; with `gradient` also of `loss`.
         steps: `A:B`, `A:`, `:B` or `A`, both ends included.
-        gradient: Compare also the policy gradients, see `gradients.py`.
-        log: Takes a line about what is being done.
+        gradient: Also compare the policy gradients, see `gradients.py`.
+        log: Takes a line about the work in progress.
 
     Returns:
         JSON values; docs/view.md describes them.
 
     Raises:
-        ConfigError: An option cannot be changed afterwards, `steps` is malformed, or advantages come from a critic
-            or of rewards that no file holds.
-        DataError: No responses are stored for these steps, or the data lacks what the reward reads.
+        ConfigError: An option does not act after sampling, `steps` is malformed, or the advantages depend on a critic
+            or on rewards that no file holds.
+        DataError: No responses are stored for these steps, or the data lacks a column that the reward reads.
         RewardError: The reward cannot be used.
     """
     directory = RunDirectory.open(run_dir)
-    old, new = changed_config(directory, overrides, gradient=gradient)
+    old, new = _changed_config(directory, overrides, gradient=gradient)
+    _require_stored_advantages(old, new, gradient=gradient)
+    chosen, missing = _chosen_steps(directory, steps)
+    sampler = dynamic_sampler(new, max_error_rate=1.0)  # errors are counted, and end nothing
+    # without any option, a difference shows that the verifier, or its code since then, does not repeat itself
+    judges = not overrides or any(item.startswith("reward.") for item in overrides)
+    filters = isinstance(new.dynamic_sampling.filter, str)
+    comparison = GradientComparison(directory, old, new, chosen, log=log) if gradient else None
+    counts = RescoredCounts()
+    with ExitStack() as stack:
+        stack.enter_context(with_start_folder(directory))
+        pool = stack.enter_context(VerifierPool(new.reward, output=VerifierOutput())) if judges else None
+        needed = NO_COLUMNS if pool is None else pool.needed_columns
+        scorer = _Scorer(pool, RunProblems(new, needed) if judges or filters else None, local_encoder(new))
+        for step in chosen:
+            log(f"step {step}")
+            groups = _rescore(read_groups(directory, step), new, sampler, scorer)
+            counts.add(step, groups, wanted=new.rollout.prompts_per_step)
+            if comparison is not None:
+                comparison.add(step, groups)
+    return {
+        "run": str(directory.path),
+        "options": [{"name": name, "old": a, "new": b} for name, (a, b) in option_differences(old, new).items()],
+        "judged_again": judges,
+        "missing_steps": missing,
+        **counts.as_json(),
+        "gradients": None if comparison is None else comparison.results,
+        "notes": _notes(old, new, scorer, missing),
+    }
+
+
+def _changed_config(directory: RunDirectory, overrides: Sequence[str], *, gradient: bool) -> tuple[Config, Config]:
+    """The options of a run, and the same with changed ones.
+
+    `preset=NAME` sets every option that a preset can set and that is not named itself. A named `reward.verifier` drops
+    the options of the run's own verifier. Raises ConfigError for an option that is unknown, invalid, or acts before or
+    during sampling.
+    """
+    named = [item.partition("=")[0] for item in overrides]
+    for name in named:
+        _require_after_sampling(name, gradient=gradient)
+    own = resolve_auto_verifier(load_run_config(directory))
+    preset = next((item.partition("=")[2] for item in reversed(overrides) if item.startswith("preset=")), None)
+    more = [] if preset is None else [f"{name}={json.dumps(value)}" for name, value in _preset_values(preset)]
+    if any(name == "reward.verifier" or name.startswith("reward.verifier.") for name in named):
+        more.append("reward.options={}")
+    return own, resolve_auto_verifier(load_run_config(directory, [*more, *overrides]))
+
+
+def _require_after_sampling(name: str, *, gradient: bool) -> None:
+    if name.startswith(AFTER_SAMPLING) or (gradient and name.startswith(ON_GRADIENTS)):
+        return
+    if name.startswith(ON_GRADIENTS):
+        raise ConfigError(f"{name} changes no outcome, reward or advantage, only gradients: add --gradient")
+    raise ConfigError(
+        f"{name} does not act between sampling and the update, so the stored responses cannot show its effect; "
+        "options that can be changed are those of reward, overlong and advantage, dynamic_sampling.enabled and "
+        "dynamic_sampling.filter, preset, and with --gradient those of loss"
+    )
+
+
+def _preset_values(preset: str) -> Iterator[tuple[str, Any]]:
+    """The values, under one preset, of the options that any preset sets."""
+    defaults = {name: info.default for name, info in options_of()}
+    chosen = PRESETS.get(preset, {})  # an unknown name is refused with the configuration
+    for section, options in (item for values in PRESETS.values() for item in values.items()):
+        for option in options:
+            yield f"{section}.{option}", chosen.get(section, {}).get(option, defaults[f"{section}.{option}"])
+
+
+def _require_stored_advantages(old: Config, new: Config, *, gradient: bool) -> None:
+    """Raise ConfigError if the advantages depend on numbers that no file holds."""
     if new.has_critic or (gradient and old.has_critic):
         raise ConfigError(
             "advantage.estimator=gae compares responses with the values of a critic, which are stored nowhere: set "
@@ -94,110 +172,81 @@ def what_if(
         )
     if old.loss.has_kl_reward or new.loss.has_kl_reward:
         raise ConfigError(
-            "loss.kl_in=reward makes advantages of rewards from which the divergence to the reference was subtracted, "
-            "and no file holds that; a run without it can be asked about other options, a preset's one by one"
+            "loss.kl_in=reward subtracts the divergence to the reference from the rewards before advantages are "
+            "computed, and no file holds it; name the options of a preset one by one, without loss.kl_in=reward"
         )
-    chosen, missing = _chosen_steps(directory, steps)
-    sampler = dynamic_sampler(new, max_error_rate=1.0)  # errors are counted, and end nothing
-    judges, filters = judges_anew(overrides), isinstance(new.dynamic_sampling.filter, str)
-    comparison = GradientComparison(directory, old, new, chosen, log=log) if gradient else None
-    changes = Changes()
-    with ExitStack() as stack:
-        stack.enter_context(with_start_folder(directory))
-        pool = stack.enter_context(VerifierPool(new.reward, output=VerifierOutput())) if judges else None
-        needed = NO_COLUMNS if pool is None else pool.needed_columns
-        judging = _Judging(pool, RunProblems(new, needed) if judges or filters else None, local_encoder(new))
-        for step in chosen:
-            log(f"step {step}")
-            groups = rejudge(read_groups(directory, step), new, sampler, judging)
-            changes.add(step, groups, wanted=new.rollout.prompts_per_step)
-            if comparison is not None:
-                comparison.add(step, groups)
-    return {
-        "run": str(directory.path),
-        "options": differences(old, new),
-        "judged_again": judges,
-        "missing_steps": missing,
-        **changes.as_json(),
-        "gradients": None if comparison is None else comparison.results,
-        "notes": _notes(old, new, judging, missing),
-    }
 
 
-def _notes(old: Config, new: Config, judging: _Judging, missing: Sequence[int]) -> list[str]:
-    """What a reader should know of these numbers."""
+def _notes(old: Config, new: Config, scorer: _Scorer, missing: Sequence[int]) -> list[str]:
+    """Notes on the limits of these numbers."""
     notes = []
     if missing:
         notes.append(
             f"the responses of {len(missing)} steps are gone ({missing[0]} the first, {missing[-1]} the last): "
             f"log.rollouts={old.log.rollouts}; all keeps those of every step"
         )
-    if judging.problems is not None and judging.problems.missing is not None:
+    if scorer.problems is not None and scorer.problems.missing is not None:
         notes.append(
-            "the run's data is gone, so each problem has only the columns that the table of responses keeps (prompt as "
-            f"the model read it, answer, source, short columns): {judging.problems.missing}"
+            "the run's data is gone, so each problem has only the columns that the table of responses keeps (rendered "
+            f"prompt, answer, source, short columns): {scorer.problems.missing}"
         )
-    elif judging.not_found:
+    elif scorer.not_found:
         notes.append(
-            f"{len(judging.not_found)} problems are not in data.train any more; they have only the columns that the "
-            "table of responses keeps"
+            f"{len(scorer.not_found)} problems are no longer in data.train; they have only the columns that the table "
+            "of responses keeps"
         )
     if old.predicts_signal:
         notes.append(
             f"dynamic_sampling.predict={old.dynamic_sampling.predict} chose the problems by the original verdicts"
         )
     if old.dynamic_sampling.weights != "none":
-        notes.append("in gradients all groups weigh the same: dynamic_sampling.weights=inverse is stored nowhere")
+        notes.append("in gradients all groups have the same weight: dynamic_sampling.weights=inverse is stored nowhere")
     if old.model_dump(include=_EFFECTIVE) != new.model_dump(include=_EFFECTIVE):
         notes.append(
-            "the responses are those that the original options led to: a run with the changed ones would have sampled "
-            "others from its second step on"
+            "the responses were sampled under the original options: from its second step on, a run with the changed "
+            "ones would have sampled different responses"
         )
     return notes
 
 
 def _chosen_steps(directory: RunDirectory, text: str) -> tuple[list[int], list[int]]:
-    """The stored steps in a range, and those of the range that are finished and whose responses are gone."""
+    """The stored steps in a range, and the finished steps in it whose responses are gone."""
     first, colon, last = text.partition(":")
     try:
         low = int(first) if first else 1
         high = int(last) if last else (None if colon else low)
     except ValueError:
-        raise ConfigError(f"--steps {text}: expected A:B, A:, :B or A with numbers of steps, such as 10:20") from None
+        raise ConfigError(f"--steps {text}: expected A:B, A:, :B or A with step numbers, such as 10:20") from None
     stored = stored_steps(directory)
     end = max(stored, default=0) if high is None else high
     logged = read_metrics(directory.metrics) if directory.metrics.exists() else []
     finished = max([*stored, *(entry["step"] for entry in logged)], default=0)
     chosen = [step for step in stored if low <= step <= end]
     if not chosen:
-        there = f"steps {stored[0]} to {stored[-1]}" if stored else "none"
-        raise DataError(
-            f"{directory.path} has no judged responses of steps {text}; there are: {there}. A run keeps those that "
-            "log.rollouts names: all, no-logprobs, last:N or none"
-        )
+        raise no_responses(directory, f"steps {text}")
     return chosen, [step for step in range(max(low, 1), min(end, finished) + 1) if step not in stored]
 
 
-def rejudge(
-    groups: Sequence[StoredGroup], config: Config, sampler: DynamicSampler, judging: _Judging
-) -> list[Rejudged]:
-    """The groups of a step with what becomes of them: in order, until the batch is full; the others are excess."""
-    prepared = [_prepared(stored, config, judging) for stored in groups]
-    pending = [_submitted(group, judging.judge) for group in prepared]
+def _rescore(
+    groups: Sequence[StoredGroup], config: Config, sampler: DynamicSampler, scorer: _Scorer
+) -> list[RescoredGroup]:
+    """Score the groups of a step in order; those after a full batch are excess."""
+    prepared = [_prepared(stored, config, scorer) for stored in groups]
+    pending = [_submitted(group, scorer.judge) for group in prepared]
     accepted = 0
-    judged_anew: list[tuple[Group, Outcome]] = []
+    rescored: list[tuple[Group, Outcome]] = []
     for group, verdicts in zip(prepared, pending, strict=True):
         judged = group.verdicts if verdicts is None else verdicts.result()
         rewards = tuple(shaped_reward(g, v, config) for g, v in zip(group.generations, judged, strict=True))
         group = replace(group, verdicts=judged, rewards=rewards)
         outcome: Outcome = "excess" if accepted == sampler.prompts_per_step else sampler.outcome(group)
         accepted += outcome == "trained"
-        judged_anew.append((group, outcome))
-    samples = with_advantages([group for group, outcome in judged_anew if outcome == "trained"], config)
+        rescored.append((group, outcome))
+    samples = with_advantages([group for group, outcome in rescored if outcome == "trained"], config)
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     return [
-        Rejudged(stored, group, outcome, tuple(advantages.get((group.id, i)) for i in range(group.size)))
-        for stored, (group, outcome) in zip(groups, judged_anew, strict=True)
+        RescoredGroup(stored, group, outcome, tuple(advantages.get((group.id, i)) for i in range(group.size)))
+        for stored, (group, outcome) in zip(groups, rescored, strict=True)
     ]
 
 
@@ -207,17 +256,17 @@ def _submitted(group: Group, judge: Judge | None) -> "Future[tuple[Verdict, ...]
     return judge.submit(group.problem, group.texts, [each.token_ids for each in group.generations])
 
 
-def _prepared(stored: StoredGroup, config: Config, judging: _Judging) -> Group:
+def _prepared(stored: StoredGroup, config: Config, scorer: _Scorer) -> Group:
     """The group as its verifier and filter saw it in training."""
-    if judging.problems is None:
+    if scorer.problems is None:
         return stored.group
-    if judging.encoder is not None:
-        stored = with_exact_texts(stored, judging.encoder)
-    problem = judging.problems.find(stored)
+    if scorer.encoder is not None:
+        stored = with_exact_texts(stored, scorer.encoder)
+    problem = scorer.problems.find(stored)
     if problem is None:
-        judging.not_found.add(stored.group.problem.id)
+        scorer.not_found.add(stored.group.problem.id)
     else:
         stored = with_problem(stored, problem)
-    if isinstance(config.dynamic_sampling.filter, str) and judging.encoder is not None:
-        stored = with_prompt_ids(stored, judging.encoder)
+    if isinstance(config.dynamic_sampling.filter, str) and scorer.encoder is not None:
+        stored = with_prompt_ids(stored, scorer.encoder)
     return stored.group

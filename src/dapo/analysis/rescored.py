@@ -1,4 +1,4 @@
-"""Counts what changes where stored responses are judged, shaped and filtered anew."""
+"""Groups that were scored again with changed options, and counts of the changes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,12 +11,12 @@ from dapo.training.dynamic_sampling import Outcome
 from dapo.types import Group, Verdict
 
 EXAMPLES = 8
-"""How many changed verdicts, and how many changed outcomes, are given with their texts; all of them are counted."""
+"""The number of changed verdicts, and of changed outcomes, that are listed with their texts; all are counted."""
 
 
 @dataclass(frozen=True)
-class Rejudged:
-    """A stored group, and what becomes of it with the changed options."""
+class RescoredGroup:
+    """A stored group, and its verdicts, outcome and advantages under the changed options."""
 
     stored: StoredGroup
     group: Group
@@ -28,24 +28,23 @@ def _verdict_key(verdict: Verdict) -> tuple[Any, ...]:
     return verdict.correct, verdict.score, verdict.error is None
 
 
-def verdict_name(verdict: Verdict) -> str:
-    """A verdict in a word."""
+def _verdict_name(verdict: Verdict) -> str:
     if verdict.error is not None:
         return "no verdict"
     return "score" if verdict.correct is None else "right" if verdict.correct else "wrong"
 
 
 def _transition(old: Verdict, new: Verdict) -> tuple[str, str]:
-    """The names of both verdicts; the second says how the score has moved where only that differs."""
-    before, after = verdict_name(old), verdict_name(new)
+    """The names of both verdicts; if only the scores differ, the second says which is higher."""
+    before, after = _verdict_name(old), _verdict_name(new)
     if before == after and before != "no verdict" and old.score != new.score:
         after = f"{after}, {'higher' if new.score > old.score else 'lower'} score"
     return before, after
 
 
 @dataclass
-class _Side:
-    """What one of the two, the stored or the new, makes of the responses of a step or of all steps."""
+class _ScoreTotals:
+    """Totals of the stored or of the new scores, over a step or over all steps."""
 
     decided: int = 0
     kept: int = 0
@@ -54,7 +53,7 @@ class _Side:
     errors: Counter[str] = field(default_factory=Counter)
 
     def add(self, group: Group, outcome: Outcome) -> None:
-        """Count a group; of excess ones only errors, as in the metrics of a step."""
+        """Count a group; only the errors of an excess one, as in the metrics of a step."""
         self.errors.update(verdict.error for verdict in group.verdicts if verdict.error is not None)
         if outcome == "excess":
             return
@@ -75,16 +74,16 @@ class _Side:
 
 
 @dataclass
-class _Tally:
-    """Both sides, and how many of what differ."""
+class _ChangeCounts:
+    """The totals of both scores, and the numbers of changes."""
 
-    old: _Side = field(default_factory=_Side)
-    new: _Side = field(default_factory=_Side)
+    old: _ScoreTotals = field(default_factory=_ScoreTotals)
+    new: _ScoreTotals = field(default_factory=_ScoreTotals)
     responses: int = 0
     changed: Counter[str] = field(default_factory=Counter)
     shortfall: int = 0
 
-    def add(self, each: Rejudged) -> None:
+    def add(self, each: RescoredGroup) -> None:
         stored, group = each.stored, each.group
         self.old.add(stored.group, stored.outcome)
         self.new.add(group, each.outcome)
@@ -112,21 +111,21 @@ def _differing(old: Sequence[float | None], new: Sequence[float | None]) -> int:
     return sum(before != after for before, after in zip(old, new, strict=True))
 
 
-class Changes:
-    """What changes, by step and in all, with examples."""
+class RescoredCounts:
+    """Counts of the changes, by step and in all, with examples."""
 
     def __init__(self) -> None:
-        self._total = _Tally()
+        self._total = _ChangeCounts()
         self._steps: list[dict[str, Any]] = []
         self._outcomes: Counter[tuple[str, str]] = Counter()
         self._verdicts: Counter[tuple[str, str]] = Counter()
         self._examples: dict[str, list[dict[str, Any]]] = {"verdicts": [], "outcomes": []}
 
-    def add(self, step: int, groups: Iterable[Rejudged], *, wanted: int) -> None:
-        """Count the groups of a step, whose batch is full with so many that train."""
-        tally = _Tally()
+    def add(self, step: int, groups: Iterable[RescoredGroup], *, wanted: int) -> None:
+        """Count the groups of a step, whose batch is full with `wanted` groups that train."""
+        counts = _ChangeCounts()
         for each in groups:
-            tally.add(each)
+            counts.add(each)
             self._total.add(each)
             self._outcomes[each.stored.outcome, each.outcome] += 1
             if each.stored.outcome != each.outcome and "excess" not in (each.stored.outcome, each.outcome):
@@ -135,12 +134,12 @@ class Changes:
                 self._verdicts[_transition(old, new)] += 1
                 if _verdict_key(old) != _verdict_key(new):
                     self._keep("verdicts", _verdict_example(step, each, i))
-        tally.shortfall = max(0, wanted - tally.new.kept)
-        self._total.shortfall += tally.shortfall
-        self._steps.append({"step": step, **tally.as_json()})
+        counts.shortfall = max(0, wanted - counts.new.kept)
+        self._total.shortfall += counts.shortfall
+        self._steps.append({"step": step, **counts.as_json()})
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that was counted."""
+        """The counts and examples as JSON values."""
         return {
             "steps": self._steps,
             "total": self._total.as_json(),
@@ -159,38 +158,40 @@ class Changes:
 
 
 def _table(counts: Mapping[tuple[str, str], int], unit: str) -> list[dict[str, Any]]:
-    """Transitions with their numbers, the most frequent first."""
+    """The transitions with their counts, the most frequent first."""
     rows = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [{"from": before, "to": after, unit: count} for (before, after), count in rows]
 
 
-def _outcome_example(step: int, each: Rejudged) -> dict[str, Any]:
+def _score(verdict: Verdict) -> float | None:
+    return None if verdict.error is not None else verdict.score
+
+
+def _example(step: int, each: RescoredGroup, before: str, after: str) -> dict[str, Any]:
     return {
         "step": step,
         "group": each.group.id,
         "prompt": each.stored.prompt,
         "answer": each.group.problem.answer,
-        "from": each.stored.outcome,
-        "to": each.outcome,
-        "old_scores": [None if v.error is not None else v.score for v in each.stored.group.verdicts],
-        "new_scores": [None if v.error is not None else v.score for v in each.group.verdicts],
+        "from": before,
+        "to": after,
     }
 
 
-def _verdict_example(step: int, each: Rejudged, i: int) -> dict[str, Any]:
+def _outcome_example(step: int, each: RescoredGroup) -> dict[str, Any]:
+    return _example(step, each, each.stored.outcome, each.outcome) | {
+        "old_scores": [_score(verdict) for verdict in each.stored.group.verdicts],
+        "new_scores": [_score(verdict) for verdict in each.group.verdicts],
+    }
+
+
+def _verdict_example(step: int, each: RescoredGroup, i: int) -> dict[str, Any]:
     old, new = each.stored.group.verdicts[i], each.group.verdicts[i]
-    before, after = _transition(old, new)
-    return {
-        "step": step,
-        "group": each.group.id,
+    return _example(step, each, *_transition(old, new)) | {
         "sample": i,
-        "prompt": each.stored.prompt,
-        "answer": each.group.problem.answer,
         "response": each.group.texts[i],
-        "from": before,
-        "to": after,
-        "old_score": None if old.error is not None else old.score,
-        "new_score": None if new.error is not None else new.score,
+        "old_score": _score(old),
+        "new_score": _score(new),
         "error": new.error,
         "old_reward": each.stored.group.rewards[i],
         "new_reward": each.group.rewards[i],
