@@ -1,12 +1,13 @@
-"""Trains a step of a run again from its stored responses, in memory, to find the policy that each update began with.
+"""Trains a step of a run again from its stored responses, in memory, to recover the policy that each update began with.
 
-A step is a function of the policy before it and of its batch, so the update before which a ratio is wanted is reached
-from the newest checkpoint before the step, or from the initial model. Metrics of the replayed updates are compared with
-those that the run has logged: that they are equal is the evidence that the policy is the same.
+A step is a function of the policy before it and of its batch, so a replay reaches any update from the newest checkpoint
+before the step, or from the initial model. It compares the metrics of the replayed updates with the logged ones: equal
+metrics are the evidence that the policy is the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dapo.analysis.stored_groups import (
     RunProblems,
@@ -30,48 +31,44 @@ from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Sample
 
 _NOT_COMPARED = ("time/", "rollout/engine_logprob_gap_mean", "rollout/engine_logprob_gap_max")
-"""Metrics of the machine, and of log-probabilities that a table keeps in float32 whatever the engine's type was."""
+"""Metrics of the machine, and of log-probabilities, which a table keeps in float32 for engines of any type."""
 
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """Where a replay begins; made without loading anything."""
+    """The steps of a replay; made without loading anything."""
 
     start: int
-    """The step of the checkpoint that it begins from; 0: the initial model."""
+    """The step of the checkpoint that it starts from; 0: the initial model."""
     step: int
     """The step that it ends with."""
+
+    def describe(self) -> str:
+        """The replayed steps and their start, as a sentence."""
+        steps = (
+            f"step {self.step} was" if self.start == self.step - 1 else f"steps {self.start + 1} to {self.step} were"
+        )
+        start = "the initial model" if self.start == 0 else f"the checkpoint of step {self.start}"
+        return f"{steps} trained again in memory from {start}, with the stored responses"
 
 
 @dataclass(frozen=True)
 class ReplayedUpdate:
-    """An optimizer update's samples, with what the policies that its loss compares gave to each token."""
+    """An optimizer update's samples, with the log-probabilities of each policy that its loss compares."""
 
     samples: Sequence[Sample]
-    """With `old_logprobs`: pi_old."""
+    """The samples, with pi_old in `old_logprobs`."""
     logprobs: Sequence[Sequence[float]]
-    """Of the policy that the update begins with."""
+    """The log-probabilities of the policy that the update begins with."""
     reference: Sequence[Sequence[float]] | None
-    """Of the policy that the KL term keeps near, where the loss has one."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """How metrics of the replayed steps compare with the logged ones."""
-
-    compared: int
-    """The number of values."""
-    equal: int
-    """Those that are equal to the last bit."""
-    largest_difference: float
-    """The largest relative difference."""
+    """The log-probabilities of the KL term's reference; None if the loss has no such term."""
 
 
 def plan_replay(directory: RunDirectory, config: Config, step: int) -> ReplayPlan:
-    """Where the replay of a step can begin. Raises CheckpointError that says what is missing and what keeps it."""
+    """Plan the replay of a step. Raises CheckpointError that names what is missing and the option that keeps it."""
     if config.dynamic_sampling.weights != "none":
         raise CheckpointError(
-            "the groups' loss weights (dynamic_sampling.weights=inverse) are in no file, so the step cannot be replayed"
+            "no file holds the groups' loss weights (dynamic_sampling.weights=inverse), so the step cannot be replayed"
         )
     needs_engine = config.loss.engine_correction is not None or config.loss.old_logprobs == "engine"
     if needs_engine and config.log.rollouts == "no-logprobs":
@@ -92,12 +89,12 @@ def plan_replay(directory: RunDirectory, config: Config, step: int) -> ReplayPla
 
 
 class Replay:
-    """A run's policy, trained again on stored responses."""
+    """A run's policy, trained again on its stored responses."""
 
     def __init__(
         self, directory: RunDirectory, config: Config, plan: ReplayPlan, *, log: Callable[[str], None]
     ) -> None:
-        """Load the model as it was at the plan's start. Raises ConfigError, CheckpointError or DataError."""
+        """Load the model of the plan's start. Raises ConfigError, CheckpointError or DataError."""
         self._directory, self._config, self._plan, self._log = directory, config, plan, log
         loaded = read_model(config, device_of(config))
         self.encoder = PromptEncoder(loaded.tokenizer, config.data)
@@ -112,7 +109,7 @@ class Replay:
         """Replay up to the update `number`, from 0, of the plan's step, and to the end of that step."""
         for step in range(self._plan.start + 1, self._plan.step):
             self._log(f"replay step {step}")
-            self._train(step, self._updates_of(step))
+            self._compare(step, [self._policy.update(minibatch, step=step) for minibatch in self._updates_of(step)])
         step = self._plan.step
         self._log(f"replay step {step}")
         updates = self._updates_of(step)
@@ -122,10 +119,16 @@ class Replay:
         self._compare(step, metrics)
         return found
 
-    def evidence(self) -> Evidence:
-        """How the metrics of the replayed steps compare with the logged ones."""
+    def evidence(self) -> dict[str, Any]:
+        """The comparison of the replayed steps' metrics with the logged ones, as JSON values."""
         differences = [abs(a - b) / max(abs(a), abs(b), 1e-300) for a, b in self._compared if a != b]
-        return Evidence(len(self._compared), len(self._compared) - len(differences), max(differences, default=0.0))
+        return {
+            "from_step": self._plan.start,
+            "to_step": self._plan.step,
+            "metrics_compared": len(self._compared),
+            "metrics_equal": len(self._compared) - len(differences),
+            "largest_relative_difference": max(differences, default=0.0),
+        }
 
     def _updates_of(self, step: int) -> list[list[Sample]]:
         groups = [each for each in read_groups(self._directory, step) if each.outcome == "trained"]
@@ -137,11 +140,8 @@ class Replay:
         problem = self._problems.find(stored)
         return stored if problem is None else with_problem(stored, problem)
 
-    def _train(self, step: int, updates: Sequence[Sequence[Sample]]) -> None:
-        self._compare(step, [self._policy.update(minibatch, step=step) for minibatch in updates])
-
     def _scored(self, minibatch: Sequence[Sample], *, step: int) -> ReplayedUpdate:
-        """What the policies say of an update's tokens; in a step's first update pi_old is the policy itself."""
+        """An update's tokens with their log-probabilities; in a step's first update pi_old is the policy itself."""
         now = self._policy.record_old_logprobs(minibatch)
         logprobs = [sample.old_logprobs or () for sample in now]
         with_old = [
@@ -159,10 +159,5 @@ class Replay:
                 self._compared.append((value, logged[name]))
 
 
-def initial_or_saved(plan: ReplayPlan) -> str:
-    """Where a replay begins, in words."""
-    return "the initial model" if plan.start == 0 else f"the checkpoint of step {plan.start}"
-
-
 CannotReplay = (CheckpointError, DataError)
-"""What says that a step cannot be replayed: its checkpoints, responses, problems or prompts are gone."""
+"""The errors of a step that cannot be replayed: its checkpoints, responses, problems or prompts are gone."""

@@ -1,0 +1,210 @@
+"""The optimizer update of a group: the terms of its tokens in loss and gradient (Eq. 8), from the code that trains."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo.algo.loss import LOG_RATIO_BOUND, clip_log_ratio
+from dapo.analysis.replay import CannotReplay, Replay, ReplayedUpdate, plan_replay
+from dapo.analysis.stored_groups import StoredGroup
+from dapo.config import Config, LossConfig
+from dapo.policy.objective import corrected_weights, gradient_terms, objective_gradient, objective_sums
+from dapo.policy.policy import loss_weights
+from dapo.runs.directory import RunDirectory
+from dapo.training.samples import minibatches, with_advantages
+from dapo.types import Sample
+
+CLIP_NAMES = ("none", "low", "high", "dual")
+"""The kinds of `TokenTerms.clipped`: no clip, 1 - clip_low, 1 + clip_high, dual_clip."""
+
+
+@dataclass(frozen=True)
+class TokenTerms:
+    """The terms of one response's tokens in the loss of its update; `[T]` float64 each."""
+
+    ratio: Tensor
+    """The ratio r of Eq. 6: the policy over pi_old."""
+    weight: Tensor
+    """The factor of the token's surrogate in the loss: Eq. 12's, times the engine correction if there is one."""
+    gradient: Tensor
+    """The derivative of the loss by the token's log-probability; a clipped token has only its KL term's."""
+    unclipped_gradient: Tensor
+    """`gradient` without clipping; equal to it if `loss.surrogate` is not `clip`."""
+    clipped: Tensor
+    """Indices into CLIP_NAMES; 0 if `loss.surrogate` is not `clip`."""
+    loss: float
+    """The response's part of the policy loss (Eq. 8, negated)."""
+    kl: float
+    """The response's part of the KL divergence, before `loss.kl_coef`; 0 without a KL term."""
+
+    @property
+    def gradient_size(self) -> float:
+        """Sum over tokens of abs(d loss / d logprob)."""
+        return float(self.gradient.abs().sum())
+
+    @property
+    def num_clipped(self) -> int:
+        """The number of clipped tokens."""
+        return int((self.clipped > 0).sum())
+
+
+def token_terms(
+    samples: Sequence[Sample],
+    weights: Sequence[float],
+    config: LossConfig,
+    logprobs: Sequence[Sequence[float]] | None = None,
+    reference: Sequence[Sequence[float]] | None = None,
+) -> list[TokenTerms]:
+    """Compute the terms of each sample of an update, in float64.
+
+    Args:
+        samples: All samples of the update; with `old_logprobs` if `logprobs` are given.
+        weights: The loss weight of each sample's tokens.
+        config: The options of the loss; its entropy term is left out.
+        logprobs: Log-probabilities of the policy that the update begins with; None: it is pi_old, and every ratio is 1.
+        reference: Log-probabilities of the reference, if the loss has a KL term.
+    """
+    found = []
+    for i, (sample, weight) in enumerate(zip(samples, weights, strict=True)):
+        length = len(sample.response_ids)
+        ones = torch.ones(length, dtype=torch.float64)
+        tokens = {"mask": _row(sample.mask).bool(), "weights": weight * ones, "advantages": sample.advantage * ones}
+        now = ones - 1 if logprobs is None else _row(logprobs[i])
+        if logprobs is not None:
+            tokens["old"] = _row(sample.old_logprobs or ())
+        tokens["responses"] = torch.zeros(length, dtype=torch.int64)
+        if len(sample.engine_logprobs) == length:
+            tokens["engine"] = _row(sample.engine_logprobs)
+        if reference is not None:
+            tokens["reference"] = _row(reference[i])
+        found.append(_terms_of(now, tokens, config))
+    return found
+
+
+def _terms_of(logprobs: Tensor, tokens: dict[str, Tensor], config: LossConfig) -> TokenTerms:
+    terms = gradient_terms(tokens, config)
+    terms.pop("entropy", None)
+    old, advantages = tokens.get("old", logprobs), tokens["advantages"]
+    log_ratio = (logprobs - old).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    wide, clipped = terms, torch.zeros(len(old), dtype=torch.int64)
+    if config.is_clipped:
+        bounds = {"low": torch.full_like(old, -LOG_RATIO_BOUND), "high": torch.full_like(old, LOG_RATIO_BOUND)}
+        wide = {**terms, **bounds}
+        trained = torch.where(tokens["mask"], log_ratio, 0.0)
+        bounded = clip_log_ratio(trained, terms["low"], terms["high"])
+        clipped[bounded > trained] = CLIP_NAMES.index("low")
+        clipped[(bounded < trained) & (advantages > 0)] = CLIP_NAMES.index("high")
+        clipped[(bounded < trained) & (advantages < 0)] = CLIP_NAMES.index("dual")
+    sums = objective_sums(logprobs, torch.zeros_like(old), tokens, config)
+    weights, _ = corrected_weights(old, tokens, config)
+    weights = torch.where(tokens["mask"], weights, 0.0)
+    return TokenTerms(
+        ratio=log_ratio.exp(),
+        weight=weights,
+        gradient=objective_gradient(logprobs, terms, config)[0],
+        unclipped_gradient=objective_gradient(logprobs, wide, config)[0],
+        clipped=clipped,
+        loss=float(sums["loss"]),
+        kl=float(sums["kl"]) if "kl" in sums else 0.0,
+    )
+
+
+def _row(values: Sequence[float]) -> Tensor:
+    return torch.from_numpy(np.asarray(values, dtype=np.float64).copy())
+
+
+@dataclass(frozen=True)
+class GroupUpdate:
+    """The optimizer update that a group takes part in."""
+
+    number: int
+    """Its index in the step, from 0."""
+    num_updates: int
+    samples: Sequence[Sample]
+    weights: Sequence[float]
+    terms: Sequence[TokenTerms] | None
+    """The terms of its tokens; None: the log-probabilities that the loss needs are not known."""
+    replayed: ReplayedUpdate | None
+    ratios: Mapping[str, Any]
+    """Whether and how the ratios are known, as JSON values."""
+    compared: Mapping[int, Sequence[float]]
+    """By group, the rewards that its advantages are computed from."""
+
+    @property
+    def gradient_sum(self) -> float:
+        """Sum over tokens of abs(d loss / d logprob); 1 if there are no terms, to divide by."""
+        return sum(each.gradient_size for each in self.terms or ()) or 1.0
+
+    @property
+    def unclipped_gradient_sum(self) -> float:
+        """`gradient_sum` without clipping."""
+        return sum(float(each.unclipped_gradient.abs().sum()) for each in self.terms or ()) or 1.0
+
+
+def find_update(
+    directory: RunDirectory,
+    config: Config,
+    groups: Sequence[StoredGroup],
+    step: int,
+    group: int | None,
+    *,
+    recompute: bool,
+    log: Callable[[str], None],
+) -> GroupUpdate | None:
+    """The update of a group, or the step's last one; None if the group takes part in none."""
+    samples = with_advantages([each.group for each in groups if each.outcome == "trained"], config)
+    updates = minibatches(samples, config, step=step)
+    members = [{sample.group_id for sample in update} for update in updates]
+    taking_part = [i for i, ids in enumerate(members) if group is None or group in ids]
+    if not taking_part:
+        return None
+    number = taking_part[-1]
+    own, weights = updates[number], loss_weights(updates[number], config).tolist()
+    needs = _why_log_probabilities(config, number)
+    update = GroupUpdate(number, len(updates), own, weights, None, None, {}, _compared_rewards(samples, config))
+    if config.loss.function is not None:
+        why = f"the loss is {config.loss.function}, not Eq. 8, so the terms of its tokens are not known"
+        return replace(update, ratios=_ratios("own_loss", why))
+    if needs is None:
+        why = "the first update of a step begins with the policy that sampled it: every ratio is 1, nothing is clipped"
+        return replace(update, terms=token_terms(own, weights, config.loss), ratios=_ratios("first_update", why))
+    if not recompute:
+        return replace(update, ratios=_ratios("missing", f"{needs}, which was not requested"))
+    try:
+        plan = plan_replay(directory, config, step)
+        replay = Replay(directory, config, plan, log=log)
+        found = replay.update(number)
+    except CannotReplay as error:
+        return replace(update, ratios=_ratios("missing", f"{needs}: {error}"))
+    terms = token_terms(found.samples, weights, config.loss, found.logprobs, found.reference)
+    ratios = _ratios("replayed", plan.describe()) | {"replay": replay.evidence()}
+    return replace(update, samples=found.samples, terms=terms, replayed=found, ratios=ratios)
+
+
+def _ratios(source: Literal["own_loss", "first_update", "missing", "replayed"], why: str) -> dict[str, Any]:
+    return {"known": source in ("first_update", "replayed"), "source": source, "why": why}
+
+
+def _compared_rewards(samples: Sequence[Sample], config: Config) -> dict[int, list[float]]:
+    """The rewards that each group's rewards are compared with: its own, or all of the step."""
+    rewards: dict[int, list[float]] = {}
+    for sample in samples:
+        rewards.setdefault(sample.group_id, []).append(sample.reward)
+    if config.advantage.estimator != "reinforce_pp":
+        return rewards
+    whole = [sample.reward for sample in samples]
+    return dict.fromkeys(rewards, whole)
+
+
+def _why_log_probabilities(config: Config, number: int) -> str | None:
+    """The reason why an update needs the policy's log-probabilities; None if nothing does."""
+    if number:
+        return f"the ratios of update {number + 1} need the step to be trained again"
+    needs = "needs the policy's log-probabilities, and so the step to be trained again"
+    if config.loss.has_kl_term:
+        return f"the KL term (loss.kl_coef) {needs}"
+    return None if config.loss.engine_correction is None else f"loss.engine_correction {needs}"
