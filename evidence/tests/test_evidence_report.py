@@ -111,7 +111,8 @@ class TestDocuments:
     def document(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (tmp_path / "mine.yaml").write_text(
             "base: tiny\nseeds: [0, 1]\nconditions: {clean: [], noisy: [optim.weight_decay=0.5]}\n"
-            "variants: {a: [], b: {set: [loss.clip_high=0.3]}, c: {after: a, set: [loss.clip_high=0.4]}}\nbaseline: a\n"
+            "variants: {a: [], b: {set: [loss.clip_high=0.3]}, c: {inherits: a, set: [loss.clip_high=0.4]}}\n"
+            "baseline: a\n"
         )
         experiment = load_experiment(tmp_path / "mine.yaml")
         for run in experiment.runs():

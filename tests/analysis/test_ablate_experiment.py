@@ -19,8 +19,8 @@ conditions:
   short: [rollout.max_response_tokens=6]
 variants:
   GRPO: {{set: [preset=grpo, loss.kl_coef=0]}}
-  + clip-higher: {{after: GRPO, set: [loss.clip_high=0.28]}}
-  + token-level loss: {{after: + clip-higher, set: [loss.aggregate=token]}}
+  + clip-higher: {{inherits: GRPO, set: [loss.clip_high=0.28]}}
+  + token-level loss: {{inherits: + clip-higher, set: [loss.aggregate=token]}}
 baseline: GRPO
 plots:
   - {{metric: accuracy, against: [steps, tokens]}}
@@ -66,11 +66,11 @@ def test_a_base_is_looked_for_next_to_the_file_and_then_among_the_shipped_ones(t
     [
         ("baseline: GRPO", "basline: GRPO", "unknown key 'basline'; did you mean baseline?"),
         ("set: [preset=grpo, loss.kl_coef=0]", "sets: []", "variants: GRPO: unknown key 'sets'; did you mean set?"),
-        ("  clean: []", "  clean: {{after: short}}", "conditions: clean: unknown key 'after'"),
-        ("after: GRPO", "after: + token-level loss", "`after` leads in a circle: "),
-        ("after: GRPO", "after: GRPA", "after 'GRPA' is no variant; did you mean GRPO?"),
+        ("  clean: []", "  clean: {{inherits: short}}", "conditions: clean: unknown key 'inherits'"),
+        ("inherits: GRPO", "inherits: + token-level loss", "`inherits` leads in a circle: "),
+        ("inherits: GRPO", "inherits: GRPA", "inherits 'GRPA' is no variant; did you mean GRPO?"),
         ("  + clip-higher: ", "  GRPO: ", "found duplicate key GRPO"),
-        ("  + token-level loss:", "  '* grpo':", "would be in one folder"),
+        ("  + token-level loss:", "  '* grpo':", "would share one folder"),
         ("  + token-level loss:", "  '+':", "has no letter and no digit"),
         ("loss.clip_high=0.28", "loss.clip_hihg=0.28", "clean, + clip-higher: unknown option loss.clip_hihg"),
         ("loss.clip_high=0.28", "loss.clip_high=-1", "clean, + clip-higher: option loss.clip_high: input should be"),
@@ -85,7 +85,7 @@ def test_a_base_is_looked_for_next_to_the_file_and_then_among_the_shipped_ones(t
         ("train.num_steps=2", "train.seed=2", "set: train.seed cannot be set here: `seeds` sets it"),
         ("train.num_steps=2", "train.threads=2", "set: train.threads cannot be set here: `--jobs`"),
         ("train.num_steps=2", "data.eval=null", "data.eval is missing"),
-        ("[3, 1]", "[3, 3]", "seeds: 3 stands there twice"),
+        ("[3, 1]", "[3, 3]", "seeds: 3 is listed twice"),
         ("[3, 1]", "[3, -1]", "seeds: expected a list of integers from 0"),
         ("[3, 1]", "[true]", "seeds: expected a list of integers from 0"),
         ("baseline: GRPO", "baseline: GRPQ", "baseline 'GRPQ' is no variant; did you mean GRPO?"),

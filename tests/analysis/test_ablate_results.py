@@ -18,7 +18,7 @@ from helpers.ablations import write_run
 FILE = """
 base: tiny
 seeds: [0, 1, 2]
-variants: {a: [], b: {after: a, set: [loss.clip_high=0.3]}, c: {after: a, set: [loss.clip_high=0.4]}}
+variants: {a: [], b: {inherits: a, set: [loss.clip_high=0.3]}, c: {inherits: a, set: [loss.clip_high=0.4]}}
 plots: [{metric: accuracy, against: [steps, tokens, seconds]}, {metric: rollout/entropy_estimate, against: [steps]}]
 """
 ACCURACIES = {"a": 0.4, "b": 0.5, "c": 0.7}

@@ -107,7 +107,7 @@ def test_a_signal_stops_every_run_with_its_state_saved(tmp_path: Path):
 def test_an_option_that_changed_since_a_run_was_started_is_refused_by_name(tmp_path: Path):
     run(experiment_in(tmp_path), tmp_path / "x", Commands())
     changed, commands = experiment_in(tmp_path, FILE.replace("0.3", "0.4")), Commands()
-    with pytest.raises(ConfigError, match=r"b-seed0 was made with loss.clip_high=0.3, and b, seed 0 now has 0.4"):
+    with pytest.raises(ConfigError, match=r"b-seed0 was started with loss.clip_high=0.3, and b, seed 0 now has 0.4"):
         run(changed, tmp_path / "x", commands)
     assert commands.started == []
     run(experiment_in(tmp_path, overrides=["train.threads=1", "log.rollouts=none"]), tmp_path / "x", commands)

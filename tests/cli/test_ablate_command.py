@@ -73,7 +73,7 @@ def _tokens(path: Path) -> list[int]:
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
     """Results of two rows and two seeds, without runs."""
-    (tmp_path / "mine.yaml").write_text("{base: tiny, seeds: [0, 1], variants: {a: [], b: {after: a, set: []}}}")
+    (tmp_path / "mine.yaml").write_text("{base: tiny, seeds: [0, 1], variants: {a: [], b: {inherits: a, set: []}}}")
     experiment = load_experiment(tmp_path / "mine.yaml")
     for planned in experiment.runs():
         path = tmp_path / "x" / "runs" / planned.name
@@ -126,7 +126,7 @@ def test_a_plan_lists_rows_changes_and_options_without_effect(capsys: pytest.Cap
     assert len(found["runs"]) == 30
     assert found["variants"][1] == {
         "name": "+ overlong filtering",
-        "after": "naive GRPO",
+        "inherits": "naive GRPO",
         "set": ["overlong.mode=filter"],
         "previous": "naive GRPO",
     }

@@ -254,7 +254,7 @@ def _without_effect(experiment: Experiment) -> Iterator[str]:
             own = {item.partition("=")[0] for item in variant.own}
             for line in ignored_options(config):
                 option = line.partition(":")[0]
-                if option in own and variant.after is not None and (variant.name, option) not in seen:
+                if option in own and variant.inherits is not None and (variant.name, option) not in seen:
                     seen.add((variant.name, option))
                     yield f"{variant.name}: an option without effect: {line}"
 
@@ -278,7 +278,9 @@ def _print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
             run = experiment.run(experiment.seeds[0], condition, variant)
             previous = experiment.predecessor(variant)
             if previous is None:
-                print_text(f"  {variant.name}: {' '.join(experiment.chain(variant)) or 'the configuration as it is'}")
+                print_text(
+                    f"  {variant.name}: {' '.join(experiment.options_of(variant)) or 'the configuration as it is'}"
+                )
                 continue
             before = experiment.run(experiment.seeds[0], condition, experiment.variant(previous))
             changed = option_differences(before.config, run.config)

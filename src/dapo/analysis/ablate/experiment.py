@@ -1,4 +1,4 @@
-"""What an experiment consists of: variants of a configuration, conditions, seeds. Read from a YAML file; no torch.
+"""An experiment: variants of a configuration, conditions, seeds. It is read from a YAML file; imports no torch.
 
     base: base.yaml                      a configuration: relative to this file, or a shipped one's name
     seeds: [0, 1, 2]
@@ -8,13 +8,13 @@
       short: [rollout.max_response_tokens=64]
     variants:                            the rows of the tables, in order; or the name of a shipped ladder
       GRPO: {set: [preset=grpo]}
-      + clip-higher: {after: GRPO, set: [loss.clip_high=0.28]}
-    baseline: GRPO                       what every row is compared with; the first row where nothing is set
+      + clip-higher: {inherits: GRPO, set: [loss.clip_high=0.28]}
+    baseline: GRPO                       every row is compared with it; default: the first row
     plots:
       - {metric: accuracy, against: [steps, tokens, seconds]}
 
-A run's options are those of `base`, `set`, its condition, the variants that it comes after, its variant, and its seed,
-each over the ones before.
+A run takes its options from `base`, `set`, its condition, the variants that its row inherits, its variant and its seed.
+Each overrides the ones before.
 """
 
 import re
@@ -33,9 +33,9 @@ from dapo.core.suggest import did_you_mean
 from dapo.runs.metric_table import metric_of
 
 ACCURACY = "accuracy"
-"""The metric of held-out accuracy, avg@k, whatever the evaluation is called."""
+"""The metric of held-out accuracy, avg@k, for an evaluation of any name."""
 AXES = ("steps", "tokens", "seconds")
-"""What a metric can be plotted against: training steps, generated tokens, seconds without evaluations."""
+"""The horizontal axes of plots: training steps, generated tokens, seconds without evaluations."""
 DEFAULT_LADDER = "table1"
 _LADDERS = Path(__file__).parent / "ladders"
 _KEYS = ("base", "seeds", "set", "conditions", "variants", "baseline", "plots")
@@ -43,7 +43,7 @@ _PANELS = (("accuracy", AXES), ("rollout/entropy_estimate", ("steps",)), ("rollo
 _MAX_SEED = 2**63 - 1
 _SET_ELSEWHERE = {
     "train.seed": "`seeds` sets it, so that the rows of a seed are paired",
-    "train.threads": "`--jobs` divides the machine's threads; set it in the configuration or behind the file",
+    "train.threads": "`--jobs` divides the machine's threads; set it in the configuration or after the file",
 }
 
 
@@ -54,7 +54,7 @@ class Variant:
     name: str
     own: tuple[str, ...]
     """Its own options, `key=value`."""
-    after: str | None
+    inherits: str | None
     """The variant to whose options its own are added."""
 
 
@@ -63,7 +63,7 @@ class Condition:
     """A setting in which every variant is run."""
 
     name: str
-    """Empty where an experiment has none."""
+    """The name; empty if the experiment has no conditions."""
     own: tuple[str, ...] = ()
 
 
@@ -84,7 +84,7 @@ class PlannedRun:
     seed: int
     base: Path
     overrides: tuple[str, ...]
-    """`key=value`, the seed included."""
+    """Its options, `key=value`, the seed included."""
 
     @property
     def name(self) -> str:
@@ -93,18 +93,18 @@ class PlannedRun:
         return "-".join(part for part in parts if part)
 
     def describe(self) -> str:
-        """The run for a person: condition, row and seed."""
+        """Condition, row and seed as text."""
         return ", ".join([*filter(None, [self.condition]), self.variant, f"seed {self.seed}"])
 
     @cached_property
     def config(self) -> Config:
-        """Its configuration. Raises ConfigError."""
+        """The configuration of the run. Raises ConfigError."""
         return load_config(self.base, self.overrides)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Variants, conditions and seeds, with what they begin with."""
+    """Variants, conditions and seeds on a base configuration."""
 
     name: str
     base: Path
@@ -117,33 +117,33 @@ class Experiment:
     panels: tuple[Panel, ...]
 
     def runs(self) -> list[PlannedRun]:
-        """Every run, seeds outermost: after a part of the time the first seeds are complete in all rows."""
+        """Every run, seeds outermost, so that the first seeds are soon complete in all rows."""
         return [self.run(*key) for key in product(self.seeds, self.conditions, self.variants)]
 
     def run(self, seed: int, condition: Condition, variant: Variant) -> PlannedRun:
         """The run of one seed, condition and variant."""
-        overrides = (*self.shared, *condition.own, *self.chain(variant), f"train.seed={seed}")
+        overrides = (*self.shared, *condition.own, *self.options_of(variant), f"train.seed={seed}")
         return PlannedRun(condition.name, variant.name, seed, self.base, overrides)
 
-    def chain(self, variant: Variant) -> tuple[str, ...]:
-        """A variant's options: those of what it comes after, then its own."""
-        before = () if variant.after is None else self.chain(self.variant(variant.after))
-        return (*before, *variant.own)
+    def options_of(self, variant: Variant) -> tuple[str, ...]:
+        """A variant's options: the inherited ones, then its own."""
+        inherited = () if variant.inherits is None else self.options_of(self.variant(variant.inherits))
+        return (*inherited, *variant.own)
 
     def variant(self, name: str) -> Variant:
-        """The variant of a name."""
+        """The variant with a name."""
         return next(each for each in self.variants if each.name == name)
 
     def predecessor(self, variant: Variant) -> str | None:
-        """The row that a row is compared with besides the baseline: what it comes after, else the row before."""
-        if variant.after is not None:
-            return variant.after
+        """The row that a row is compared with besides the baseline: the one it inherits, else the row before."""
+        if variant.inherits is not None:
+            return variant.inherits
         index = self.variants.index(variant)
         return self.variants[index - 1].name if index else None
 
 
 def shipped_ladders() -> dict[str, Path]:
-    """The files of the ladders that come with the package, by name."""
+    """The files of the shipped ladders, by name."""
     return {path.stem: path for path in sorted(_LADDERS.glob("*.yaml"), reverse=True)}
 
 
@@ -166,22 +166,22 @@ def load_experiment(
 
     Args:
         path: An experiment file, which has `variants`; or a configuration, or a shipped one's name.
-        overrides: `key=value` for every run, over those of `set`; conditions and variants are laid over them.
+        overrides: `key=value` for every run; they override `set`, and conditions and variants override them.
         ladder: The shipped ladder to run on a configuration; None: `table1`.
-        seeds: In place of those of the file.
+        seeds: The seeds, instead of the file's.
 
     Raises:
-        ConfigError: Something is wrong with it; nothing has been written.
+        ConfigError: A name, value or configuration is invalid; nothing has been written.
     """
     path = find_config(path)
     raw = read_options(path)
-    if _is_experiment(raw):
+    if any(key in raw for key in ("variants", "conditions", "seeds", "base")):
         if ladder is not None:
             raise ConfigError(f"{path} is an experiment with rows of its own; --ladder needs a plain configuration")
         experiment = parse_experiment(raw, name=path.stem, where=path)
     else:
         file = find_ladder(ladder or DEFAULT_LADDER)
-        experiment = replace(parse_experiment(read_options(file), name=f"{path.stem}-{file.stem}", where=file))
+        experiment = parse_experiment(read_options(file), name=f"{path.stem}-{file.stem}", where=file)
         experiment = replace(experiment, base=path)
     experiment = replace(experiment, shared=(*experiment.shared, *_overrides(list(overrides), "command line")))
     if seeds is not None:
@@ -190,20 +190,16 @@ def load_experiment(
     return experiment
 
 
-def _is_experiment(raw: Mapping[str, Any]) -> bool:
-    return any(key in raw for key in ("variants", "conditions", "seeds", "base"))
-
-
 def parse_experiment(raw: Mapping[str, Any], *, name: str, where: Path) -> Experiment:
-    """What stands in an experiment file, without its configurations being checked.
+    """Parse the content of an experiment file; its configurations are not checked yet.
 
     Args:
         raw: The content of the file.
-        name: What the experiment is called.
+        name: The experiment's name.
         where: The file, for messages and for `base`.
 
     Raises:
-        ConfigError: A key is unknown, a name is used twice, `after` leads nowhere, and the like.
+        ConfigError: A key is unknown, a name is used twice, `inherits` names no variant, and the like.
     """
     _require_known(raw, _KEYS, str(where))
     if missing := [key for key in ("base", "variants") if not raw.get(key)]:
@@ -226,9 +222,9 @@ def parse_experiment(raw: Mapping[str, Any], *, name: str, where: Path) -> Exper
 
 
 def require_valid(experiment: Experiment, *, where: str) -> None:
-    """Load the configuration of every row. Raises ConfigError with a line for each that is refused.
+    """Load the configuration of every row. Raises ConfigError with a line for each invalid one.
 
-    Rows of a condition must be evaluated in the same way, or their accuracies could not be compared.
+    Rows of a condition must be evaluated in the same way, so that their accuracies can be compared.
     """
     _require_own_folders(experiment)
     faults = []
@@ -254,23 +250,23 @@ def _why_not_comparable(first: Config, other: Config) -> str | None:
         name for name in option_differences(first, other) if name.startswith(("data.eval", "eval.", "model.name"))
     ]
     if differing:
-        return f"{', '.join(differing)} differs from the first row's; what is evaluated can differ between conditions"
+        return f"{', '.join(differing)} differs from the first row's; evaluations may differ only between conditions"
     return None
 
 
 def _require_own_folders(experiment: Experiment) -> None:
-    """Raise ConfigError for two runs that would have the same folder."""
+    """Raise ConfigError if two runs would share a folder."""
     found: dict[str, PlannedRun] = {}
     for run in experiment.runs():
         other = found.setdefault(run.name.lower(), run)
         if other is not run:
             raise ConfigError(
-                f"{other.describe()} and {run.describe()} would be in one folder, {run.name}; rename one of them"
+                f"{other.describe()} and {run.describe()} would share one folder, {run.name}; rename one of them"
             )
 
 
 def file_name(name: str) -> str:
-    """A name as a part of a file's: letters, digits, dots and underscores; all else becomes underscores."""
+    """A name as a part of a file name; all but letters, digits, dots and underscores become underscores."""
     return re.sub(r"[^\w.]+", "_", name).strip("_.")
 
 
@@ -281,7 +277,7 @@ def _base(value: Any, where: Path) -> Path:
     try:
         return path if path.is_file() else find_config(value)
     except ConfigError as error:
-        raise ConfigError(f"{where}: base: {error} (looked for beside the file, then here)") from None
+        raise ConfigError(f"{where}: base: {error} (searched next to the file, then here)") from None
 
 
 def _seeds(value: Any, where: str) -> tuple[int, ...]:
@@ -289,12 +285,12 @@ def _seeds(value: Any, where: str) -> tuple[int, ...]:
     if not is_list or any(type(seed) is not int or not 0 <= seed <= _MAX_SEED for seed in value):
         raise ConfigError(f"{where}: expected a list of integers from 0, such as [0, 1, 2], got {value!r}")
     if repeated := sorted({seed for seed in value if value.count(seed) > 1}):
-        raise ConfigError(f"{where}: {repeated[0]} stands there twice")
+        raise ConfigError(f"{where}: {repeated[0]} is listed twice")
     return tuple(value)
 
 
 def _overrides(value: Any, where: str) -> tuple[str, ...]:
-    """A list of `key=value`; nothing stands for an empty one."""
+    """Check a list of `key=value`; None is an empty one."""
     if value is None:
         return ()
     if not isinstance(value, list) or any(not isinstance(item, str) for item in value):
@@ -332,35 +328,35 @@ def _variants(value: Any, where: str) -> tuple[Variant, ...]:
     if isinstance(value, str):
         file = find_ladder(value)
         return _variants(read_options(file)["variants"], f"{file}: variants")
-    found = [Variant(name, *_options_of(own, f"{where}: {name}", ("after",))) for name, own in _named(value, where)]
+    found = [Variant(name, *_options_of(own, f"{where}: {name}", ("inherits",))) for name, own in _named(value, where)]
     by_name = {each.name: each for each in found}
     for each in found:
-        _require_end(each, by_name, where)
+        _require_no_cycle(each, by_name, where)
     return tuple(found)
 
 
-def _require_end(variant: Variant, by_name: Mapping[str, Variant], where: str) -> None:
-    """Raise ConfigError where `after` names no variant, or leads back to where it began."""
+def _require_no_cycle(variant: Variant, by_name: Mapping[str, Variant], where: str) -> None:
+    """Raise ConfigError if `inherits` names no variant or leads in a circle."""
     trail = [variant.name]
-    while (after := by_name[trail[-1]].after) is not None:
-        if after not in by_name:
-            raise ConfigError(f"{where}: {trail[-1]}: after {after!r} is no variant; {did_you_mean(after, by_name)}")
-        if after in trail:
-            raise ConfigError(f"{where}: `after` leads in a circle: {' after '.join([*trail, after])}")
-        trail.append(after)
+    while (name := by_name[trail[-1]].inherits) is not None:
+        if name not in by_name:
+            raise ConfigError(f"{where}: {trail[-1]}: inherits {name!r} is no variant; {did_you_mean(name, by_name)}")
+        if name in trail:
+            raise ConfigError(f"{where}: `inherits` leads in a circle: {' inherits '.join([*trail, name])}")
+        trail.append(name)
 
 
 def _options_of(value: Any, where: str, more: tuple[str, ...]) -> tuple[tuple[str, ...], str | None]:
-    """Options, and what they come after, from a list or a mapping with `set`."""
+    """Options, and the name of the variant they inherit, from a list or a mapping with `set`."""
     if value is None or isinstance(value, list):
         return _overrides(value, where), None
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: expected a list of options or a mapping with `set`, got {value!r}")
     _require_known(value, ("set", *more), where)
-    after = value.get("after")
-    if after is not None and not isinstance(after, str):
-        raise ConfigError(f"{where}: after must be the name of a variant, got {after!r}")
-    return _overrides(value.get("set"), f"{where}: set"), after
+    inherits = value.get("inherits")
+    if inherits is not None and not isinstance(inherits, str):
+        raise ConfigError(f"{where}: inherits must be the name of a variant, got {inherits!r}")
+    return _overrides(value.get("set"), f"{where}: set"), inherits
 
 
 def _panels(value: Any, where: str) -> tuple[Panel, ...]:
@@ -386,7 +382,7 @@ def _panels_of(value: Any, where: str) -> Iterator[Panel]:
 
 
 def _is_metric(name: str) -> bool:
-    """Whether runs log such a metric; those that a loss of one's own returns are not known here."""
+    """Whether runs log this metric; metrics of a user's loss function are not known here."""
     try:
         return name == ACCURACY or metric_of(name).name != "loss/{name}"
     except KeyError:

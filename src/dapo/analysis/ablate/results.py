@@ -72,7 +72,7 @@ class Results:
 
     @property
     def variants(self) -> list[dict[str, Any]]:
-        """The rows: name, after, own options."""
+        """The rows: name, inherited row, own options."""
         found: list[dict[str, Any]] = self.facts["experiment"]["variants"]
         return found
 
@@ -130,7 +130,12 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
         "set": list(experiment.shared),
         "conditions": [{"name": each.name, "set": list(each.own)} for each in experiment.conditions],
         "variants": [
-            {"name": each.name, "after": each.after, "set": list(each.own), "previous": experiment.predecessor(each)}
+            {
+                "name": each.name,
+                "inherits": each.inherits,
+                "set": list(each.own),
+                "previous": experiment.predecessor(each),
+            }
             for each in experiment.variants
         ],
         "baseline": experiment.baseline,

@@ -1,11 +1,11 @@
-"""Makes the runs of an experiment: one `dapo train` or `dapo resume` per run, several at a time.
+"""Runs an experiment: one `dapo train` or `dapo resume` per run, several at a time.
 
     FOLDER/runs/NAME/           a run directory like any other
-    FOLDER/logs/NAME.log        what the command printed
+    FOLDER/logs/NAME.log        the output of the command
     FOLDER/options/NAME.json    the options that the run was started with
 
-Whatever ends this process, another call goes on: finished runs are left alone, the others resumed. A run that
-fails does not stop those after it.
+However this process ends, another call continues: it skips finished runs and resumes the others. A failed run does not
+stop the runs after it.
 """
 
 import os
@@ -31,13 +31,13 @@ from dapo.runs.status import run_status
 from dapo.training.signals import Interrupted, StopRequest
 
 FREE_OPTIONS = ("train.threads", "train.save_every", "train.keep_checkpoints", "log.", "profile.")
-"""Options, and beginnings of them, in which a run may differ from what the experiment now says."""
+"""Options, and prefixes of options, in which a run may differ from the current experiment."""
 _POLL_S = 0.3
 _FIGURES_S = 3.0
 
 
 class Process(Protocol):
-    """A command that runs; `subprocess.Popen` is one."""
+    """A running command; `subprocess.Popen` is one."""
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
@@ -48,25 +48,25 @@ class Process(Protocol):
 
 
 class Display(Protocol):
-    """Shows what is done."""
+    """Shows the progress of an experiment."""
 
     def update(self, progress: "RunProgress") -> None:
-        """Called several times per second."""
+        """Show the progress; called several times per second."""
 
     def message(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
 
 
 @dataclass
 class RunProgress:
-    """How far an experiment has come."""
+    """The progress of an experiment."""
 
     total: int
     finished: int = 0
     failed: dict[str, str] = field(default_factory=dict)
-    """Why runs have failed, by name."""
+    """The reasons of failed runs, by name."""
     running: dict[str, str] = field(default_factory=dict)
-    """What each running one is at, by the run for a person."""
+    """The position of each active run, by its description."""
     seconds_left: float | None = None
 
 
@@ -74,19 +74,19 @@ class RunProgress:
 class _Running:
     run: PlannedRun
     process: Process | None
-    """None: another process has the run, and is waited for."""
+    """The command; None: another process holds the run, and this one waits for it."""
     started: float
 
 
 def start_process(arguments: Sequence[str], log: Path) -> Process:
-    """Start `dapo ARGUMENTS`, which prints into a log; a Ctrl-C at the terminal does not reach it by itself."""
+    """Start `dapo ARGUMENTS` with its output in a log and out of reach of the terminal's Ctrl-C."""
     with log.open("ab") as output:
         command = [sys.executable, "-m", "dapo", *arguments]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
 def require_same_options(experiment: Experiment, folder: Path) -> None:
-    """Compare the options of the runs that are there with what the experiment says. Raises ConfigError naming one."""
+    """Compare the options of existing runs with the experiment. Raises ConfigError naming an option that differs."""
     for run in experiment.runs():
         stored = _stored_options(folder, run)
         if stored is None:
@@ -96,8 +96,8 @@ def require_same_options(experiment: Experiment, folder: Path) -> None:
             old, new = (table.get(name, defaults.get(name)) for table in (stored, now))
             if old != new and not name.startswith(FREE_OPTIONS):
                 raise ConfigError(
-                    f"{folder / 'runs' / run.name} was made with {name}={old}, and {run.describe()} now has {new}; put "
-                    "the option back, give another --folder, or remove this run to make it again"
+                    f"{folder / 'runs' / run.name} was started with {name}={old}, and {run.describe()} now has {new}; "
+                    "restore the option, give another --folder, or remove this run to start it again"
                 )
 
 
@@ -111,22 +111,22 @@ def run_experiment(
     on_finished: Callable[[Mapping[str, str]], None] = lambda failures: None,
     start: Callable[[Sequence[str], Path], Process] = start_process,
 ) -> dict[str, str]:
-    """Make the runs that are missing, seeds outermost.
+    """Run the missing runs, seeds outermost.
 
     Args:
         experiment: The experiment, whose configurations are valid.
-        folder: Where its runs lie, or will.
-        jobs: Runs at a time.
-        stop: Whether a signal has come: the runs are then stopped with their states saved.
-        display: Shows what is done.
+        folder: The folder of its runs.
+        jobs: The number of runs at a time.
+        stop: Reports a signal, on which the runs save their states and stop.
+        display: Shows the progress.
         on_finished: Called with the failures so far when a run has ended.
         start: Starts a command.
 
     Returns:
-        Why runs have failed, by name.
+        The reasons of failed runs, by name.
 
     Raises:
-        ConfigError: An option of a run that is there has changed; nothing has been started.
+        ConfigError: An option of an existing run has changed; nothing has been started.
         Interrupted: A signal came.
     """
     require_same_options(experiment, folder)
@@ -134,7 +134,7 @@ def run_experiment(
         (folder / name).mkdir(parents=True, exist_ok=True)
     runner = _Runner(experiment, folder, jobs, display, on_finished, start)
     try:
-        runner.go_on_until_done(stop)
+        runner.run(stop)
     except (Interrupted, KeyboardInterrupt):
         runner.stop_all()
         raise
@@ -147,14 +147,14 @@ def is_finished(folder: Path, run: PlannedRun) -> bool:
 
 
 def threads_per_run(configured: int | None, jobs: int) -> int | None:
-    """`train.threads` of each of several runs at a time; None: torch's own choice, for one run without the option."""
+    """`train.threads` of each of `jobs` runs at a time; None: torch's default, for one run without the option."""
     if jobs == 1:
         return configured
     return max(1, (configured or available_processors()) // jobs)
 
 
 def available_processors() -> int:
-    """The processors that this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -182,8 +182,8 @@ class _Runner:
         self.progress = RunProgress(len(runs), finished=len(runs) - len(self._waiting))
         self._next_figures = 0.0
 
-    def go_on_until_done(self, stop: StopRequest) -> None:
-        """Start runs, wait for them, report them."""
+    def run(self, stop: StopRequest) -> None:
+        """Start all runs, wait for them, report them."""
         while self._waiting or self._running:
             stop.check()
             while self._waiting and len(self._running) < self._jobs:
@@ -197,7 +197,7 @@ class _Runner:
                 time.sleep(_POLL_S)
 
     def stop_all(self) -> None:
-        """Ask every run to save and end, and wait for that; a further Ctrl-C ends them at once."""
+        """Let every run save and end, and wait for it; a further Ctrl-C ends them at once."""
         own = [each.process for each in self._running if each.process is not None]
         try:
             for process in own:
@@ -236,7 +236,7 @@ class _Runner:
             self.progress.finished += 1
             self._note_seconds(run, took)
             self._display.message(f"{run.describe()}: {self._result(run)}, {took:,.0f} s")
-        elif each.process is None:  # another process had it, and did not finish it
+        elif each.process is None:  # another process held it, and did not finish it
             self._waiting.appendleft(run)
             return
         else:
@@ -261,12 +261,12 @@ class _Runner:
         return _last_line(self._folder / "logs" / f"{each.run.name}.log") or f"exit code {code}"
 
     def _note_seconds(self, run: PlannedRun, took: float = 0.0) -> None:
-        """Remember what a run has taken: its own count leaves out the start, `took` what was before a resume."""
+        """Record the seconds of a run: its own count leaves out the start, `took` the time before a resume."""
         summary: Any = read_json(RunDirectory(self._folder / "runs" / run.name).summary)
         self._seconds.setdefault(run.variant, []).append(max(took, float(summary.get("wall_s") or 0.0)))
 
     def _refresh(self) -> None:
-        """Show what is done; the runs' own files are read every few seconds only."""
+        """Show the progress; the files of the runs are read every few seconds only."""
         if (now := time.monotonic()) >= self._next_figures:
             self._next_figures = now + _FIGURES_S
             left = []
@@ -283,7 +283,7 @@ class _Runner:
         self._display.update(self.progress)
 
     def _state(self, each: _Running, now: float) -> tuple[str, float | None]:
-        """What a run is at, and the seconds that it still takes."""
+        """The position of a run, and an estimate of its remaining seconds."""
         expected = self._expected(each.run)
         left = None if expected is None else max(0.0, expected - (now - each.started))
         try:
@@ -297,7 +297,7 @@ class _Runner:
         )
 
     def _expected(self, run: PlannedRun) -> float | None:
-        """The seconds of a run: the mean of finished ones of its row, or of all rows; None without one."""
+        """The expected seconds of a run: the mean over finished runs of its row, or of all rows; None without one."""
         every = [seconds for row in self._seconds.values() for seconds in row]
         found = self._seconds.get(run.variant) or every
         return fmean(found) if found else None
@@ -308,7 +308,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _stored_options(folder: Path, run: PlannedRun) -> dict[str, Any] | None:
-    """The options that a run was started with; None for one that is not there."""
+    """The options that a run was started with; None for a run that does not exist."""
     if not RunDirectory.is_run(folder / "runs" / run.name):
         return None
     try:
