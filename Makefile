@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format golden bench bench-peers verifier-report mutants simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -143,6 +143,11 @@ PEER_PIP = -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+# writes into tests/system/messages.txt how each wrong input is answered now: the difference is for reading
+messages: install-dev
+	DAPO_MESSAGES=rewrite $(PYTEST) -q tests/system/test_bad_input.py
+	git diff --stat -- tests/system/messages.txt
 
 # makes the committed 20-step run anew: only with a change of numerics, and with the reason in the commit
 golden: install-dev

@@ -147,11 +147,6 @@ def test_the_last_of_two_overrides_wins_and_neighbours_stay():
     }
 
 
-@pytest.mark.parametrize("wrong", ["loss.clip_high", "=3", "loss..clip_high=3", ".loss=1", ""])
-def test_an_override_that_is_not_key_value_is_answered_with_an_example(wrong):
-    assert message(wrong) == f"override {wrong!r}: expected key=value, for example loss.clip_high=0.3"
-
-
 def test_an_override_whose_value_is_not_yaml_is_named():
     assert message("optim.betas=[0.9").startswith("override 'optim.betas=[0.9': ")
 
@@ -193,11 +188,6 @@ def test_another_data_source_replaces_the_old_one_whole():
     assert config("data.train=builtin:products", data={"train": "x", "eval": "y"}).data.eval == "y"
 
 
-@pytest.mark.parametrize("wrong", [5, ["a.jsonl"], None, True])
-def test_a_data_source_of_another_kind_is_refused(wrong):
-    assert "option data.train: input should be a data source as text or a mapping" in message(data={"train": wrong})
-
-
 def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
     assert config("reward.verifier={math: 1, 'my.module:style': 0.5}").reward.verifier == {
         "math": 1.0,
@@ -209,58 +199,11 @@ def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
 # --- what users are told
 
 
-@pytest.mark.parametrize(
-    ("override", "error_text"),
-    [
-        ("loss.clip_hihg=0.3", "unknown option loss.clip_hihg; did you mean loss.clip_high?"),
-        ("rollout.group_sise=8", "unknown option rollout.group_sise; did you mean rollout.group_size?"),
-        ("optim.learning_rate=1e-5", "optim.learning_rate; TRL's learning_rate is optim.lr here (docs/from_trl.md)"),
-        ("beta=0.1", "unknown option beta; TRL's beta is loss.kl_coef here"),
-        ("actor_rollout_ref.actor.optim.lr=1e-5", "verl's actor_rollout_ref.actor.optim.lr is optim.lr here"),
-        ("actor.eps_clip_higher=0.3", "unknown option actor; AReaL's actor.eps_clip_higher is loss.clip_high here"),
-        ("train.num_iterations=2", "TRL's num_iterations has no option here: each response trains once"),
-        ("optim.lr_schedule=x", "unknown option optim.lr_schedule; did you mean optim.schedule?"),
-        ("optim.qqqqqq=x", "unknown option optim.qqqqqq; known here: lr, warmup_steps, "),
-        ("rollout.native.slot=8", "unknown option rollout.native.slot; did you mean rollout.native.slots?"),
-        ("rollout.slots=8", "unknown option rollout.slots; did you mean rollout.native.slots?"),
-        ("clip_hihg=0.3", "unknown option clip_hihg; did you mean loss.clip_high?"),
-        ("clip_high=0.3", "unknown option clip_high; did you mean loss.clip_high?"),
-        ("seed=1", "unknown option seed; did you mean train.seed?"),
-        ("los.clip_high=0.3", "unknown option los; did you mean loss?"),
-        ("qqqqqq=1", "unknown option qqqqqq; known here: preset, model, data, rollout,"),
-    ],
-)
-def test_an_unknown_option_is_answered_with_the_nearest_known_one(override, error_text):
-    assert error_text in message(override)
-
-
 def test_a_missing_option_says_what_it_takes():
     with pytest.raises(ConfigError, match=r"option data.train is missing. Problems to train on: a path, hub:NAME"):
         build_config({"model": "m", "data": {}})
     with pytest.raises(ConfigError, match=r"option model.name is missing. An alias"):
         build_config({"model": {"dtype": "float32"}, "data": {"train": "x"}})
-
-
-@pytest.mark.parametrize(
-    ("override", "error_text"),
-    [
-        ("optim.lr=fast", "option optim.lr: input should be a valid number"),
-        ("optim.lr=.nan", "option optim.lr: input should be a finite number"),
-        ("optim.lr=0", "option optim.lr: input should be greater than 0, got 0"),
-        ("rollout.group_size=4.5", "option rollout.group_size: input should be a valid integer"),
-        ("rollout.group_size=many", "option rollout.group_size: input should be a valid integer"),
-        ("rollout.temperature=0", "option rollout.temperature: input should be greater than 0, got 0"),
-        ("train.seed=-1", "option train.seed: input should be greater than or equal to 0, got -1"),
-        ("loss.clip_low=1", "option loss.clip_low: input should be less than 1, got 1"),
-        ("loss.dual_clip=1", "option loss.dual_clip: input should be greater than 1, got 1"),
-        ("loss.aggregate=mean", "option loss.aggregate: input should be 'token', 'group', 'sequence' or 'constant'"),
-        ("overlong.buffer_tokens=0", "option overlong.buffer_tokens: input should be greater than 0, got 0"),
-        ("log.sinks=[mlflow]", "option log.sinks.0: input should be 'tensorboard', 'wandb' or 'trackio'"),
-        ("loss=3", "option loss: "),
-    ],
-)
-def test_a_value_of_the_wrong_kind_names_the_option_and_what_came(override, error_text):
-    assert error_text in message(override)
 
 
 def test_all_wrong_options_are_named_at_once():
@@ -282,14 +225,6 @@ def test_sizes_that_do_not_divide_name_both_numbers_and_their_units():
 
 def test_a_minibatch_larger_than_the_batch_is_refused():
     assert "rollout.prompts_per_step=8" in message("rollout.prompts_per_step=8", "train.minibatch_groups=16")
-
-
-@pytest.mark.parametrize("size", [1, 0, -4])
-def test_a_group_of_one_is_refused(size):
-    error_text = message(f"rollout.group_size={size}")
-    assert error_text.endswith(
-        f"rollout.group_size must be at least 2 to compare responses with each other, got {size}"
-    )
 
 
 def test_top_p_below_one_is_refused_in_training_and_free_in_evaluation():
