@@ -1,7 +1,7 @@
 """`python -m benchmarks.allocator`: page faults and kernel time of an update, with freed memory kept and without.
 
-Each side updates in a fresh process, in turn: `dapo.core.allocator.keep_freed_memory`, which `dapo train` calls, the
-allocator as it is, and with huge pages. The first two updates of a process are not counted: they take the memory.
+Each side updates in a fresh process, in turn: `keep_freed_memory`, which `dapo train` calls, the allocator
+as it is, and with huge pages. The first two updates of a process are not counted: they take the memory.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from benchmarks.report import format_spread, markdown_rows
 
 _MEASURED = """
 import json, resource, sys
-from dapo.core.allocator import keep_freed_memory
+from dapo.core.memory_management import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory(), "the C library is not glibc, or the environment sets its allocator"
 from benchmarks.workers.dapo_internals import Studies

@@ -140,7 +140,7 @@ class Simulation:
                     max_groups_per_step=self.config.max_groups_per_step,
                 ),
                 encoder=encoder,
-                plan=sampling_plan(self.config, (stop_id,)),
+                plan=sampling_plan(self.config.rollout, (stop_id,), seed=self.config.train.seed),
                 reward=partial(shaped_reward, config=self.config),
             ),
             policy=trainer,

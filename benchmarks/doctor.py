@@ -22,7 +22,7 @@ from benchmarks.worker_session import ROOT
 from dapo.analysis.doctor import Diagnosis
 from dapo.config import load_config
 from dapo.runs.metrics_file import read_metrics
-from dapo.training.rules.watch import Watch
+from dapo.training.rules.all_rules import LiveRules
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def _names(diagnosis: Diagnosis) -> str:
 def costs(run: Path) -> list[str]:
     """Seconds of the rules per step, as the mean over many, beside those of a step of the tiny run."""
     records = read_metrics(run / "metrics.jsonl")
-    watch = Watch(load_config(run / "config.yaml"), records)
+    watch = LiveRules(load_config(run / "config.yaml"), records)
     began, repeats = time.perf_counter(), 500
     for number in range(repeats):
         watch.add({**records[-1], "step": records[-1]["step"] + 1 + number})

@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 
 from dapo.core.files import atomic_write_json
 from dapo.core.terminal import print_text, to_json
-from dapo.runs.metric_table import METRICS, OUTCOMES
+from dapo.runs.metric_table import METRICS
+from dapo.runs.outcomes import OUTCOMES
 from dapo.runs.rollout_table import _DICTIONARIES, ROLLOUT_SCHEMA, ROWS_PER_CHUNK
 
 GROUP_SIZE, PROBLEMS, TEXTS, TOKENS = 16, 17_000, 4096, 4

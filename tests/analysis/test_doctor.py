@@ -14,7 +14,7 @@ from dapo.cli.train import resume_run, start_run
 from dapo.config import dump_config
 from dapo.runs.directory import RunDirectory
 from dapo.runs.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, write_rollouts
-from dapo.training.rules.watch import Watch
+from dapo.training.rules.all_rules import LiveRules
 from helpers.tiny_runs import tiny
 
 STEP: dict[str, Any] = {
@@ -162,7 +162,7 @@ def test_the_rules_of_a_step_are_a_bounded_number_of_calls_however_long_the_run_
     """A bound instead of a clock: 2,000 calls of Python and C functions are under a millisecond."""
 
     def calls(steps: int) -> int:
-        watch = Watch(tiny(), [{"step": number, **STEP} for number in range(1, steps)])
+        watch = LiveRules(tiny(), [{"step": number, **STEP} for number in range(1, steps)])
         count: Counter[str] = Counter()
 
         def hook(frame: FrameType, event: str, argument: object) -> None:

@@ -83,4 +83,4 @@ def test_safeguards_follow_the_options_and_check_prints_them():
 def test_a_least_response_length_is_no_option_and_no_run_asks_for_one():
     with pytest.raises(ConfigError, match=r"unknown option rollout\.min_response_tokens"):
         load_config(TINY, ["rollout.min_response_tokens=3"])
-    assert sampling_plan(load_config(TINY), (2,)).min_response_tokens == 0
+    assert sampling_plan(load_config(TINY).rollout, (2,), seed=0).min_response_tokens == 0

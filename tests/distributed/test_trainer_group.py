@@ -120,7 +120,7 @@ def test_a_controller_without_policy_or_engine_holds_no_weights_and_the_run_is_t
     files, expected = (checkpoint_files(path) for path in (tmp_path / "run", runs[2]))
     differing = [name for name in expected if files.get(name) != expected[name]]
     assert len(expected) > 6
-    assert set(differing) <= {"made_with.json"}  # the number of engines
+    assert set(differing) <= {"provenance.json"}  # the number of engines
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_weights_that_come_straight_from_the_ranks_give_the_same_run_and_no_file
     start_run(config_of(float64_model, TWO, "rollout.engines=1"), run_dir=tmp_path / "run", config_name="t")
     assert metrics(tmp_path / "run") == metrics(runs[2])
     files, expected = (checkpoint_files(path) for path in (tmp_path / "run", runs[2]))
-    assert {name for name in expected if files.get(name) != expected[name]} <= {"made_with.json"}
+    assert {name for name in expected if files.get(name) != expected[name]} <= {"provenance.json"}
 
 
 def test_the_export_of_a_run_on_two_ranks_is_that_of_one(runs: dict[int, Path], tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def contents(run: Path, *, checkpoints: str = "*") -> dict[str, Any]:
         for path in run.glob(pattern)
         # the wall time of a run stands in its state, and so in the checkpoint's list of checksums; its options may name
         # another way to the same bytes
-        if path.is_file() and path.name not in ("state.json", "manifest.json", "made_with.json")
+        if path.is_file() and path.name not in ("state.json", "manifest.json", "provenance.json")
     }
     states = {
         path.parent.name: json.loads(path.read_text()) for path in run.glob(f"checkpoints/{checkpoints}/state.json")

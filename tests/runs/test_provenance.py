@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dapo.core.files import atomic_write_json
-from dapo.runs.provenance import MADE_WITH_FILE, changes_since, made_with
+from dapo.runs.provenance import PROVENANCE_FILE, provenance, provenance_diff
 from dapo.types import Problem
 from helpers.tiny_runs import tiny
 
@@ -14,14 +14,14 @@ PROBLEMS = [Problem("1", "Q", "A"), Problem("2", "R", "B", "s", {"level": 3})]
 
 
 def changes(folder: Path, now: dict[str, dict[str, object]]) -> list[str]:
-    atomic_write_json(folder / MADE_WITH_FILE, made_with(tiny(), PROBLEMS, []))
-    return changes_since(folder, now, step=4)
+    atomic_write_json(folder / PROVENANCE_FILE, provenance(tiny(), PROBLEMS, []))
+    return provenance_diff(folder, now, step=4)
 
 
 def test_nothing_is_named_where_nothing_that_moves_a_byte_has_changed(tmp_path: Path):
-    assert changes(tmp_path, made_with(tiny(), PROBLEMS, [])) == []
+    assert changes(tmp_path, provenance(tiny(), PROBLEMS, [])) == []
     free = ("train.num_steps=99", "train.save_every=7", "train.eval_every=3", "train.keep_checkpoints=1")
-    assert changes(tmp_path, made_with(tiny(*free, "log.rollouts=none"), PROBLEMS, [])) == []
+    assert changes(tmp_path, provenance(tiny(*free, "log.rollouts=none"), PROBLEMS, [])) == []
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_nothing_is_named_where_nothing_that_moves_a_byte_has_changed(tmp_path: 
     ],
 )
 def test_other_problems_are_named_by_number_and_checksum(tmp_path: Path, problems: list[Problem]):
-    (line,) = changes(tmp_path, made_with(tiny(), problems, []))
+    (line,) = changes(tmp_path, provenance(tiny(), problems, []))
     assert line.startswith("warning: training problems was 2 with checksum ")
     assert f"and is {len(problems)} with checksum" in line
     assert line.endswith("from here on this is another run")
@@ -44,7 +44,7 @@ def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: 
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        now = made_with(tiny("optim.lr=0.5", "train.threads=7"), PROBLEMS, [])
+        now = provenance(tiny("optim.lr=0.5", "train.threads=7"), PROBLEMS, [])
     finally:
         torch.set_num_threads(before)
     assert changes(tmp_path, now) == [
@@ -56,8 +56,8 @@ def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: 
 
 
 def test_a_smaller_microbatch_is_no_other_run(tmp_path: Path):
-    now = made_with(tiny("train.microbatch_tokens=123", "train.recompute=true"), PROBLEMS, [])
-    before = made_with(tiny(), PROBLEMS, [])["options"]
+    now = provenance(tiny("train.microbatch_tokens=123", "train.recompute=true"), PROBLEMS, [])
+    before = provenance(tiny(), PROBLEMS, [])["options"]
     assert changes(tmp_path, now) == [
         f"warning: train.microbatch_tokens was {before['train.microbatch_tokens']} up to step 4 and is 123 now; "
         "from here on results may differ by rounding",
@@ -67,4 +67,4 @@ def test_a_smaller_microbatch_is_no_other_run(tmp_path: Path):
 
 
 def test_a_checkpoint_without_the_file_is_resumed_without_a_word(tmp_path: Path):
-    assert changes_since(tmp_path, made_with(tiny(), PROBLEMS, []), step=4) == []
+    assert provenance_diff(tmp_path, provenance(tiny(), PROBLEMS, []), step=4) == []

@@ -208,7 +208,7 @@ class TestStepsThatFail:
             def submit(requests: Sequence[GenerationRequest]) -> None:
                 engine.submit(requests)
                 state = training_run.state
-                if state.step == 3 and state.unlogged is not None:  # trained, and not yet evaluated
+                if state.step == 3 and state.pending_metrics is not None:  # trained, and not yet evaluated
                     training_run.stop.signum = signal.SIGTERM
 
             training_run.sampling.engine = PartWithOverrides(engine, submit=submit)  # type: ignore[assignment]
@@ -397,12 +397,12 @@ class TestMessagesOnResuming:
     def test_another_version_of_a_package_is_named(self, run: Path, capsys: pytest.CaptureFixture[str]):
         directory = RunDirectory(run)
         (checkpoint,) = directory.checkpoints.folder.iterdir()
-        before = json.loads((checkpoint / "made_with.json").read_text())
+        before = json.loads((checkpoint / "provenance.json").read_text())
 
         def write(folder: Path) -> None:
             shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
             (folder / "manifest.json").unlink()
-            (folder / "made_with.json").write_text(
+            (folder / "provenance.json").write_text(
                 json.dumps(before | {"versions": {**before["versions"], "torch": "1.0"}})
             )
 

@@ -34,12 +34,12 @@ def test_the_caller_goes_on_while_a_checkpoint_is_written_and_the_next_waits_for
     messages: list[str] = []
     writer, may_end = CheckpointWriter(run, log=messages.append), threading.Event()
     writer.start(1, save(run, 1, lambda d: (may_end.wait(10), (d / "w").write_text("1"))))
-    writer.settle()
+    writer.poll()
     assert run.checkpoints.newest_step() is None
     may_end.set()
     writer.start(2, save(run, 2, lambda d: (d / "w").write_text("2")))
     assert run.checkpoints.newest_step() in (1, 2)
-    writer.settle(wait=True)
+    writer.join()
     assert saved_steps(run.path) == ["step_000001", "step_000002"]
     assert messages == []
 
@@ -52,7 +52,7 @@ def test_failures_are_logged_counted_tolerated_and_in_the_end_fatal(run: RunDire
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
 
     writer.start(1, save(run, 1, full))
-    writer.settle(wait=True)
+    writer.join()
     assert writer.has_failed
     where = run.checkpoints.folder / ".step_000001.tmp"
     reason = f"could not be written (No space left on device: {where})"
@@ -60,14 +60,14 @@ def test_failures_are_logged_counted_tolerated_and_in_the_end_fatal(run: RunDire
         f"the checkpoint of step 1 {reason}; there is none before it; training goes on, attempt 2 of 5 follows"
     ]
     writer.start(2, save(run, 2, lambda d: (d / "w").write_text("2")))
-    writer.settle(wait=True)
+    writer.join()
     assert not writer.has_failed
     for step in range(3, 2 + MAX_FAILED_SAVES):
         writer.start(step, save(run, step, full))
-        writer.settle(wait=True)
+        writer.join()
     writer.start(7, save(run, 7, full))
     with pytest.raises(StorageError, match="the one of step 2 is kept; that was attempt 5 in a row") as error:
-        writer.settle(wait=True)
+        writer.join()
     assert error.value.exit_code == 1
     assert saved_steps(run.path) == ["step_000002"]
 
@@ -78,7 +78,7 @@ def test_a_run_that_has_lost_its_trainer_waits_for_the_checkpoint_at_work(run: R
     writer.start(2, save(run, 2, lambda d: (may_end.wait(10), (d / "w").write_text("2"))))
     training_run: Any = SimpleNamespace(
         config=tiny("train.num_steps=5"),
-        state=TrainState(step=3, unlogged=None),
+        state=TrainState(step=3, pending_metrics=None),
         checkpoints=writer,
         directory=run,
         tracker=SimpleNamespace(message=messages.append),
@@ -95,7 +95,7 @@ def test_what_is_no_fault_of_the_disk_is_raised_as_it_is(run: RunDirectory):
     writer = CheckpointWriter(run, log=print)
     writer.start(1, save(run, 1, lambda d: 1 / 0))
     with pytest.raises(ZeroDivisionError):
-        writer.settle(wait=True)
+        writer.join()
 
 
 def test_the_best_checkpoint_outlives_the_newest(run: RunDirectory):

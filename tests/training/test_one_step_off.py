@@ -30,10 +30,11 @@ from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
+from dapo.runs.outcomes import OUTCOMES
 from dapo.runs.sinks import Tracker
 from dapo.training import one_step_off
 from dapo.training.checkpointing import restore
-from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler
+from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
 from dapo.training.rollout import Batch, Sampling, SamplingStart, sampling_plan
 from dapo.training.rollout_metrics import staleness_metrics
@@ -170,7 +171,7 @@ def scripted_run(
                 prompts_per_step=config.rollout.prompts_per_step, max_groups_per_step=config.max_groups_per_step
             ),
             encoder=FakeEncoder(),
-            plan=sampling_plan(config, (END,)),
+            plan=sampling_plan(config.rollout, (END,), seed=config.train.seed),
         ),
         policy=policy or CountingPolicy(),
         tracker=Tracker([JsonlSink(run.metrics)], ProgressDisplay(config.train.num_steps)),
@@ -182,7 +183,7 @@ def scripted_run(
     try:
         one_step_off.train(training_run)
     finally:
-        training_run.checkpoints.settle(wait=True)
+        training_run.checkpoints.join()
         training_run.tracker.close()
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("dapo-batch")]
     return training_run

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from dapo.config import Config, build_config
-from dapo.training.rules.all_rules import RULES, holding
+from dapo.training.rules.all_rules import RULES, LiveRules, active_findings
 from dapo.training.rules.finding import Finding
-from dapo.training.rules.history import FIRST, WINDOW, History
-from dapo.training.rules.watch import Watch, warning
+from dapo.training.rules.history import FIRST, WINDOW, MetricHistory
 from helpers.paths import ROOT
 
 HEALTHY: Mapping[str, float] = {
@@ -53,11 +52,11 @@ def found(
     late: Mapping[str, float | None], config: Config | None = None, *, early: Any = HEALTHY, steps: int = 10
 ) -> list[Finding]:
     """The findings after `FIRST` steps as `early` and further ones with `late` over that; None: not logged."""
-    history = History()
+    history = MetricHistory()
     for step in range(1, steps + 1):
         record = dict(early) | (dict(late) if step > FIRST else {})
         history.add({"step": step} | {name: value for name, value in record.items() if value is not None})
-    return holding(history, config or options())
+    return active_findings(history, config or options())
 
 
 def names(findings: list[Finding]) -> set[str]:
@@ -129,7 +128,7 @@ def test_where_no_response_is_right_the_problems_are_named_and_no_option(
     assert (case.severity, case.change) == ("error", ())
     assert result in case.cause
     assert case.advice.startswith("mix in problems that the model solves at times, data.train={mix: {easy: SOURCE")
-    assert case.advice in warning(case)
+    assert case.advice in case.one_line()
     one_right = [each for each in found(logged | {"reward/accuracy": 0.001}, config) if each.severity == "error"]
     assert one_right == []
 
@@ -154,15 +153,15 @@ def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
 
 
 def test_one_gradient_far_beyond_the_usual_ones_is_named_with_its_step():
-    history = History()
+    history = MetricHistory()
     for step in range(1, 11):
         history.add({**HEALTHY, "step": step, "optim/grad_norm": 4.0 if step == 8 else 0.3})
-    (spike,) = holding(history, options())
+    (spike,) = active_findings(history, options())
     assert spike.name == "gradient_spike"
     assert spike.cause.startswith("the gradient of step 8 has the norm 4, 13 times the usual 0.3")
     for step in range(11, 11 + WINDOW):
         history.add({**HEALTHY, "step": step})
-    assert holding(history, options()) == []  # it is past
+    assert active_findings(history, options()) == []  # it is past
 
 
 def test_one_update_per_step_leaves_clipping_without_effect_and_is_a_note():
@@ -177,7 +176,7 @@ def test_a_corrected_engine_may_differ():
 
 def evaluated(*accuracies: float, training: tuple[float, float] = (0.4, 0.6)) -> list[Finding]:
     """Findings of a run with an evaluation of these accuracies every other step, each with an interval of +-.05."""
-    history = History()
+    history = MetricHistory()
     steps = range(2 * len(accuracies))
     for step in steps:
         record = {**HEALTHY, "reward/accuracy": training[0] if step <= FIRST else training[1]} if step else {}
@@ -186,7 +185,7 @@ def evaluated(*accuracies: float, training: tuple[float, float] = (0.4, 0.6)) ->
             ends = {"accuracy": value, "low": value - 0.05, "high": value + 0.05, "truncated_fraction": 0.0}
             record |= {f"eval/held/{name}": number for name, number in ends.items()}
         history.add({**record, "step": step})
-    return holding(history, options())
+    return active_findings(history, options())
 
 
 def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
@@ -199,11 +198,11 @@ def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
 
 
 def audited(*gaps: float) -> list[Finding]:
-    history = History()
+    history = MetricHistory()
     for step, gap in enumerate(gaps, start=1):
         history.add({**HEALTHY, "step": step, "audit/gap": gap, "audit/mean": 0.2, "audit/responses": 4})
     config = options(audit__verifier="math")
-    return holding(history, config)
+    return active_findings(history, config)
 
 
 def test_a_gap_to_the_audit_is_a_finding_where_its_interval_lies_above_the_threshold():
@@ -217,10 +216,10 @@ def test_a_gap_to_the_audit_is_a_finding_where_its_interval_lies_above_the_thres
 
 
 def test_truncation_is_named_before_the_first_step_where_an_evaluation_shows_it():
-    history = History()
+    history = MetricHistory()
     metrics = {"accuracy": 0.1, "low": 0.0, "high": 0.2, "truncated_fraction": 0.6}
     history.add({"step": 0} | {f"eval/held/{name}": value for name, value in metrics.items()})
-    (truncated,) = holding(history, options())
+    (truncated,) = active_findings(history, options())
     assert truncated.cause.startswith("60.0% of the responses of the first evaluation end at the limit of 20480 tokens")
 
 
@@ -236,19 +235,19 @@ def test_a_warning_comes_once_with_what_to_do_and_a_resumed_run_does_not_repeat_
     records: list[dict[str, Any]] = [
         {**HEALTHY, "step": step} | ({"loss/approx_kl": 0.5} if step > 3 else {}) for step in range(1, 12)
     ]
-    whole = Watch(options())
+    whole = LiveRules(options())
     reported = [whole.add(record) for record in records]
     assert [len(new) for new, _ in reported] == [0] * 3 + [1] + [0] * 7
     assert [count for _, count in reported] == [0] * 3 + [1] * 8
-    text = warning(reported[3][0][0])
+    text = reported[3][0][0].one_line()
     assert text.startswith("each step moves the policy too far: 0.125 nats per token")
     assert text.endswith("; try optim.lr=1e-07")
-    resumed = Watch(options(), records[:6])
+    resumed = LiveRules(options(), records[:6])
     assert [resumed.add(record) for record in records[6:]] == reported[6:]
 
 
 def test_notes_are_no_warnings():
-    watch = Watch(options(train__minibatch_groups=4))
+    watch = LiveRules(options(train__minibatch_groups=4))
     assert watch.add({**HEALTHY, "step": 1}) == ([], 0)
 
 

@@ -9,8 +9,8 @@ from dapo.config import load_config
 from dapo.data.stream import ProblemStream
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
+from dapo.runs.outcomes import OUTCOMES
 from dapo.runs.sinks import Tracker
-from dapo.training.dynamic_sampling import OUTCOMES
 from dapo.training.rollout import Batch, Sampling
 from dapo.training.samples import with_advantages
 from dapo.training.state import Run

@@ -9,9 +9,9 @@ from typing import Any
 from dapo.config import Config
 from dapo.core.text import one_line, shorten
 from dapo.runs.rollout_table import iterate_rows
-from dapo.training.rules.all_rules import RULES, holding
+from dapo.training.rules.all_rules import RULES, active_findings
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
-from dapo.training.rules.history import WINDOW, History
+from dapo.training.rules.history import WINDOW, MetricHistory
 
 MAX_PROBLEMS = 3
 MAX_ROWS = 20_000
@@ -96,13 +96,13 @@ def diagnose(config: Config, metrics: Sequence[Mapping[str, Any]], tables: Mappi
     Returns:
         The cases: those that hold at the end first, then the gravest, then in the order of the rules.
     """
-    history = History()
+    history = MetricHistory()
     since: dict[str, int] = {}
     latest: dict[str, Finding] = {}
     now: set[str] = set()
     for record in [*metrics, *_unfinished_step(metrics, tables)]:
         history.add(record)
-        found = holding(history, config)
+        found = active_findings(history, config)
         now = {each.name for each in found}
         latest |= {each.name: each for each in found}
         for each in found:

@@ -29,9 +29,9 @@ from dapo.training.assemble.build import build_engine, build_sampling, open_laun
 from dapo.training.assemble.inputs import Inputs
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling, collect
-from dapo.training.rules.all_rules import holding
+from dapo.training.rules.all_rules import active_findings
 from dapo.training.rules.finding import Finding
-from dapo.training.rules.history import History
+from dapo.training.rules.history import MetricHistory
 from dapo.training.selection import make_selector
 from dapo.training.state import TrainablePolicy
 from dapo.training.step_metrics import batch_metrics
@@ -239,7 +239,13 @@ def _steps(
             sampling.engine.load_weights(policy.weights(version=step - 1), version=step - 1)
             load_s = time.perf_counter() - started
         sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
-        sampling.selector = make_selector(config, stats, step=step)
+        sampling.selector = make_selector(
+            config.dynamic_sampling,
+            stats,
+            step=step,
+            group_size=config.rollout.group_size,
+            seed=config.train.seed,
+        )
         started = time.perf_counter()
         batch = collect(sampling, step=step)
         generate_s = time.perf_counter() - started
@@ -308,10 +314,10 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
 
 def _findings(config: Config, steps: Sequence[_Step]) -> list[Finding]:
     """What the rules over metrics find in the steps, their updates left out."""
-    history = History()
+    history = MetricHistory()
     for number, step in enumerate(steps, start=1):
         history.add({"step": number} | batch_metrics(step.batch, ()))
-    return holding(history, config)
+    return active_findings(history, config)
 
 
 def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from dapo.analysis.stored_groups import StoredGroup
-from dapo.training.dynamic_sampling import Outcome
+from dapo.runs.outcomes import Outcome, verdict_word
 from dapo.types import Group, Verdict
 
 EXAMPLES = 8
@@ -28,16 +28,10 @@ def _verdict_key(verdict: Verdict) -> tuple[Any, ...]:
     return verdict.correct, verdict.score, verdict.error is None
 
 
-def _verdict_name(verdict: Verdict) -> str:
-    if verdict.error is not None:
-        return "no verdict"
-    return "score" if verdict.correct is None else "right" if verdict.correct else "wrong"
-
-
 def _transition(old: Verdict, new: Verdict) -> tuple[str, str]:
     """The names of both verdicts; if only the scores differ, the second says which is higher."""
-    before, after = _verdict_name(old), _verdict_name(new)
-    if before == after and before != "no verdict" and old.score != new.score:
+    before, after = (verdict_word(each.correct, each.error) for each in (old, new))
+    if before == after and new.error is None and old.score != new.score:
         after = f"{after}, {'higher' if new.score > old.score else 'lower'} score"
     return before, after
 

@@ -18,9 +18,9 @@ from dapo.data.prompts import PromptEncoder
 from dapo.policy.model import load_local_tokenizer
 from dapo.runs.checkpoints import numbered, step_of
 from dapo.runs.directory import RunDirectory
+from dapo.runs.outcomes import Outcome
 from dapo.runs.rollout_table import read_rollouts, rows_of, short_fields
-from dapo.training.dynamic_sampling import Outcome
-from dapo.training.rows import NO_COLUMNS, load_rows
+from dapo.training.checked_rows import NO_COLUMNS, load_rows
 from dapo.types import Generation, Group, Problem, Verdict
 
 _TOKEN_COLUMNS = {"response_ids": "i", "engine_logprobs": "f"}
@@ -161,7 +161,7 @@ class RunProblems:
         self.missing: str | None = None
         """Why the data cannot be read; None where it can."""
         try:
-            rows, _ = load_rows(config, "train", needed_columns)
+            rows, _ = load_rows(config.data, config.reward, "train", needed_columns)
         except DataError as error:
             if _can_be_read(config):  # it lacks what the reward reads
                 raise

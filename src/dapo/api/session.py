@@ -32,9 +32,9 @@ from dapo.runs.progress import progress
 from dapo.training.assemble.build import build_engine, build_sampling, open_policy, value_function_of
 from dapo.training.assemble.inputs import max_positions, read_model_and_encoder, require_context
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_kernels
+from dapo.training.checked_rows import load_rows
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
-from dapo.training.rows import load_rows
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.signals import Interrupted, signals_as_requests
 from dapo.training.updates import estimate_advantages, prepare_updates
@@ -152,7 +152,7 @@ class Session:
             on_shortfall=config.dynamic_sampling.on_shortfall,
             step=step,
             empty_steps=self._empty_steps,
-            reward_test=reward_test_command(config),
+            reward_test=reward_test_command(config.reward, config.data),
         )
         self._engine.drop_weights()
         self._engine_version = None
@@ -277,7 +277,7 @@ class Session:
         """The problems of a source that fit the model; they are verified once for each reward."""
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(judge.needed_columns.items())}"
         if key not in self._problems:
-            rows, notes = load_rows(config, "train", judge.needed_columns)
+            rows, notes = load_rows(config.data, config.reward, "train", judge.needed_columns)
             kept, dropped = self._encoder.split_by_length(rows)
             if dropped:
                 notes.append(f"{dropped} prompts left out: longer than data.max_prompt_tokens")

@@ -13,6 +13,7 @@ from rich.text import Text
 from dapo.core.terminal import print_json, print_text, printable
 from dapo.core.text import shorten
 from dapo.runs.console import SafeConsole
+from dapo.runs.outcomes import VERDICT_WORDS, verdict_name
 
 SHOWN_CHARS = 320
 SHOWN_TOKENS = 20
@@ -95,11 +96,10 @@ def _responses(found: Mapping[str, Any]) -> Table:
 
 
 def _verdict(response: Mapping[str, Any]) -> Text:
-    if response["error"] is not None:
-        return Text("no verdict", style="yellow")
-    if response["correct"] is None:
+    name = verdict_name(response["correct"], response["error"])
+    if name == "score":
         return Text(f"score {response['score']:g}")
-    return Text("right", style="green") if response["correct"] else Text("wrong", style="red")
+    return Text(VERDICT_WORDS[name], style={"correct": "green", "wrong": "red", "error": "yellow"}[name])
 
 
 def _eq11(found: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from dapo.runs.directory import RunDirectory, require_new_run
 from dapo.runs.manifest import Fork
 from dapo.runs.stored_config import load_run_config
 from dapo.training.fork import ForkPlan, create_fork, default_fork_path, plan_fork
-from dapo.training.start import open_judge
+from dapo.training.preflight import open_judge
 
 
 def fork_run(

@@ -15,8 +15,8 @@ import typer
 
 from dapo import __version__
 from dapo.cli.data import AsJson, data_app
-from dapo.core.allocator import keep_freed_memory
 from dapo.core.errors import EXIT_CODES, ConfigError, DapoError
+from dapo.core.memory_management import keep_freed_memory
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr
 
@@ -112,7 +112,7 @@ def train(
         config = find_config(config)
         loaded = load_config(config, overrides or [])
     from dapo.runs.directory import default_run_path
-    from dapo.training.start import open_judge
+    from dapo.training.preflight import open_judge
 
     path = run_dir or default_run_path(config, datetime.now())
     with stdout_to_stderr(as_json), open_judge(loaded, run_dir=path) as judge:

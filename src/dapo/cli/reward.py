@@ -18,6 +18,7 @@ from dapo.rewards.columns import missing_columns, require_columns
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import SafeConsole
+from dapo.runs.outcomes import verdict_word
 from dapo.types import Problem
 
 PROBLEMS = 3
@@ -182,7 +183,6 @@ def audit_summary(audit: Audit) -> list[str]:
 
 def _cells(check: CheckResult) -> tuple[str, str, str, str]:
     name = check.name if check.reference is None else f"{check.name}, reference {check.reference!r}"
-    label, score = {True: "right", False: "wrong", None: "score"}[check.verdict.correct], f"{check.verdict.score:.4g}"
-    if check.verdict.error is not None:
-        label, score = "error", ""
-    return name, label, score, f"{1000 * check.seconds:.1f}"
+    verdict = check.verdict
+    score = f"{verdict.score:.4g}" if verdict.error is None else ""
+    return name, verdict_word(verdict.correct, verdict.error), score, f"{1000 * check.seconds:.1f}"

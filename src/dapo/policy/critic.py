@@ -109,7 +109,8 @@ class Critic:
 
         Raises NumericsError where the update before made a weight infinite or NaN.
         """
-        rate = learning_rate(step, lr=self._config.critic.lr, **schedule_of(self._config))
+        schedule = schedule_of(self._config.optim, self._config.train.num_steps)
+        rate = learning_rate(step, lr=self._config.critic.lr, **schedule)
         norm, skipped = self._optimizer.update(rate, sums, is_valid=math.isfinite(sums["loss"]))
         metrics = {"critic/loss": sums["loss"], "critic/grad_norm": norm, "critic/skipped": float(skipped)}
         if self._config.critic.clip_range is not None and sums["tokens"]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from dapo.config import Config, OptimConfig
+from dapo.config import OptimConfig
 from dapo.core.errors import NumericsError
 from dapo.policy.hf_io import tied_names
 
@@ -65,13 +65,12 @@ def learning_rate(
     return lr * (min_fraction + (1 - min_fraction) * left)
 
 
-def schedule_of(config: Config) -> dict[str, Any]:
-    """The arguments of `learning_rate` that a configuration sets, besides `lr`."""
-    optim = config.optim
+def schedule_of(optim: OptimConfig, num_steps: int) -> dict[str, Any]:
+    """The arguments of `learning_rate` that the options set, except `lr`."""
     return {
         "warmup_steps": optim.warmup_steps,
         "schedule": optim.schedule,
-        "num_steps": config.train.num_steps,
+        "num_steps": num_steps,
         "min_fraction": optim.min_lr_fraction,
     }
 

@@ -234,7 +234,7 @@ class PolicyCore:
         `sums` are those of the loss and what the optimiser has measured, over all ranks.
         """
         optim = self._config.optim
-        rate = learning_rate(step, lr=optim.lr, **schedule_of(self._config))
+        rate = learning_rate(step, lr=optim.lr, **schedule_of(optim, self._config.train.num_steps))
         metrics = objective_metrics(sums, self._config.loss)
         require_engine_agrees(metrics, self._config.loss)
         if self._entropy_bonus is not None:

@@ -20,6 +20,7 @@ from rich.text import Text
 from dapo.core.terminal import UNSAFE, print_text, printable
 from dapo.core.text import excerpt
 from dapo.runs.metric_table import PHASES, metric_of
+from dapo.runs.outcomes import VERDICT_WORDS, verdict_word
 
 REFRESHES_PER_SECOND = 2  # 0.7 % of a core
 BAR_WIDTH = 32
@@ -344,6 +345,6 @@ def _sample(sample: Mapping[str, Any], console: Console) -> RenderableType:
 
 
 def _mark(correct: bool | None, console: Console) -> Text:
-    marks = {True: ("✓", "correct", "green"), False: ("✗", "wrong", "red"), None: ("?", "no verdict", "yellow")}
-    symbol, word, style = marks[correct]
+    symbol, style = {True: ("✓", "green"), False: ("✗", "red"), None: ("?", "yellow")}[correct]
+    word = VERDICT_WORDS["error"] if correct is None else verdict_word(correct, None)
     return Text(symbol if printable(symbol, console.encoding) == symbol else word, style=style)

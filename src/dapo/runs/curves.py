@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 from dapo.core.terminal import printable
-from dapo.runs.metric_table import OUTCOMES, metric_of
+from dapo.runs.metric_table import metric_of
 from dapo.runs.metrics_file import read_metrics
+from dapo.runs.outcomes import OUTCOMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

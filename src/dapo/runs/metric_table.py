@@ -9,6 +9,7 @@ from functools import cache
 from typing import Literal
 
 from dapo.core.terminal import print_text
+from dapo.runs.outcomes import OUTCOME_MEANINGS, OUTCOMES
 
 SECTIONS = {
     "reward": "Rewards of the step's judged responses.",
@@ -22,18 +23,6 @@ SECTIONS = {
     "are the same in every repetition of a run.",
     "eval": "Evaluations: before the first step, then every `train.eval_every` steps. `{data}` is the data set's name.",
 }
-
-OUTCOMES = {
-    "trained": "it carries a signal and trains",
-    "all_correct": "all its responses are correct (Eq. 11 drops it)",
-    "all_wrong": "all its responses are wrong (Eq. 11 drops it)",
-    "zero_variance": "all its responses have the same score, from a verifier that does not decide correct or wrong",
-    "filtered": "`dynamic_sampling.filter` rejected it",
-    "invalid": "fewer than two of its responses have a verdict",
-    "excess": "it was complete after the batch had closed; its problem comes again in the next step",
-    "aborted": "it was still being generated when the batch closed; its problem comes again in the next step",
-}
-"""The outcomes of a group, as in the names `rollout/groups_OUTCOME` and in the column `outcome` of rollouts/."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +264,7 @@ def metrics_page() -> str:
         ]
         if section == "rollout":
             lines += ["", "The outcome of a group is one of:", ""]
-            lines += [f"- `{outcome}`: {meaning}." for outcome, meaning in OUTCOMES.items()]
+            lines += [f"- `{outcome}`: {meaning}." for outcome, meaning in OUTCOME_MEANINGS.items()]
     return "\n".join(lines) + "\n"
 
 

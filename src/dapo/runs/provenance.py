@@ -16,7 +16,7 @@ from dapo.core.processor import cpu_model
 from dapo.runs.manifest import package_versions
 from dapo.types import Problem
 
-MADE_WITH_FILE = "made_with.json"
+PROVENANCE_FILE = "provenance.json"
 
 _FREE_OPTIONS = (
     "train.num_steps",
@@ -39,7 +39,7 @@ _END_OF_DECAY = "train.num_steps"
 """Changes no step where the learning rate is constant; a rate that falls reaches its floor there."""
 
 
-def made_with(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
+def provenance(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
     """Options, versions, processor and data of this process, as JSON values."""
     options = flat_options(config)
     kept = {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)}
@@ -53,7 +53,7 @@ def made_with(config: Config, train: Sequence[Problem], held_out: Sequence[Probl
     }
 
 
-def changes_since(
+def provenance_diff(
     checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, step: int, expected: Collection[str] = ()
 ) -> list[str]:
     """A line for each thing that differs from what the checkpoint of a step was made with.
@@ -61,7 +61,7 @@ def changes_since(
     Of the `expected` options, those with which a fork begins, there is none.
     """
     try:
-        before = read_json(checkpoint / MADE_WITH_FILE)
+        before = read_json(checkpoint / PROVENANCE_FILE)
     except FileNotFoundError:
         return []
     lines = []

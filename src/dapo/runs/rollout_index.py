@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from dapo.core.files import cache_folder
 from dapo.runs.checkpoints import step_of
+from dapo.runs.outcomes import VERDICT_SQL
 from dapo.runs.rollout_table import read_rows
 
 KEPT_FROM_STEPS = 100
@@ -39,10 +40,8 @@ OPTIONS: dict[str, str | bool | int | float | list[str]] = {
     "memory_limit": "2GB",
 }
 
-VERDICT = """CASE WHEN error IS NOT NULL THEN 'error' WHEN correct THEN 'correct'
-  WHEN NOT correct THEN 'wrong' ELSE 'score' END"""
 SHORT_COLUMNS = f"""CAST(step AS INTEGER) AS step, CAST(file_row_number AS INTEGER) AS row, group_id, sample,
-  problem_id, source, outcome, {VERDICT} AS verdict, CAST(score AS FLOAT) AS score, CAST(reward AS FLOAT) AS reward,
+  problem_id, source, outcome, {VERDICT_SQL} AS verdict, CAST(score AS FLOAT) AS score, CAST(reward AS FLOAT) AS reward,
   CAST(advantage AS FLOAT) AS advantage, response_tokens AS tokens, finish, error"""
 TABLES = """
 CREATE TABLE files(step INTEGER, size BIGINT, mtime BIGINT, problem VARCHAR);

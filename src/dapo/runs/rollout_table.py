@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.core.files import atomic_file
+from dapo.runs.outcomes import verdict_name
 
 _FIELD_CHARS = 200
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
@@ -184,9 +185,8 @@ def read_rows(path: str, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
     """A row as the page shows it: with its verdict in a word, and the beginnings of its texts."""
-    correct = {True: "correct", False: "wrong", None: "score"}[record.pop("correct")]
     texts = {name: record[name][:PREVIEW_CHARS] for name in ("prompt", "response")}
-    verdict = "error" if record["error"] is not None else correct
+    verdict = verdict_name(record.pop("correct"), record["error"])
     return record | texts | {"row": row, "verdict": verdict, "tokens": record.pop("response_tokens")}
 
 

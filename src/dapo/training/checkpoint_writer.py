@@ -38,28 +38,33 @@ class CheckpointWriter:
     def start(self, step: int, save: Callable[[], object]) -> None:
         """Have `save` write the checkpoint of a step in the background, once the one before is written.
 
-        `save` runs in another thread: what it reads must not change before `settle(wait=True)` has returned.
+        `save` runs in another thread: what it reads must not change before `join` has returned.
         """
-        self.settle(wait=True)
+        self.join()
         self._step = step
         self._thread = threading.Thread(target=self._work, args=(save,), name="dapo-checkpoint")
         self._thread.start()
 
     def save_now(self, step: int, save: Callable[[], object]) -> None:
         """Save while the caller waits. Raises StorageError if that fails."""
-        self.settle(wait=True)
+        self.join()
         try:
             save()
         except OSError as error:
             raise StorageError(self._failure(step, error)) from error
         self._failures = 0
 
-    def settle(self, *, wait: bool = False) -> None:
-        """Log the failure of the checkpoint that was being written, if it has ended; `wait` until it has.
+    def poll(self) -> None:
+        """Do what `join` does if the checkpoint that was being written has ended."""
+        if self._thread is not None and not self._thread.is_alive():
+            self.join()
+
+    def join(self) -> None:
+        """Wait until the checkpoint is written, and log its failure.
 
         Raises StorageError at the `MAX_FAILED_SAVES`-th failure in a row, and any error that is not an OSError.
         """
-        if self._thread is None or (self._thread.is_alive() and not wait):
+        if self._thread is None:
             return
         self._thread.join()
         self._thread = None
@@ -75,7 +80,7 @@ class CheckpointWriter:
         _lower_thread_priority()
         try:
             save()
-        except BaseException as error:  # raised or logged by settle()
+        except BaseException as error:  # raised or logged by `join`
             self._error = error
 
     def _count_failure(self, error: OSError) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from dapo.core.errors import CheckpointError, DapoError, NumericsError, OutOfMemory, ShortfallError, TrainerLost
 from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.checkpoints import PROBLEM_STATS_FILE
-from dapo.runs.provenance import MADE_WITH_FILE
+from dapo.runs.provenance import PROVENANCE_FILE
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
 from dapo.training.problem_stats import ProblemStats, read_problem_stats, write_problem_stats
@@ -21,12 +21,12 @@ STATE_FILE = "state.json"
 def save_if_due(run: Run) -> None:
     """Start a checkpoint in the background after every `train.save_every`-th step, and again where one failed."""
     config, state = run.config, run.state
-    run.checkpoints.settle()
+    run.checkpoints.poll()
     every = config.train.save_every
     is_due = bool(every and state.step % every == 0) or run.checkpoints.has_failed
     if is_due and not run.is_complete:
         with run.phase("save"):
-            run.checkpoints.settle(wait=True)  # the new snapshot replaces the one that is being written
+            run.checkpoints.join()  # the new snapshot replaces the one that is being written
             run.checkpoints.start(state.step, checkpoint_of(run, run.policy.snapshot()))
         state.is_saved = True
 
@@ -34,7 +34,7 @@ def save_if_due(run: Run) -> None:
 def save_now(run: Run) -> None:
     """Write the last finished step, and return when it is on disk. Raises StorageError if that fails."""
     with run.phase("save"):
-        run.checkpoints.settle(wait=True)
+        run.checkpoints.join()
         if not run.state.is_saved or run.checkpoints.has_failed:
             run.checkpoints.save_now(run.state.step, checkpoint_of(run, run.policy.save))
             run.state.is_saved = True
@@ -48,8 +48,8 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
         "stream": run.sampling.stream.state_dict(),
         "sampler": run.sampling.sampler.state_dict(),
     }
-    if state.unlogged is not None:
-        counts["unlogged"] = state.unlogged
+    if state.pending_metrics is not None:
+        counts["pending_metrics"] = state.pending_metrics
     step, accuracy, prefetched_batch = state.step, state.accuracy, state.prefetched_batch
     problem_stats = run.problem_stats.table()
 
@@ -57,8 +57,8 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
         write_policy(folder)
         atomic_write_json(folder / STATE_FILE, counts)
         write_problem_stats(folder / PROBLEM_STATS_FILE, problem_stats)
-        if run.made_with:
-            atomic_write_json(folder / MADE_WITH_FILE, run.made_with)
+        if run.provenance:
+            atomic_write_json(folder / PROVENANCE_FILE, run.provenance)
         if prefetched_batch is not None:
             write_prefetched_batch(folder, prefetched_batch)
 
@@ -83,7 +83,7 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
         if state.is_consistent and not state.is_new and not isinstance(error, StorageError | TrainerLost):
             save_now(run)
         else:
-            run.checkpoints.settle(wait=True)  # whoever resumes may clean up the directory that is being written
+            run.checkpoints.join()  # whoever resumes may clean up the directory that is being written
     except (StorageError, NumericsError, TrainerLost) as another:
         if str(another) != str(error):
             log(str(another))
@@ -106,14 +106,15 @@ def restore(run: Run, checkpoint: Path) -> None:
     # a kill may have come between the checkpoint and the run's own copy
     write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
     prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
+    pending = _pending_metrics(state)
     run.state = TrainState(
-        **state["train_state"], unlogged=_unlogged(state), prefetched_batch=prefetched_batch, is_saved=True
+        **state["train_state"], pending_metrics=pending, prefetched_batch=prefetched_batch, is_saved=True
     )
 
 
 def is_logged(checkpoint: Path) -> bool:
     """Whether the metrics of a checkpoint's step were written before the checkpoint was."""
-    return _unlogged(read_state(checkpoint)) is None
+    return _pending_metrics(read_state(checkpoint)) is None
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def _read_problem_stats(path: Path) -> ProblemStats:
         ) from None
 
 
-def _unlogged(state: Mapping[str, Any]) -> dict[str, float] | None:
+def _pending_metrics(state: Mapping[str, Any]) -> dict[str, float] | None:
     """JSON has no number that is not finite: null stands for NaN here as in metrics.jsonl."""
-    unlogged = state.get("unlogged")
-    return unlogged and {name: math.nan if value is None else value for name, value in unlogged.items()}
+    pending_metrics = state.get("pending_metrics")
+    return pending_metrics and {name: math.nan if value is None else value for name, value in pending_metrics.items()}

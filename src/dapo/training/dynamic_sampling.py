@@ -4,16 +4,12 @@ import math
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from dapo.algo.sampling import ScoreThresholds, is_informative
 from dapo.core.errors import RewardError, VerifierFailed
+from dapo.runs.outcomes import Outcome
 from dapo.types import Group, Verdict
-
-Outcome: TypeAlias = Literal[
-    "trained", "all_correct", "all_wrong", "zero_variance", "filtered", "invalid", "excess", "aborted"
-]
-OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 REWARD_TEST = "dapo reward test VERIFIER --data DATA"
 """The command that shows what a reward does, where the run's own verifier and data are not known."""

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
+from dapo.runs.outcomes import OUTCOMES, Outcome
 from dapo.runs.rollout_table import column_of, rows_of
-from dapo.training.dynamic_sampling import OUTCOMES, Outcome
 from dapo.training.rollout import Batch, SamplingStart
 from dapo.training.selection import Prediction
 from dapo.types import Generation, Group, Verdict

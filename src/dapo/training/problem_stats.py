@@ -23,7 +23,7 @@ HALF_LIFE_STEPS = 10
 
 
 @dataclass(frozen=True)
-class History:
+class OutcomeHistory:
     """What is known of the problems sampled so far: a copy, which later steps do not change."""
 
     rows: Mapping[str, int]
@@ -69,9 +69,9 @@ class ProblemStats:
             for name, count in (("recent_correct", correct), ("recent_wrong", decided - correct)):
                 self._sums[name][row] = self._sums[name][row] * kept + count
 
-    def history(self) -> History:
+    def history(self) -> OutcomeHistory:
         """A copy of what predictions are made from."""
-        return History(
+        return OutcomeHistory(
             rows=self._rows,
             sources=dict(self._sources),
             source=np.array(self._source),

@@ -8,14 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dapo.config import Config
+from dapo.config import RolloutConfig
 from dapo.core.errors import DapoError, EngineError, RewardError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.rewards.judge import Judge
-from dapo.training.dynamic_sampling import OUTCOMES, DynamicSampler, Outcome
+from dapo.runs.outcomes import DROPPED, OUTCOMES, Outcome
+from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.selection import Decision, Prediction, ProblemSelector
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
@@ -364,14 +365,7 @@ class _Collector:
         return f"{len(self.judged)} judged: {message}" if message else ""
 
     def dropped(self) -> str:
-        causes = {
-            "all wrong": self.counts["all_wrong"],
-            "all correct": self.counts["all_correct"],
-            "with scores of zero variance": self.counts["zero_variance"],
-            "refused by dynamic_sampling.filter": self.counts["filtered"],
-            "with fewer than two valid verdicts": self.counts["invalid"],
-        }
-        return ", ".join(f"{count} {cause}" for cause, count in causes.items() if count)
+        return ", ".join(f"{count} {words}" for outcome, words in DROPPED.items() if (count := self.counts[outcome]))
 
     def explain_shortfall(self) -> str:
         decided = [group for group, outcome in self.judged if outcome != "excess"]
@@ -385,12 +379,12 @@ class _Collector:
         )
 
 
-def sampling_plan(config: Config, stop_ids: Sequence[int]) -> SamplingPlan:
-    """How a training run samples."""
+def sampling_plan(rollout: RolloutConfig, stop_ids: Sequence[int], *, seed: int) -> SamplingPlan:
+    """Make the plan by which a training run samples."""
     return SamplingPlan(
-        group_size=config.rollout.group_size,
-        max_response_tokens=config.rollout.max_response_tokens,
-        temperature=config.rollout.temperature,
+        group_size=rollout.group_size,
+        max_response_tokens=rollout.max_response_tokens,
+        temperature=rollout.temperature,
         stop_ids=tuple(stop_ids),
-        seed=config.train.seed,
+        seed=seed,
     )

@@ -30,10 +30,10 @@ from dapo.algo.chance import (
     largest_chance,
     likely_interval,
 )
-from dapo.config import Config
+from dapo.config.rollout_options import DynamicSamplingConfig
 from dapo.core.errors import RewardError
 from dapo.core.rng import keyed_seed, keyed_uniforms
-from dapo.training.problem_stats import History, ProblemStats, discount
+from dapo.training.problem_stats import OutcomeHistory, ProblemStats, discount
 from dapo.types import Group, Problem
 
 FLOOR = 0.05
@@ -89,7 +89,7 @@ class ProblemSelector:
     """Selects the problems of one step; it does not change while the step is sampled."""
 
     def __init__(
-        self, history: History, *, step: int, predict: str, group_size: int, seed: int, weights: str = "none"
+        self, history: OutcomeHistory, *, step: int, predict: str, group_size: int, seed: int, weights: str = "none"
     ) -> None:
         """Fit each source's distribution to the history.
 
@@ -178,15 +178,17 @@ class ProblemSelector:
         return chance, max(FLOOR, beta_cdf(high, posterior) - beta_cdf(low, posterior))
 
 
-def make_selector(config: Config, problem_stats: ProblemStats, *, step: int) -> ProblemSelector | None:
+def make_selector(
+    sampling: DynamicSamplingConfig, problem_stats: ProblemStats, *, step: int, group_size: int, seed: int
+) -> ProblemSelector | None:
     """Make the selector of a step; None where every problem is sampled."""
-    if not config.predicts_signal:
+    if sampling.predict == "off":
         return None
     return ProblemSelector(
         problem_stats.history(),
         step=step,
-        predict=config.dynamic_sampling.predict,
-        group_size=config.rollout.group_size,
-        seed=config.train.seed,
-        weights=config.dynamic_sampling.weights,
+        predict=sampling.predict,
+        group_size=group_size,
+        seed=seed,
+        weights=sampling.weights,
     )

@@ -9,23 +9,15 @@ and finished. Before any step has trained that is an error too: nothing was lear
 import shlex
 from collections import Counter
 
-from dapo.config import Config
+from dapo.config import DataConfig, RewardConfig
 from dapo.core.errors import ShortfallError
+from dapo.runs.outcomes import DROPPED, Outcome
 from dapo.training.dynamic_sampling import REWARD_TEST
 from dapo.training.rollout import Batch
 from dapo.training.rules.sampling_rules import EASIER_PROBLEMS
 
 MAX_EMPTY_STEPS = 3
 """Steps in a row without a group to train on that end a run; before any step has trained, one does."""
-
-_FOUND = {
-    "all_wrong": "all wrong",
-    "all_correct": "all correct",
-    "zero_variance": "with equal scores",
-    "filtered": "refused by dynamic_sampling.filter",
-    "invalid": "with fewer than two verdicts",
-}
-"""A group's outcome, as it is printed."""
 
 _ADVICE = {
     "all_wrong": (
@@ -65,7 +57,7 @@ def require_groups(
         ShortfallError: the run must stop; says what was found and what to do.
     """
     has_trained = empty_steps < step - 1
-    found: Counter[str] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
+    found: Counter[Outcome] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
     if not batch.shortfall or (batch.groups and on_shortfall == "train"):
         return
     if not batch.groups and has_trained:
@@ -79,17 +71,17 @@ def require_groups(
     raise ShortfallError(_explain(batch, found, step=step, empty_steps=empty_steps, reward_test=reward_test))
 
 
-def reward_test_command(config: Config) -> str:
+def reward_test_command(reward: RewardConfig, data: DataConfig) -> str:
     """The command that shows what the reward of a run does with its data, as far as it can be written on a line."""
-    verifier = config.reward.verifier
+    verifier = reward.verifier
     name = verifier if isinstance(verifier, str) else next(iter(verifier))
-    data = config.data.train if isinstance(config.data.train, str) else "DATA"
-    return f"dapo reward test {shlex.quote(name)} --data {shlex.quote(data)}"
+    source = data.train if isinstance(data.train, str) else "DATA"
+    return f"dapo reward test {shlex.quote(name)} --data {shlex.quote(source)}"
 
 
-def _explain(batch: Batch, found: Counter[str], *, step: int, empty_steps: int, reward_test: str) -> str:
+def _explain(batch: Batch, found: Counter[Outcome], *, step: int, empty_steps: int, reward_test: str) -> str:
     """One line with what was found, and one with what to do."""
-    judged = ", ".join(f"{count} {_FOUND[outcome]}" for outcome, count in found.most_common())
+    judged = ", ".join(f"{count} {DROPPED[outcome]}" for outcome, count in found.most_common())
     errors = Counter(v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None)
     if errors:
         judged += f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})"

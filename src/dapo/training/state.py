@@ -14,12 +14,12 @@ from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Tracker
-from dapo.training.audit import Audit
 from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling
-from dapo.training.rules.watch import Watch, warning
+from dapo.training.rules.all_rules import LiveRules
+from dapo.training.second_verifier import Audit
 from dapo.training.selection import make_selector
 from dapo.training.signals import StopRequest
 from dapo.training.step_timer import StepTimer, profiled_step
@@ -69,7 +69,7 @@ class TrainState:
     """Steps in a row in which the policy was all but deterministic."""
     empty_steps: int = 0
     """Steps in a row that had no group to train on."""
-    unlogged: dict[str, float] | None = field(default_factory=dict)
+    pending_metrics: dict[str, float] | None = field(default_factory=dict)
     """Metrics of `step` (or of the time before the first) that are not written yet: its evaluation is still due."""
     accuracy: float | None = None
     """Accuracy in the evaluation after `step`, if there was one."""
@@ -85,7 +85,7 @@ class TrainState:
     @property
     def is_new(self) -> bool:
         """Nothing has been done yet."""
-        return self.step == 0 and self.unlogged is not None
+        return self.step == 0 and self.pending_metrics is not None
 
     @property
     def is_consistent(self) -> bool:
@@ -97,7 +97,7 @@ class TrainState:
         self.step += 1
         self.tokens_generated += tokens_generated
         self.tokens_trained += tokens_trained
-        self.unlogged, self.accuracy, self.updates, self.is_saved = metrics, None, [], False
+        self.pending_metrics, self.accuracy, self.updates, self.is_saved = metrics, None, [], False
 
     def state_dict(self) -> dict[str, float]:
         """The counts, as JSON values."""
@@ -131,10 +131,10 @@ class Run:
     """What `advantage.estimator: gae` compares responses with."""
     audit: Audit | None = None
     """The second verifier, where the run has one."""
-    watch: Watch | None = None
+    live_rules: LiveRules | None = None
     """The rules over the run's last steps; None before the first metrics of this process."""
-    made_with: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the run is computed with (`made_with.py`); each checkpoint holds it."""
+    provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options, versions, processor and data of this process (`runs/provenance.py`); each checkpoint holds it."""
     is_solved: bool = False
     """The run has ended because its problems are solved."""
     verifier_output: VerifierOutput | None = None
@@ -199,7 +199,13 @@ class Run:
         Not in the thread that samples: with `schedule: one_step_off` the loop changes the history meanwhile.
         """
         self.sync_engine()
-        self.sampling.selector = make_selector(self.config, self.problem_stats, step=step)
+        self.sampling.selector = make_selector(
+            self.config.dynamic_sampling,
+            self.problem_stats,
+            step=step,
+            group_size=self.config.rollout.group_size,
+            seed=self.config.train.seed,
+        )
 
     def sync_engine(self) -> None:
         """Give the engine the policy's weights, unless it holds them."""
@@ -222,12 +228,12 @@ class Run:
 
         The first time, the rules see what the run has logged before: what they have reported is not reported again.
         """
-        if self.watch is None:
+        if self.live_rules is None:
             path = self.directory.metrics
-            self.watch = Watch(self.config, read_metrics(path) if path.exists() else ())
-        new, count = self.watch.add({"step": self.state.step, **metrics})
+            self.live_rules = LiveRules(self.config, read_metrics(path) if path.exists() else ())
+        new, count = self.live_rules.add({"step": self.state.step, **metrics})
         for found in new:
-            self.tracker.message(f"step {self.state.step}: {warning(found)}")
+            self.tracker.message(f"step {self.state.step}: {found.one_line()}")
         return count
 
     def drop_engine_weights(self) -> None:

@@ -4,23 +4,23 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
-from dapo.core.background import in_background
 from dapo.core.files import atomic_write_json
+from dapo.core.text import one_line, shorten
 from dapo.evaluation.evaluate import EngineSampler, evaluate
-from dapo.evaluation.scores import Evaluation
+from dapo.evaluation.scores import Evaluation, JudgedProblem, question_text
 from dapo.rewards.judge import TimedJudge
+from dapo.runs.outcomes import verdict_word
 from dapo.runs.rollout_table import short_fields, write_rollouts
-from dapo.training.advice import show_responses
-from dapo.training.audit import AuditedStep
 from dapo.training.degeneration import response_metrics
 from dapo.training.divergence import entropy_collapse_steps
 from dapo.training.rollout import Batch
 from dapo.training.rollout_metrics import mean_of_updates, prediction_metrics, reflection_metrics, rollout_metrics
+from dapo.training.second_verifier import AuditedStep
 from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.state import Run
 from dapo.training.token_advantages import critic_metrics
@@ -29,6 +29,7 @@ from dapo.types import Sample
 MIN_GROUPS, MIN_SHARE = 4, 0.5
 """Groups with a signal, and the part of their tokens, from which one problem is named."""
 NO_AUDIT = AuditedStep()
+_SHOWN_RESPONSES, _SHOWN_CHARS = 2, 160
 HEAD_START_S = 1.0
 """How long the table waits for the block at most: first the samples go to the trainer, which is idle until then."""
 
@@ -56,14 +57,14 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
             text_metrics.update(audited.metrics())
         _write_rollouts(run, batch, samples, audited, step=step)
 
-    with in_background(work, name="dapo-rollouts") as pending:
+    with _in_background(work, name="dapo-rollouts") as pending:
         try:
             require_groups(
                 batch,
                 on_shortfall=run.config.dynamic_sampling.on_shortfall,
                 step=step,
                 empty_steps=run.state.empty_steps,
-                reward_test=reward_test_command(run.config),
+                reward_test=reward_test_command(run.config.reward, run.config.data),
             )
             if batch.shortfall:
                 run.tracker.message(f"step {step}: short batch: {batch.reason}")
@@ -72,6 +73,18 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
             may_begin.set()
         with run.phase("write_rollouts"):  # what is left to wait for
             wait([pending])
+
+
+@contextmanager
+def _in_background(work: Callable[[], None], *, name: str) -> Iterator[Future[None]]:
+    """Do `work` in a thread while the block runs, and wait for it at the end of the block.
+
+    What `work` raises is raised there; if both fail, the error of the block is.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
+        future = pool.submit(work)
+        yield future
+    future.result()
 
 
 def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping[str, float]) -> None:
@@ -126,10 +139,10 @@ def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
 def evaluate_and_log(run: Run) -> None:
     """Evaluate if that is due, and write the step's metrics; nothing if they are written already."""
     state, step = run.state, run.state.step
-    if state.unlogged is None:
+    if state.pending_metrics is None:
         return
     run.keep_verifier_output()
-    metrics = dict(state.unlogged)
+    metrics = dict(state.pending_metrics)
     every = run.config.train.eval_every
     if step == 0 or run.is_complete or (every and step % every == 0):
         run.sync_engine()
@@ -137,7 +150,7 @@ def evaluate_and_log(run: Run) -> None:
         if evaluation is not None:
             metrics |= evaluation.metrics()
             if step == 0:
-                show_responses(run, evaluation)
+                _show_first_responses(run, evaluation)
             state.accuracy = metrics[f"eval/{evaluation.plan.name}/accuracy"]
     if step > 0:
         run.timer.add("judge_wait", run.sampling.judge_wait_s)
@@ -149,7 +162,7 @@ def evaluate_and_log(run: Run) -> None:
     if metrics:
         metrics["time/warnings"] = run.warn(metrics)
         run.tracker.log(step, metrics)
-    state.unlogged, state.is_saved = None, False
+    state.pending_metrics, state.is_saved = None, False
 
 
 def _verifier_seconds(run: Run) -> dict[str, float]:
@@ -181,6 +194,31 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
         evaluation = evaluate(sampler, sampling.judge, run.held_out, on_progress=on_progress, check=run.stop.check)
     atomic_write_json(run.directory.eval(step), {"step": step, **evaluation.summary(), "table": evaluation.table()})
     return evaluation
+
+
+def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
+    """Print some judged responses of the model as it is."""
+    run.tracker.message(
+        f"step {run.state.step}: responses of the model as it is:\n" + "\n".join(_responses(evaluation))
+    )
+
+
+def _responses(evaluation: Evaluation) -> Iterator[str]:
+    shown = [problem for problem in evaluation.problems if problem.valid][:_SHOWN_RESPONSES]
+    for problem in shown:
+        yield f"  question   {_line(question_text(problem.problem.prompt))}"
+        yield f"  reference  {_line(problem.problem.answer)}"
+        yield f"  response   {_line(problem.valid[0].text)}  [{_mark(problem)}]"
+
+
+def _mark(problem: JudgedProblem) -> str:
+    response = problem.valid[0]
+    return f"score {response.score:g}" if response.correct is None else verdict_word(response.correct, None)
+
+
+def _line(text: str) -> str:
+    """The end of a text on one line: a question and an answer stand there."""
+    return shorten(one_line(text), _SHOWN_CHARS, keep="end")
 
 
 def _write_rollouts(run: Run, batch: Batch, samples: Sequence[Sample], audited: AuditedStep, *, step: int) -> None:

@@ -10,11 +10,11 @@ from dapo.analysis.view.tokens import TokenTexts
 from dapo.config.differences import differing
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import paired_evaluations
-from dapo.runs.metric_table import METRICS, OUTCOMES, PHASES
+from dapo.runs.metric_table import METRICS, PHASES
+from dapo.runs.outcomes import OUTCOME_MEANINGS, OUTCOMES, VERDICT_WORDS
 from dapo.runs.rollout_index import SORTS, Filter, RolloutIndex
 from dapo.runs.run_reader import RunReader
 
-VERDICTS = ("correct", "wrong", "score", "error")
 PROBLEM_KINDS = ("all", "never", "sometimes", "always", "undecided")
 MAX_PAGE = 200
 MAX_TOKENS = 2000
@@ -75,7 +75,7 @@ def overview(runs: Runs) -> dict[str, Any]:
     """Every run's summary, and the words that the page shows: metrics, outcomes, phases."""
     return {
         "runs": [run.files.summary() for run in runs.runs.values()],
-        "outcomes": OUTCOMES,
+        "outcomes": OUTCOME_MEANINGS,
         "phases": {name: phase.meaning for name, phase in PHASES.items() if phase.is_logged},
         "metrics": [{"name": m.name, "unit": m.unit, "meaning": m.meaning, "paper": m.paper} for m in METRICS],
     }
@@ -96,8 +96,8 @@ def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     wanted = Filter(
         first_step=_integer(given, "first_step"),
         last_step=_integer(given, "last_step"),
-        outcomes=_choose(given, "outcomes", tuple(OUTCOMES)),
-        verdicts=_choose(given, "verdicts", VERDICTS),
+        outcomes=_choose(given, "outcomes", OUTCOMES),
+        verdicts=_choose(given, "verdicts", tuple(VERDICT_WORDS)),
         min_tokens=_integer(given, "min_tokens"),
         max_tokens=_integer(given, "max_tokens"),
         problem=given.get("problem") or None,

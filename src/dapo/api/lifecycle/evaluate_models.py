@@ -31,7 +31,7 @@ from dapo.runs.stored_config import load_run_config
 from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
 from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
-from dapo.training.rows import load_rows
+from dapo.training.checked_rows import load_rows
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
 
@@ -155,7 +155,7 @@ def _evaluate(
             inputs = None
             source = config.data.eval_source
             assert source is not None
-            problems, copies = distinct(load_rows(config, "eval", judge.needed_columns)[0], source)
+            problems, copies = distinct(load_rows(config.data, config.reward, "eval", judge.needed_columns)[0], source)
         plan = evaluation_plan(config, inputs.loaded.stop_ids if inputs is not None else ())
         if copies > 1 and not request.sets_samples_per_problem:
             print_text(

@@ -27,7 +27,7 @@ from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork, make_manifest
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.progress import progress
-from dapo.runs.provenance import changes_since, made_with
+from dapo.runs.provenance import provenance, provenance_diff
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training import one_step_off
@@ -36,8 +36,8 @@ from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_kernels
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, read_state, restore
+from dapo.training.preflight import open_judge
 from dapo.training.signals import END_AT_ONCE, Interrupted, InterruptHandler, StepListener, signals_as_requests
-from dapo.training.start import open_judge
 from dapo.training.state import Run
 from dapo.training.train import train
 
@@ -210,24 +210,24 @@ def open_run(ready: ReadyRun, frontend: Frontend) -> Iterator[Run]:
             build_run(config, inputs, judge, directory, display, first_step=step + 1, listeners=listeners)
         )
         run.stop, run.verifier_output = stop, judge.output
-        run.made_with = made_with(config, inputs.train, inputs.held_out)
+        run.provenance = provenance(config, inputs.train, inputs.held_out)
         for note in [*inputs.notes, f"writing to {directory.path}"]:
             run.tracker.message(note)
         if checkpoint:
             restore(run, checkpoint)
             fork = Fork.of(directory)
             expected = fork.changed if fork is not None and fork.step == step else ()
-            for line in changes_since(checkpoint, run.made_with, step=step, expected=expected):
+            for line in provenance_diff(checkpoint, run.provenance, step=step, expected=expected):
                 run.tracker.message(line)
             display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
         if config.schedule == "sync":  # the run may have had another, whose prefetched batch is stale
             one_step_off.requeue(run)
-        with summarised(run, frontend.warn):
+        with summary_written(run, frontend.warn):
             yield run
 
 
 @contextmanager
-def summarised(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
+def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
     """However the block ends, close the trackers and write the summary, which says how it has ended."""
     started, seconds_before = time.perf_counter(), run.state.wall_s
     reason = "failed"

@@ -16,7 +16,7 @@ from dapo.policy.memory_model import GIB
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.training.assemble.resolve import require_hardware
-from dapo.training.start import open_judge
+from dapo.training.preflight import open_judge
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.progress import progress
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
-from dapo.training.rules.watch import warning
 
 _BAR, _WIDTH = 30, 110
 
@@ -63,7 +62,7 @@ def describe_probe(config: Config, probe: Probe) -> Iterator[str]:
     if probe.verifier_errors:
         yield f"  errors      {probe.verifier_errors} responses have no verdict"
     for found in probe.findings:
-        text = f"{found.severity}: {warning(found)}"
+        text = f"{found.severity}: {found.one_line()}"
         yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     yield ""
     yield from _speed(resolve_auto(config), probe)

@@ -12,7 +12,7 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.data.problems import remove_overlap
 from dapo.rewards.verifier import is_binary
-from dapo.training.rows import NO_COLUMNS, load_rows
+from dapo.training.checked_rows import NO_COLUMNS, load_rows
 from dapo.types import Problem
 
 
@@ -181,7 +181,7 @@ def _facts(
 ) -> DataFacts:
     if "hub" in kinds(source):
         return DataFacts(role, source.label, None)
-    return DataFacts(role, source.label, *load_rows(config, role, needed_columns))
+    return DataFacts(role, source.label, *load_rows(config.data, config.reward, role, needed_columns))
 
 
 def _data(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Iterator[str]:

@@ -33,10 +33,10 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.sinks import Display, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
 from dapo.training.assemble.inputs import Inputs, load_filter
-from dapo.training.audit import Audit
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.samples import shaped_reward
+from dapo.training.second_verifier import Audit
 from dapo.training.shortfall import reward_test_command
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.token_advantages import ValueFunction
@@ -90,7 +90,7 @@ def build_sampling(
         judge=judge,
         sampler=dynamic_sampler(config),
         encoder=encoder,
-        plan=sampling_plan(config, stop_ids),
+        plan=sampling_plan(config.rollout, stop_ids, seed=config.train.seed),
         reward=partial(shaped_reward, config=config),
     )
 
@@ -108,7 +108,7 @@ def dynamic_sampler(config: Config, *, max_error_rate: float = MAX_ERROR_RATE) -
         keep=load_filter(keep),
         thresholds=thresholds,
         max_error_rate=max_error_rate,
-        reward_test=reward_test_command(config),
+        reward_test=reward_test_command(config.reward, config.data),
     )
 
 

@@ -17,7 +17,7 @@ from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.varlen_attention import has_operators, padded_attention_notes
 from dapo.training.assemble.resolve import device_of, require_hardware
-from dapo.training.rows import NO_COLUMNS, load_rows
+from dapo.training.checked_rows import NO_COLUMNS, load_rows
 from dapo.types import Group, Problem
 
 
@@ -42,11 +42,11 @@ def read_inputs(
 ) -> Inputs:
     """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
     load_filter(config.dynamic_sampling.filter)
-    problems, notes = load_rows(config, "train", needed_columns) if training else ([], [])
+    problems, notes = load_rows(config.data, config.reward, "train", needed_columns) if training else ([], [])
     held_out: list[Problem] = []
     copies = 1
     if (source := config.data.eval_source) is not None:
-        rows, warnings = load_rows(config, "eval", needed_columns)
+        rows, warnings = load_rows(config.data, config.reward, "eval", needed_columns)
         held_out, copies = distinct(rows, source)
         notes += warnings
     problems, removed = remove_overlap(problems, held_out)

@@ -1,13 +1,13 @@
-"""All rules, and which of them hold. docs/doctor.md explains each, with its threshold and where that comes from."""
+"""All rules, and the findings of a run. docs/doctor.md explains each rule, its threshold and the threshold's source."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dapo.config import Config
 from dapo.training.degeneration import has_many_answers, looping
 from dapo.training.rules import outcome_rules, sampling_rules, update_rules
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
-from dapo.training.rules.history import History
+from dapo.training.rules.history import MetricHistory
 
 Row = Mapping[str, Any]
 
@@ -22,12 +22,12 @@ def _is_audit_gap(row: Row) -> bool:
     return bool(score > audit_score)
 
 
-def _is_wrong_in_vain(row: Row) -> bool:
+def _is_all_wrong(row: Row) -> bool:
     """Whether a response is of a group that is all wrong; where every group trains, its advantages are 0."""
     return row["outcome"] == "all_wrong" or (row["correct"] is False and row["advantage"] == 0)
 
 
-def _ends_in_loop(row: Row) -> bool:
+def _is_looping(row: Row) -> bool:
     return bool(looping([row["response_ids"]], [row["finish"]])[0])
 
 
@@ -41,14 +41,14 @@ RULES = (
     Rule("entropy_collapse", update_rules.entropy_collapse),
     Rule("entropy_explosion", update_rules.entropy_explosion),
     Rule("many_answers", sampling_rules.many_answers, lambda row: has_many_answers(row["response"])),
-    Rule("too_hard", sampling_rules.too_hard, _is_wrong_in_vain),
+    Rule("too_hard", sampling_rules.too_hard, _is_all_wrong),
     Rule("too_easy", sampling_rules.too_easy, lambda row: row["outcome"] == "all_correct"),
     Rule("equal_rewards", sampling_rules.equal_rewards, lambda row: not row["advantage"]),
     Rule("filtered", sampling_rules.filtered, lambda row: row["outcome"] == "filtered"),
     Rule("one_problem", sampling_rules.one_problem, lambda row: row["outcome"] == "trained"),
     Rule("truncation", sampling_rules.truncation, lambda row: row["finish"] == "length"),
     Rule("length_explosion", sampling_rules.length_explosion, lambda row: row["finish"] != "aborted"),
-    Rule("repeated_text", sampling_rules.repeated_text, _ends_in_loop),
+    Rule("repeated_text", sampling_rules.repeated_text, _is_looping),
     Rule("gradient_spike", update_rules.gradient_spike),
     Rule("slow_verifier", outcome_rules.slow_verifier),
     Rule("lr_too_low", update_rules.lr_too_low),
@@ -56,7 +56,30 @@ RULES = (
 )
 
 
-def holding(history: History, config: Config) -> list[Finding]:
-    """The findings as of the history's last step, the gravest first."""
+def active_findings(history: MetricHistory, config: Config) -> list[Finding]:
+    """Return the findings that hold at the history's last step, the most severe first."""
     found = [finding for rule in RULES if (finding := rule.check(history, config)) is not None]
     return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
+
+
+class LiveRules:
+    """The rules over the last steps of a run that trains.
+
+    It keeps nothing in checkpoints: a resumed run reads what it has logged so far, and so reports no finding twice.
+    """
+
+    def __init__(self, config: Config, logged: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Begin with the lines of `metrics.jsonl` that the run has logged already."""
+        self._config = config
+        self._history = MetricHistory()
+        self._reported: set[str] = set()
+        for record in logged:
+            self.add(record)
+
+    def add(self, record: Mapping[str, Any]) -> tuple[list[Finding], int]:
+        """Add a step's metrics: the findings that are new, and how many hold. Notes are neither."""
+        self._history.add(record)
+        found = [each for each in active_findings(self._history, self._config) if each.severity != "note"]
+        new = [each for each in found if each.name not in self._reported]
+        self._reported |= {each.name for each in new}
+        return new, len(found)

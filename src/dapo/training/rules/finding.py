@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from dapo.config import Config
-from dapo.training.rules.history import History
+from dapo.training.rules.history import MetricHistory
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -27,7 +27,12 @@ class Finding:
     steps: tuple[int, int]
     """The first and the last step that the numbers are of."""
     advice: str = ""
-    """What to do where an option alone does not do it."""
+    """The remedy where an option alone is not enough."""
+
+    def one_line(self) -> str:
+        """The cause and the remedy on one line."""
+        remedy = f"try {' or '.join(self.change)}" if self.change else self.advice
+        return f"{self.cause}; {remedy}"
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,13 @@ class Rule:
     """A condition on the last steps of a run."""
 
     name: str
-    check: Callable[[History, Config], Finding | None]
+    check: Callable[[MetricHistory, Config], Finding | None]
     response: Callable[[Mapping[str, Any]], bool] | None = None
     """Whether a row of the rollout table is an example of it; None where single responses show nothing."""
 
 
 def finding(
-    history: History,
+    history: MetricHistory,
     name: str,
     severity: Severity,
     cause: str,

@@ -28,7 +28,7 @@ class EvaluationPoint:
 
 
 @dataclass
-class History:
+class MetricHistory:
     """The metrics of a run, added one line of `metrics.jsonl` after the other.
 
     Values that are not finite are NaN: JSON has no such number, and metrics.jsonl holds null. So a history that is read

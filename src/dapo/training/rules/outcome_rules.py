@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 from dapo.config import Config
 from dapo.evaluation.intervals import student_quantile
 from dapo.training.rules.finding import Finding, finding
-from dapo.training.rules.history import History
+from dapo.training.rules.history import MetricHistory
 
 MIN_STEPS = 3
 """Steps that a rule over means needs."""
@@ -20,7 +20,7 @@ MIN_JUDGE_WAIT_S = 1.0
 """Seconds of waiting per step below which nothing is worth changing."""
 
 
-def audit_gap(history: History, config: Config) -> Finding | None:
+def audit_gap(history: MetricHistory, config: Config) -> Finding | None:
     """The training's verifier pays for what a second verifier refuses."""
     gaps = history.values("audit/gap")
     if len(gaps) < MIN_STEPS:
@@ -50,7 +50,7 @@ def audit_gap(history: History, config: Config) -> Finding | None:
     )
 
 
-def overfit(history: History, config: Config) -> Finding | None:
+def overfit(history: MetricHistory, config: Config) -> Finding | None:
     """Training goes up while the evaluation goes down."""
     best, last = history.best_evaluation, history.last_evaluation
     if best is None or last is None or best.step == last.step or not last.high < best.low:
@@ -77,7 +77,7 @@ def overfit(history: History, config: Config) -> Finding | None:
     )
 
 
-def slow_verifier(history: History, config: Config) -> Finding | None:
+def slow_verifier(history: MetricHistory, config: Config) -> Finding | None:
     """The engine waits for verdicts."""
     waited = history.mean("time/judge_wait_s")
     step_s, evaluate_s = history.total("time/step_s"), history.total("time/evaluate_s")

@@ -2,7 +2,7 @@
 
 from dapo.config import Config
 from dapo.training.rules.finding import Finding, finding
-from dapo.training.rules.history import History
+from dapo.training.rules.history import MetricHistory
 
 MIN_STEPS = 3
 """Steps that a rule over rates needs: fewer are too few responses."""
@@ -33,27 +33,27 @@ EASIER_PROBLEMS = (
 _MANY_TOKENS = 8
 
 
-def too_easy(history: History, config: Config) -> Finding | None:
+def too_easy(history: MetricHistory, config: Config) -> Finding | None:
     """Most groups are all correct."""
     return _starvation(history, config, "too_easy")
 
 
-def too_hard(history: History, config: Config) -> Finding | None:
+def too_hard(history: MetricHistory, config: Config) -> Finding | None:
     """Not one response is right, or most groups are all wrong."""
     return _none_right(history, config) or _starvation(history, config, "too_hard")
 
 
-def equal_rewards(history: History, config: Config) -> Finding | None:
+def equal_rewards(history: MetricHistory, config: Config) -> Finding | None:
     """The rewards of most groups have no spread, without being right or wrong."""
     return _starvation(history, config, "equal_rewards")
 
 
-def filtered(history: History, config: Config) -> Finding | None:
+def filtered(history: MetricHistory, config: Config) -> Finding | None:
     """`dynamic_sampling.filter` rejects most groups."""
     return _starvation(history, config, "filtered")
 
 
-def _none_right(history: History, config: Config) -> Finding | None:
+def _none_right(history: MetricHistory, config: Config) -> Finding | None:
     """Nothing can be learned of a task from wrong responses alone, whatever else the reward pays for."""
     keep_rate, groups, steps = signal_rate(history, config), round(_decided(history)), len(history.window())
     is_sure = not keep_rate or steps >= MIN_STEPS or groups >= MIN_GROUPS
@@ -76,7 +76,7 @@ def _none_right(history: History, config: Config) -> Finding | None:
     )
 
 
-def _starvation(history: History, config: Config, name: str) -> Finding | None:
+def _starvation(history: MetricHistory, config: Config, name: str) -> Finding | None:
     keep_rate = signal_rate(history, config)
     is_sure = not keep_rate or len(history.window()) >= MIN_STEPS or _decided(history) >= MIN_GROUPS
     if keep_rate is None or keep_rate >= MIN_KEEP_RATE or not is_sure:
@@ -136,7 +136,7 @@ def _sampling_change(config: Config) -> tuple[str, ...]:
     return () if config.predicts_signal or sampling.filter is not None else ("dynamic_sampling.predict=proportional",)
 
 
-def signal_rate(history: History, config: Config) -> float | None:
+def signal_rate(history: MetricHistory, config: Config) -> float | None:
     """The fraction of judged groups with an advantage other than 0; None before the first."""
     if not config.dynamic_sampling.enabled and history.window():
         return 1 - history.total("rollout/zero_advantage_fraction") / len(history.window())
@@ -144,11 +144,11 @@ def signal_rate(history: History, config: Config) -> float | None:
     return history.total("rollout/groups_trained") / decided if decided else None
 
 
-def _decided(history: History) -> float:
+def _decided(history: MetricHistory) -> float:
     return history.total("rollout/groups_generated") - history.total("rollout/groups_excess", "rollout/groups_aborted")
 
 
-def _starvation_cause(history: History, config: Config) -> str:
+def _starvation_cause(history: MetricHistory, config: Config) -> str:
     """The outcome that most of the groups without a signal have."""
     if not config.dynamic_sampling.enabled:
         accuracy = history.mean("reward/accuracy")
@@ -163,7 +163,7 @@ def _starvation_cause(history: History, config: Config) -> str:
     return max(counts, key=lambda name: counts[name])
 
 
-def verifier_errors(history: History, config: Config) -> Finding | None:
+def verifier_errors(history: MetricHistory, config: Config) -> Finding | None:
     """Many responses have no verdict."""
     responses = _decided(history) * config.rollout.group_size
     errors = history.total("rollout/verifier_errors")
@@ -180,7 +180,7 @@ def verifier_errors(history: History, config: Config) -> Finding | None:
     )
 
 
-def truncation(history: History, config: Config) -> Finding | None:
+def truncation(history: MetricHistory, config: Config) -> Finding | None:
     """Most responses end at the limit."""
     truncated = history.mean("rollout/truncated_fraction")
     if truncated is None and history.last_evaluation is not None:
@@ -203,7 +203,7 @@ def truncation(history: History, config: Config) -> Finding | None:
     )
 
 
-def _truncated_evaluation(history: History, config: Config) -> Finding | None:
+def _truncated_evaluation(history: MetricHistory, config: Config) -> Finding | None:
     """The same before the first step: what the evaluation of the untrained model shows."""
     assert history.last_evaluation is not None
     truncated = history.last_evaluation.truncated
@@ -222,7 +222,7 @@ def _truncated_evaluation(history: History, config: Config) -> Finding | None:
     )
 
 
-def length_explosion(history: History, config: Config) -> Finding | None:
+def length_explosion(history: MetricHistory, config: Config) -> Finding | None:
     """Responses grow, and nothing comes of it."""
     name = "rollout/response_tokens_mean"
     length, before = history.mean(name), history.first_mean(name)
@@ -252,7 +252,7 @@ def length_explosion(history: History, config: Config) -> Finding | None:
     )
 
 
-def repeated_text(history: History, config: Config) -> Finding | None:
+def repeated_text(history: MetricHistory, config: Config) -> Finding | None:
     """Many responses end in a loop."""
     rate = history.total("rollout/looping_fraction") / max(1, len(history.window()))
     if rate <= LOOPS or len(history.window()) < MIN_STEPS:
@@ -270,7 +270,7 @@ def repeated_text(history: History, config: Config) -> Finding | None:
     )
 
 
-def many_answers(history: History, config: Config) -> Finding | None:
+def many_answers(history: MetricHistory, config: Config) -> Finding | None:
     """Many responses mark several answers."""
     rate = history.total("rollout/many_answers_fraction") / max(1, len(history.window()))
     if rate <= MANY_ANSWERS or len(history.window()) < MIN_STEPS:
@@ -287,7 +287,7 @@ def many_answers(history: History, config: Config) -> Finding | None:
     )
 
 
-def one_problem(history: History, config: Config) -> Finding | None:
+def one_problem(history: MetricHistory, config: Config) -> Finding | None:
     """One problem has most of the tokens that train."""
     steps = len(history.window())
     share = history.total("rollout/top_problem_fraction") / max(1, steps)

@@ -4,7 +4,7 @@ from statistics import median
 
 from dapo.config import Config
 from dapo.training.rules.finding import Finding, finding
-from dapo.training.rules.history import LONG, History
+from dapo.training.rules.history import LONG, MetricHistory
 
 MIN_STEPS = 3
 """Steps that a rule over means needs."""
@@ -28,7 +28,7 @@ LOW_KL = 1e-8
 """Nats per token below which the policy does not move."""
 
 
-def entropy_collapse(history: History, config: Config) -> Finding | None:
+def entropy_collapse(history: MetricHistory, config: Config) -> Finding | None:
     """The policy has become certain, and is not right."""
     name = "loss/entropy"
     entropy, before = history.mean(name), history.first_mean(name)
@@ -50,7 +50,7 @@ def entropy_collapse(history: History, config: Config) -> Finding | None:
     )
 
 
-def entropy_explosion(history: History, config: Config) -> Finding | None:
+def entropy_explosion(history: MetricHistory, config: Config) -> Finding | None:
     """The policy becomes ever more random."""
     name = "loss/entropy"
     entropy, before = history.mean(name), history.first_mean(name)
@@ -73,7 +73,7 @@ def entropy_explosion(history: History, config: Config) -> Finding | None:
     )
 
 
-def inert_clipping(history: History, config: Config) -> Finding | None:
+def inert_clipping(history: MetricHistory, config: Config) -> Finding | None:
     """With one update per step every ratio is 1."""
     if (
         config.reuses_samples
@@ -99,7 +99,7 @@ def inert_clipping(history: History, config: Config) -> Finding | None:
     )
 
 
-def sampler_gap(history: History, config: Config) -> Finding | None:
+def sampler_gap(history: MetricHistory, config: Config) -> Finding | None:
     """The engine's log-probabilities are not the trainer's."""
     gap = history.mean("rollout/engine_logprob_gap_mean")
     if gap is None or gap <= MAX_LOGPROB_GAP or config.loss.engine_correction is not None:  # NaN is a gap too
@@ -118,7 +118,7 @@ def sampler_gap(history: History, config: Config) -> Finding | None:
     )
 
 
-def skipped_updates(history: History, config: Config) -> Finding | None:
+def skipped_updates(history: MetricHistory, config: Config) -> Finding | None:
     """Updates were not made."""
     skipped = history.total("optim/skipped")
     if not skipped:
@@ -137,7 +137,7 @@ def skipped_updates(history: History, config: Config) -> Finding | None:
     )
 
 
-def gradient_spike(history: History, config: Config) -> Finding | None:
+def gradient_spike(history: MetricHistory, config: Config) -> Finding | None:
     """A gradient was far larger than the run's usual ones."""
     name = "optim/grad_norm"
     norms = [norm for norm in history.values(name, LONG) if norm > 0]
@@ -161,7 +161,7 @@ def gradient_spike(history: History, config: Config) -> Finding | None:
     )
 
 
-def lr_too_high(history: History, config: Config) -> Finding | None:
+def lr_too_high(history: MetricHistory, config: Config) -> Finding | None:
     """A step moves the policy farther than clipping can hold it."""
     divergence = history.mean("loss/approx_kl")
     high, low = history.mean("loss/clip_high_fraction"), history.mean("loss/clip_low_fraction")
@@ -181,13 +181,13 @@ def lr_too_high(history: History, config: Config) -> Finding | None:
     )
 
 
-def lr_too_low(history: History, config: Config) -> Finding | None:
+def lr_too_low(history: MetricHistory, config: Config) -> Finding | None:
     """The policy does not move."""
     divergence = history.mean("loss/approx_kl")
     is_warm = history.step - len(history.window()) >= config.optim.warmup_steps
     is_full = not history.total("rollout/shortfall_groups")  # a short batch may be one update, whose ratios are 1
     is_sure = config.reuses_samples and is_full and is_warm and len(history.window()) >= MIN_STEPS
-    if divergence is None or not is_sure or moves_nothing(history) or not divergence <= LOW_KL:
+    if divergence is None or not is_sure or has_no_advantages(history) or not divergence <= LOW_KL:
         return None
     return finding(
         history,
@@ -200,7 +200,7 @@ def lr_too_low(history: History, config: Config) -> Finding | None:
     )
 
 
-def moves_nothing(history: History) -> bool:
+def has_no_advantages(history: MetricHistory) -> bool:
     """Whether no group had an advantage in the window: that is no matter of the learning rate."""
     steps = len(history.window())
     return history.total("rollout/zero_advantage_fraction") == steps

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from dapo.config import Config
+from dapo.config import DataConfig, RewardConfig
 from dapo.data.problems import load_problems
 from dapo.data.sources.builtin import Split
 from dapo.rewards.columns import require_columns
@@ -16,12 +16,16 @@ NO_COLUMNS: Mapping[str, Collection[str]] = {}
 
 
 def load_rows(
-    config: Config, split: Split, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
+    data: DataConfig,
+    verifier: RewardConfig,
+    split: Split,
+    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
 ) -> tuple[list[Problem], list[str]]:
     """The rows of `data.train` or `data.eval`, and warnings about those that the reward cannot judge.
 
     Args:
-        config: the configuration, its verifier resolved.
+        data: the options of the data.
+        verifier: the options of the reward, `auto` resolved.
         split: which of the two.
         needed_columns: the columns that each user function of the reward requires (`VerifierPool`).
 
@@ -29,19 +33,19 @@ def load_rows(
         DataError: rows lack what the reward reads.
         RewardError: the reward can judge none of them.
     """
-    source = config.data.train_source if split == "train" else config.data.eval_source
+    source = data.train_source if split == "train" else data.eval_source
     assert source is not None
-    reward = RewardSpec.of(config.reward.verifier, options=config.reward.options)
+    reward = RewardSpec.of(verifier.verifier, options=verifier.options)
     rows = load_problems(source, split=split, require_answer=reward.reads_answer)
     where = f"data.{split}"
     require_columns(rows, needed_columns, where=where)
-    warnings = warnings_about_rows(rows, config.reward.verifier, config.reward.options, where=where)
-    return rows, [*warnings, *_unrequested_markers(config, rows, reward, where)]
+    warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
+    return rows, [*warnings, *_unrequested_markers(data, rows, reward, where)]
 
 
-def _unrequested_markers(config: Config, rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
+def _unrequested_markers(data: DataConfig, rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
     """A warning per verifier that reads a marker of the answer which most prompts do not request."""
-    always = f"{config.data.instruction}\n{config.data.system or ''}"
+    always = f"{data.instruction}\n{data.system or ''}"
     for name in reward.weights:
         markers = VERIFIERS[name].markers if name in VERIFIERS else ()
         if not markers or reward.options[name].get("flexible"):

@@ -16,8 +16,8 @@ from dapo.core.errors import ConfigError, RewardError
 from dapo.rewards.judge import InlineJudge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
-from dapo.training.audit import Audit, AuditedStep
-from dapo.training.start import open_judge
+from dapo.training.preflight import open_judge
+from dapo.training.second_verifier import Audit, AuditedStep
 from dapo.training.state import Run
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.async_runs import async_config, resumed_from, run_or_resume

@@ -1,8 +1,11 @@
-"""The C library's allocator in a process that trains."""
+"""Memory management of a process: Python's garbage collector and the C library's allocator."""
 
 import ctypes
+import gc
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 M_TRIM_THRESHOLD = -1
 M_MMAP_MAX = -4
@@ -10,6 +13,22 @@ LARGEST = 2**31 - 1
 
 VARIABLES = ("MALLOC_", "GLIBC_TUNABLES")
 """How the environment variables begin by which a user sets the allocator."""
+
+
+@contextmanager
+def collections_paused() -> Iterator[None]:
+    """Collect no garbage in cycles while the block runs; also a decorator.
+
+    A full collection looks at every response of a batch: 0.3 s at the paper's size. Use it where a block makes many
+    objects and takes well below a second: garbage in cycles stays until afterwards.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def keep_freed_memory() -> bool:
