@@ -15,6 +15,7 @@ from dapo.config import dump_config
 from dapo.runs.directory import RunDirectory
 from dapo.runs.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, write_rollouts
 from dapo.training.rules.all_rules import LiveRules
+from helpers.run_files import log_metrics
 from helpers.tiny_runs import tiny
 
 STEP: dict[str, Any] = {
@@ -49,8 +50,7 @@ def row(step: int, sample: int, **changed: Any) -> dict[str, Any]:
 def a_run(path: Path, steps: list[dict[str, Any]], tables: dict[int, list[dict[str, Any]]] | None = None) -> Path:
     """A run directory with these metrics and tables of responses."""
     run = RunDirectory.create(path, dump_config(tiny()), {})
-    lines = [json.dumps({"step": number, **metrics}) for number, metrics in enumerate(steps, start=1)]
-    run.metrics.write_text("".join(f"{line}\n" for line in lines))
+    log_metrics(run.metrics, [{"step": number, **metrics} for number, metrics in enumerate(steps, start=1)])
     (path / "rollouts").mkdir()
     for step, rows in (tables or {}).items():
         write_rollouts(run.rollouts(step), rows)

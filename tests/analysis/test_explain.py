@@ -18,6 +18,7 @@ from dapo.core.rng import keyed_permutation
 from dapo.policy.model import load_model
 from dapo.training.train import train
 from helpers.commands import run as command
+from helpers.run_files import edit_options
 from helpers.tiny_runs import new_run, tiny
 
 STEPS = 3
@@ -164,8 +165,7 @@ def test_another_learning_rate_than_the_runs_shows_in_the_compared_metrics(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["dapo"], run)
-    config = run / "config.yaml"
-    config.write_text(config.read_text().replace("lr: 0.01", "lr: 0.02"))
+    edit_options(run, "lr: 0.01", "lr: 0.02")
     replay = explain_group(run, 2)["eq8"]["ratios"]["replay"]
     assert replay["metrics_equal"] < replay["metrics_compared"]
     assert replay["largest_relative_difference"] > 1e-4

@@ -23,10 +23,12 @@ from dapo.core.errors import DataError
 from dapo.evaluation.intervals import mean_interval
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
+from dapo.runs.metrics_file import truncate_after
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
+from helpers.run_files import log_metrics
 from helpers.tiny_runs import metrics, tiny
 
 OPTIONS = ("data.eval=null", "train.num_steps=2", "rollout.prompts_per_step=8", "rollout.max_response_tokens=12")
@@ -149,7 +151,7 @@ def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, p
     row |= {"reward/accuracy": 0.5, "rollout/response_tokens_mean": 10.0, "rollout/truncated_fraction": 0.0}
     row |= {"time/load_weights_s": 0.5, "time/generate_s": 4.0, "time/update_s": 1.5, "time/old_logprobs_s": 0.5}
     rows = [row | {"step": step, "time/peak_memory_gib": step} for step in (1, 2, 3)] + [row | {"step": 4, "x": 1e9}]
-    run.metrics.write_text("".join(json.dumps(each) + "\n" for each in [{"step": 0}, *rows]))
+    log_metrics(run.metrics, [{"step": 0}, *rows])
     found = {each.name: each for each in compare_with_run(probe, run)}
     assert found["keep rate"].measured == pytest.approx(0.4)
     assert found["groups per step"].measured == 10
@@ -157,7 +159,7 @@ def test_a_probe_is_compared_with_the_means_of_the_first_steps(tmp_path: Path, p
     assert (found["step, s"].measured, found["peak memory, GiB"].measured) == (6.5, 3)
     assert [Check("x", 1.2, 1.0).is_close, Check("x", 1.21, 1.0).is_close, Check("x", 0.0, 0.0).is_close] == [1, 0, 1]
     assert "accuracy" not in {each.name for each in compare_with_run(replace(probe, accuracy=None), run)}
-    run.metrics.write_text('{"step": 0}\n')
+    truncate_after(run.metrics, 0)
     with pytest.raises(DataError, match="has finished no step"):
         compare_with_run(probe, run)
 

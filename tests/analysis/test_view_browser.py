@@ -16,6 +16,7 @@ from dapo.runs.metrics_file import truncate_after
 from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.run_reader import RunReader
 from helpers.browser import MISSING, open_browser
+from helpers.run_files import append_bytes, edit_options
 from helpers.view_runs import Client, close_with, make_run, serving
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
@@ -96,8 +97,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         row["question"] = HOSTILE
         row["responses"][0]["text"] = HOSTILE
     atomic_write_json(second / "eval" / "step_000004.json", evaluation)
-    config = second / "config.yaml"
-    config.write_text(config.read_text().replace("lr: 0.003", "lr: 0.004"))
+    edit_options(second, "lr: 0.003", "lr: 0.004")
     live = folder / "live"
     shutil.copytree(first, live, ignore=shutil.ignore_patterns("checkpoints"))
     (live / "summary.json").unlink()
@@ -242,16 +242,14 @@ def test_runs_are_compared_with_the_difference_of_their_options(page):
 
 def test_a_live_run_is_followed(page, runs):
     live = runs[2]
-    lines = (runs[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines = (runs[0] / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     with RunDirectory(live).lock(4):
         page.open("overview?run=live")
         page.wait(f"return {LENGTH}?.x.length === 2")
         assert "running" in page.texts("#summary")[0]
-        with open(live / "metrics.jsonl", "a") as metrics:
-            metrics.writelines([*lines[3:-1], lines[-1][:40]])  # the last line is half written
+        append_bytes(live / "metrics.jsonl", b"".join(lines[3:-1]) + lines[-1][:40])  # the last line is half written
         page.wait(f"return {LENGTH}?.x.length === 3")
-        with open(live / "metrics.jsonl", "a") as metrics:
-            metrics.write(lines[-1][40:])
+        append_bytes(live / "metrics.jsonl", lines[-1][40:])
         close_with(live, "finished")
     page.wait(f"return {LENGTH}?.x.length === 4 && document.querySelector('#summary').textContent.includes('finished')")
 

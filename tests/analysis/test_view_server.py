@@ -21,6 +21,7 @@ from dapo.runs.rollout_index import Filter, RolloutIndex
 from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.run_reader import RunReader, find_runs
 from dapo.runs.status import run_status
+from helpers.run_files import append_bytes, edit_options
 from helpers.view_runs import Client, close_with, make_run, serving
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -129,15 +130,12 @@ def test_a_half_written_last_line_is_left_out_and_a_new_one_shown(run, tmp_path)
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints"))
     files = RunReader("copy", copy)
     whole = files.metrics()["steps"]
-    with open(copy / "metrics.jsonl", "a") as lines:
-        lines.write('{"step": 5, "reward/me')
+    append_bytes(copy / "metrics.jsonl", b'{"step": 5, "reward/me')
     assert files.metrics()["steps"] == whole
-    with open(copy / "metrics.jsonl", "a") as lines:
-        lines.write('an": 0.5}\n')
+    append_bytes(copy / "metrics.jsonl", b'an": 0.5}\n')
     assert files.metrics()["steps"] == [*whole, 5]
     assert files.metrics()["columns"]["reward/mean"][-1] == 0.5
-    with open(copy / "metrics.jsonl", "a") as lines:
-        lines.write("nonsense\n")
+    append_bytes(copy / "metrics.jsonl", b"nonsense\n")
     assert "expected an object" in files.metrics()["problem"]
 
 
@@ -332,8 +330,7 @@ def test_ratios_and_gaps_of_tokens_are_those_of_explain(run, client):
 def test_the_page_runs_no_code_that_comes_with_a_model(run, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(run, copy, ignore=shutil.ignore_patterns("checkpoints"))
-    text = (copy / "config.yaml").read_text()
-    (copy / "config.yaml").write_text(text.replace("trust_remote_code: false", "trust_remote_code: true"))
+    edit_options(copy, "trust_remote_code: false", "trust_remote_code: true")
     with serving(copy) as client:
         found = client.get("explain", run="copy", step=1, group=rows_of(run)[0]["group_id"])
     assert found["state"] == "failed"
@@ -437,9 +434,7 @@ def test_the_page_refuses_to_pair_what_dapo_compare_refuses(run, tmp_path):
 def test_the_difference_of_two_configs_names_the_options(run, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(run, other, ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
-    text = (other / "config.yaml").read_text()
-    assert "lr: 0.003" in text
-    (other / "config.yaml").write_text(text.replace("lr: 0.003", "lr: 0.001"))
+    edit_options(other, "lr: 0.003", "lr: 0.001")
     with serving(run, other) as client:
         found = client.get("configs", runs="first,other")
     assert found["rows"] == [{"name": "optim.lr", "values": [0.003, 0.001]}]

@@ -19,6 +19,7 @@ from dapo.rewards.examples import digit_share
 from dapo.training.train import train
 from helpers.async_runs import async_config, run_or_resume
 from helpers.commands import run as command
+from helpers.run_files import edit_options
 from helpers.tiny_runs import metrics, new_run, tiny
 
 OPTIONS = ("data.eval=null", "train.num_steps=2", "reward.workers=1", "optim.lr=0.01")
@@ -88,7 +89,7 @@ def test_another_verifier_gives_the_verdicts_that_it_gives(runs: dict[str, Path]
     changed = 0
     for row in rows_of(runs["binary"], 1):
         (score,) = digit_share([row["response"]])
-        before, after = ({True: "right", False: "wrong"}[correct] for correct in (row["correct"], score >= 0.2))
+        before, after = ({True: "correct", False: "wrong"}[correct] for correct in (row["correct"], score >= 0.2))
         expected[before, after] += 1
         changed += (row["correct"], row["score"]) != (score >= 0.2, score)
     counted: Counter[tuple[str, str]] = Counter()
@@ -216,8 +217,7 @@ def test_steps_that_are_gone_are_named(runs: dict[str, Path], tmp_path: Path) ->
 def test_where_the_data_is_gone_the_columns_of_the_table_stand_in_for_it(runs: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["binary"], run)
-    config = run / "config.yaml"
-    config.write_text(config.read_text().replace("problems.jsonl", "gone.jsonl"))
+    edit_options(run, "problems.jsonl", "gone.jsonl")
     found = what_if(run, [], steps="1")
     assert set(found["total"]["changed"].values()) == {0}
     assert any("data is gone" in note and "gone.jsonl" in note for note in found["notes"])

@@ -10,6 +10,7 @@ from dapo.cli.main import main
 from dapo.data.problems import load_problems
 from dapo.training.problem_stats import ProblemStats, write_problem_stats
 from dapo.types import Group, Problem, Verdict
+from helpers.run_files import new_run
 
 NUMBERS = [(9, 2), (12, 5), (15, 4), (20, 6), (31, 7), (44, 8), (50, 9), (61, 10), (77, 11), (83, 12)]
 QUESTIONS = [
@@ -112,9 +113,7 @@ def test_decontaminate_reports_the_matching_text(tmp_path, capsys, released):
 def test_stats_counts_and_joins_the_pass_rates_of_a_run(tmp_path, capsys, released):
     ids = [p.id for p in load_problems(str(released))[:10]]
     run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    for name in ("config.yaml", "manifest.json"):
-        (run_dir / name).touch()
+    new_run(run_dir)
     arguments = ["stats", released, "--run", run_dir, "--group-size", "2"]
     code, _, err = run(capsys, *arguments)
     assert (code, err) == (
@@ -173,9 +172,7 @@ def test_stats_samples_a_model(tmp_path, capsys):
 def test_select_keeps_what_a_run_solved_at_times_and_lists_the_others(tmp_path, capsys, released):
     ids = [p.id for p in load_problems(str(released))[:10]]
     run_dir, out = tmp_path / "run", tmp_path / "out.jsonl"
-    run_dir.mkdir()
-    for name in ("config.yaml", "manifest.json"):
-        (run_dir / name).touch()
+    new_run(run_dir)
     statistics = ProblemStats()
     for step in (1, 2):
         verdicts = [[True] * 4, [True, False, False, False], [True, True, True, False], [False] * 4]

@@ -301,7 +301,7 @@ def test_a_file_that_does_not_exist_is_named(tmp_path: Path):
 )
 def test_a_dumped_config_loads_as_an_equal_one_and_holds_every_option(tmp_path: Path, overrides: list[str]):
     made = config(*overrides)
-    path = tmp_path / "config.yaml"
+    path = tmp_path / "dumped.yaml"
     path.write_text(dump_config(made))
     assert load_config(path) == made
     assert dump_config(load_config(path)) == dump_config(made)
@@ -352,7 +352,7 @@ def test_an_empty_section_means_its_defaults():
 
 def test_a_literal_interpolation_survives_the_dump(tmp_path: Path):
     made = config(data={"train": "x", "instruction": "write \\${x}"})
-    path = tmp_path / "config.yaml"
+    path = tmp_path / "dumped.yaml"
     path.write_text(dump_config(made))
     assert load_config(path) == made
 

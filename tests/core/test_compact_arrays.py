@@ -10,7 +10,6 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from dapo.config import DataConfig
-from dapo.core.background import in_background
 from dapo.core.errors import EngineError
 from dapo.data.byte_level import ByteDecoder, byte_alphabet
 from dapo.data.prompts import PromptEncoder
@@ -110,21 +109,6 @@ def test_invalid_compact_answers_get_the_message_of_plain_ones(ids, logprobs, me
         checked.submit([request()])
         with pytest.raises(EngineError, match=message):
             checked.poll()
-
-
-def test_background_work_is_done_at_the_end_of_its_block_and_raises_there():
-    def fail() -> None:
-        raise OSError("no room")
-
-    done: list[str] = []
-    with in_background(lambda: done.append("work"), name="test"):
-        pass
-    assert done == ["work"]
-    with pytest.raises(OSError, match="no room"), in_background(fail, name="test"):
-        done.append("the end of the block")
-    assert done[-1] == "the end of the block"
-    with pytest.raises(KeyError, match="block"), in_background(fail, name="test"):
-        raise KeyError("block")
 
 
 TEXT = "Wait, 12 × 7 = 84 — naïve? 答え: 𝟖𝟒 \\boxed{84}\n\tlet me check: \x00 ok"

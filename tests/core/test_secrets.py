@@ -148,8 +148,8 @@ def test_a_variable_that_names_a_location_is_filled_in_and_an_escaped_one_stays(
     monkeypatch.setenv("MY_DATA_DIR", "/data")
     config = build_config(BASE, ["data.train=${oc.env:MY_DATA_DIR}/p.jsonl", "data.instruction='\\${oc.env:MY_TOK}'"])
     assert (config.data.train, config.data.instruction) == ("/data/p.jsonl", "${oc.env:MY_TOK}")
-    (tmp_path / "config.yaml").write_text(dump_config(config))
-    assert load_config(tmp_path / "config.yaml") == config
+    (tmp_path / "dumped.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "dumped.yaml") == config
 
 
 def test_a_servers_address_with_a_user_is_refused_at_the_start_and_not_repeated():

@@ -20,6 +20,7 @@ from dapo.distributed.slurm.job import Allocation, Job, batch_script, seconds_of
 from helpers import paths
 from helpers.paths import TESTS
 from helpers.processes import is_alive, wait_until
+from helpers.run_files import new_run
 from helpers.slurm_cluster import processes_of
 
 FAKE_SLURM = TESTS / "helpers" / "fake_slurm"
@@ -225,8 +226,7 @@ def test_one_node_trains_without_ray_and_keeps_the_exit_code(tmp_path: Path):
 
 
 def test_a_run_that_is_there_is_continued(tmp_path: Path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").touch()
+    new_run(tmp_path / "run")
     allocated = FakeAllocation(a_job(tmp_path, overrides=("train.num_steps=9",)), environment={"DAPO": "0"})
     assert allocated.run()[0] == 0
     assert allocated.calls == [f"-m dapo resume {tmp_path}/run train.num_steps=9"]
@@ -370,9 +370,7 @@ def test_submit_writes_script_and_config_next_to_the_run_and_prints_their_paths(
 
 def test_a_run_is_submitted_to_be_continued_with_other_options(capsys: pytest.CaptureFixture[str], on_a_cluster: Path):
     made = on_a_cluster / "runs" / "a"
-    made.mkdir(parents=True)
-    shutil.copy(TINY, made / "config.yaml")
-    (made / "manifest.json").write_text("{}")
+    new_run(made)
     code, _, err = run(capsys, "submit", TINY, "--run-dir", str(made))
     assert (code, "already holds a run" in err) == (2, True)
     code, out, err = run(capsys, "submit", str(made), "train.num_steps=9", "--nodes", "2")

@@ -1,12 +1,13 @@
 """Runs of an experiment that cost nothing: commands that write what a finished run leaves, without training."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dapo.config import dump_config, load_config
-from dapo.core.files import atomic_write_json
+from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import write_evaluation
+from helpers.run_files import log_metrics
 
 PROBLEMS = 6
 
@@ -42,22 +43,23 @@ def write_run(arguments: Sequence[str], *, reason: str = "finished", accuracy: f
     path = path_of(arguments)
     if arguments[0] == "train":
         config = load_config(arguments[1], arguments[2:-2])
-        (path / "eval").mkdir(parents=True)
-        (path / "config.yaml").write_text(dump_config(config))
-        atomic_write_json(path / "manifest.json", {})
-    seed = load_config(path / "config.yaml").train.seed
+        run = RunDirectory.create(path, dump_config(config), {})
+    else:
+        run = RunDirectory.open(path)
+        run.truncate_after(-1)
+    seed = load_config(run.config).train.seed
     final = [min(1.0, max(0.0, accuracy + 0.05 * ((seed + i) % 3 - 1))) for i in range(PROBLEMS)]
     before = [0.25] * PROBLEMS
     rows: list[dict[str, Any]] = [{"step": 0, "eval/held/accuracy": 0.25}]
     rows += [metrics_of(step, is_last=step == steps) for step in range(1, steps + 1)]
     mean = sum(final) / PROBLEMS
     rows[-1]["eval/held/accuracy"] = mean
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log_metrics(run.metrics, rows)
     for step, values in ((0, before), (steps, final)):
-        atomic_write_json(path / "eval" / f"step_{step:06d}.json", {"step": step, **evaluation(values)})
+        write_evaluation(run, step, *evaluation(values))
     last = {"accuracy": mean}
-    facts = {"exit_reason": reason, "steps": steps, "wall_s": 12.5, "tokens_generated": 1000, "eval_last": last}
-    atomic_write_json(path / "summary.json", facts)
+    facts = {"exit_reason": reason, "steps": steps, "wall_s": 12.5, "tokens_generated": 1000, "tokens_trained": 800}
+    run.write_summary(facts | {"eval_first": {"accuracy": 0.25}, "eval_last": last})
     return 0 if reason == "finished" else 1
 
 
@@ -76,12 +78,12 @@ def metrics_of(step: int, *, is_last: bool) -> dict[str, Any]:
     }
 
 
-def evaluation(values: Sequence[float]) -> dict[str, Any]:
-    """What eval/step_*.json holds, with these accuracies."""
+def evaluation(values: Sequence[float]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The summary and the table of an evaluation with these accuracies."""
     plan = {"temperature": 1.0, "top_p": 0.7, "max_response_tokens": 8, "seed": 0}
     row = {"source": "sums", "question": "1 + 1", "answer": "2", "responses": [{"text": "2"}]}
     table = [{"id": f"p{i}", "accuracy": value, **row} for i, value in enumerate(values)]
-    return {
+    summary = {
         "name": "held",
         "accuracy": sum(values) / len(values),
         "low": 0.0,
@@ -97,5 +99,5 @@ def evaluation(values: Sequence[float]) -> dict[str, Any]:
         "most_frequent_error": None,
         "by_source": {},
         **plan,
-        "table": table,
     }
+    return summary, table

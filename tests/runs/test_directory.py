@@ -17,9 +17,11 @@ from dapo.core.files import atomic_write_json, atomic_write_text
 from dapo.core.secrets import mask_secrets
 from dapo.evaluation.scores import Evaluation, EvaluationPlan
 from dapo.runs.checkpoints import step_of
-from dapo.runs.directory import RunDirectory, default_run_path
-from dapo.runs.evaluations import first_and_last_evaluation
+from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory, default_run_path
+from dapo.runs.evaluations import first_and_last_evaluation, write_evaluation
 from dapo.runs.manifest import make_manifest
+from dapo.runs.rollout_table import write_rollouts
+from helpers.run_files import append_bytes, log_metrics
 
 
 @pytest.fixture
@@ -262,11 +264,12 @@ class TestResume:
     def test_everything_after_the_step_is_cut_and_nothing_before_it(self, run):
         for step in (5, 10):
             run.checkpoints.save(step, weights(""), keep=2)
-        run.metrics.write_text('{"step": 0}\n{"step": 5}\n{"step": 6}\n{"step": 10}\n{"st')
+        log_metrics(run.metrics, [{"step": step} for step in (0, 5, 6, 10)])
+        append_bytes(run.metrics, b'{"st')
         for step in (0, 5, 6, 10):
-            atomic_write_text(run.rollouts(step), "table")
-            atomic_write_json(run.eval(step), {"step": step})
-        run.summary.write_text("{}")
+            write_rollouts(run.rollouts(step), [])
+            write_evaluation(run, step, SUMMARY, [ROW])
+        run.write_summary(dict.fromkeys(SUMMARY_FIELDS))
         run.truncate_after(5)
         assert run.metrics.read_text() == '{"step": 0}\n{"step": 5}\n'
         assert sorted(step_of(path) for path in (run.path / "rollouts").iterdir()) == [0, 5]
@@ -388,8 +391,8 @@ SUMMARY = Evaluation(EvaluationPlan("e", 1, 1.0, 1.0, 1, (), 0), ()).summary()
     ],
 )
 def test_a_damaged_evaluation_is_named_and_left_out(run, content):
-    good = SUMMARY | {"table": [ROW]}
-    atomic_write_json(run.eval(0), good)
+    good = {"step": 0, **SUMMARY, "table": [ROW]}
+    write_evaluation(run, 0, SUMMARY, [ROW])
     atomic_write_text(run.eval(5), content)
     warnings = []
     assert first_and_last_evaluation(run, warnings.append) == [good]
@@ -401,7 +404,7 @@ def test_a_damaged_evaluation_is_named_and_left_out(run, content):
 def test_only_the_first_and_the_last_readable_evaluation_are_read(run):
     assert first_and_last_evaluation(run, pytest.fail) == []
     for step in (0, 5, 10, 15, 20, 25):
-        atomic_write_json(run.eval(step), SUMMARY | {"step": step, "table": [ROW]})
+        write_evaluation(run, step, SUMMARY, [ROW])
     for step in (0, 10, 25):  # a damaged one in between is not looked at
         atomic_write_text(run.eval(step), "{")
     warnings = []

@@ -1,6 +1,5 @@
 """How a run stands, by its directory: every state, what is estimated, and that a live run is left alone."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from dapo.core.errors import CheckpointError
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import run_status
 from helpers.commands import run
+from helpers.run_files import append_bytes, log_metrics
 
 CONFIG = "model: {name: tiny-random}\ndata: {train: builtin:sums}\ntrain: {num_steps: 10}\n"
 SECONDS = [(10.0, 0.0), (12.0, 0.0), (41.0, 30.0)]  # of steps 1 to 3: the whole step, and its evaluation
@@ -25,7 +25,8 @@ def directory(tmp_path: Path) -> RunDirectory:
     for step, (seconds, evaluation) in enumerate(SECONDS, start=1):
         lines.append({"step": step, "reward/mean": 0.1 * step, "time/step_s": seconds, "time/evaluate_s": evaluation})
     lines[-1] |= {"eval/sums/accuracy": 0.5, "eval/sums/low": 0.4, "eval/sums/high": None}
-    found.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "rew')
+    log_metrics(found.metrics, lines)
+    append_bytes(found.metrics, b'{"step": 4, "rew')
     return found
 
 

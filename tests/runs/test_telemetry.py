@@ -32,6 +32,7 @@ from dapo.runs.metric_table import metric_of
 from dapo.runs.metrics_file import JsonlSink, read_metrics, truncate_after
 from dapo.runs.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
 from dapo.runs.sinks import TensorBoardSink, TrackioSink, WandbSink
+from helpers.run_files import append_bytes, log_metrics
 
 STEP = {
     "reward/mean": -0.632,
@@ -70,7 +71,7 @@ class TestMetricsFile:
     def test_truncate_cuts_later_steps_and_a_torn_line_and_leaves_the_others_byte_for_byte(self, tmp_path):
         path = tmp_path / "metrics.jsonl"
         kept = b'{"step": 0,   "eval/x/accuracy": 0.10}\n{"step": 2, "a/b": 1e-06}\n'
-        path.write_bytes(kept + b'{"step": 3, "a/b": 2}\n{"step": 4, "a')
+        append_bytes(path, kept + b'{"step": 3, "a/b": 2}\n{"step": 4, "a')
         truncate_after(path, 2)
         assert path.read_bytes() == kept
         assert list(tmp_path.iterdir()) == [path]
@@ -80,12 +81,15 @@ class TestMetricsFile:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_line_still_being_written_is_not_read(self, tmp_path):
-        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2')
+        log_metrics(tmp_path / "metrics.jsonl", [{"step": 1}])
+        append_bytes(tmp_path / "metrics.jsonl", b'{"step": 2')
         assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}]
 
     def test_a_spoilt_line_is_named_and_nothing_is_cut(self, tmp_path):
         path = tmp_path / "metrics.jsonl"
-        path.write_text('{"step": 1}\nhello\n{"step": 2}\n')
+        log_metrics(path, [{"step": 1}])
+        append_bytes(path, b"hello\n")
+        log_metrics(path, [{"step": 2}])
         with pytest.raises(DataError, match=r"metrics.jsonl, line 2: expected an object with a \"step\", got b'hello"):
             truncate_after(path, 1)
         assert path.read_text() == '{"step": 1}\nhello\n{"step": 2}\n'

@@ -20,6 +20,7 @@ from dapo.data.problems import load_problems
 from dapo.rewards import build_verifier
 from helpers import paths
 from helpers.message_table import Case, printable, read_cases, write_cases
+from helpers.run_files import new_run
 
 TABLE = Path(__file__).with_name("messages.txt")
 CASES = read_cases(TABLE)
@@ -114,16 +115,14 @@ def made(folder: Path) -> dict[str, Path]:
     """Things in the way."""
     paths = {name: folder / name for name in ("file", "full", "nomodel", "halfrun", "emptyrun")}
     paths["file"].write_text("x")
-    for name in ("full", "nomodel", "halfrun", "emptyrun"):
+    for name in ("full", "nomodel"):
         paths[name].mkdir()
     (paths["full"] / "a").write_text("x")
     paths["pipe"] = folder / "pipe.jsonl"
     os.mkfifo(paths["pipe"])
     (paths["nomodel"] / "config.json").write_text('{"model_type": "llama"}')
-    (paths["halfrun"] / "manifest.json").write_text("{}")
-    (paths["emptyrun"] / "manifest.json").write_text("{}")
-    (paths["emptyrun"] / "config.yaml").write_text(Path(TINY).read_text())
-    (paths["emptyrun"] / "lock").write_text("")
+    new_run(paths["halfrun"]).config.unlink()
+    new_run(paths["emptyrun"])
     return paths
 
 

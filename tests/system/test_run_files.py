@@ -1,12 +1,13 @@
-"""Laws of a run on disk: only `runs/` names the files of a run and reads its tables; only `evaluation` pairs."""
+"""Laws of a run on disk: only `runs/` names the files of a run and reads its tables; only `evaluation` pairs;
+no test writes a file of a run by hand."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from helpers.paths import ROOT
+from helpers.paths import ROOT, TESTS
 
 SOURCE = ROOT / "src" / "dapo"
 RUN_FILES = {
@@ -93,6 +94,109 @@ def test_only_evaluation_decides_what_may_be_paired():
         and settings <= {each.value for each in node.elts if isinstance(each, ast.Constant)}
     ]
     assert copies == []
+
+
+# --- tests take what a run writes from a run, or from the functions that write it
+
+WRITTEN = {"lock", "config.yaml", "manifest.json", "metrics.jsonl", "summary.json", "problems.parquet"}
+PATHS = {"metrics", "summary", "manifest", "problem_stats", "eval", "rollouts"}
+WRITING_METHODS = {"write_text", "write_bytes", "touch"}
+WRITING_FUNCTIONS = {"atomic_write_json": 0, "atomic_write_text": 0, "copy": 1, "copyfile": 1, "open": 0}
+"""Functions that write a file, with the position of its path among their arguments."""
+DAMAGE = {
+    "helpers/run_files.py:edit_options": "options that a user edits",
+    "runs/test_directory.py:TestCheckpoints": "a damaged manifest of a checkpoint",
+    "runs/test_directory.py:test_a_damaged_evaluation_is_named_and_left_out": "a damaged evaluation",
+    "runs/test_directory.py:test_only_the_first_and_the_last_readable_evaluation_are_read": "a damaged evaluation",
+    "system/test_durability.py:TestMessagesOnResuming": "metrics without their last lines",
+    "system/test_durability.py:TestStartsThatAreKilled": "empty files of a start that was killed",
+}
+"""Places that write such a file by hand because the point of the test is a damaged, edited or hostile one."""
+
+
+def written_by_hand(source: str) -> Iterator[tuple[str, str]]:
+    """Each write of a run's file that is not made by the package: the function or class, and the call."""
+    for scope in ast.parse(source).body:
+        name = getattr(scope, "name", "")
+        names = _run_paths(scope)
+        for node in ast.walk(scope):
+            target = _written_path(node)
+            if target is not None and (
+                _is_run_path(target, names) or (isinstance(target, ast.Name) and target.id in names)
+            ):
+                yield name, f"{node.lineno}: {ast.unparse(node)}"  # type: ignore[attr-defined]
+
+
+def _written_path(node: ast.AST) -> ast.expr | None:
+    """The path that a call writes; None for any other node."""
+    if not isinstance(node, ast.Call):
+        return None
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name in WRITING_METHODS and isinstance(node.func, ast.Attribute):
+        return node.func.value
+    if name == "open" and not set("wax") & set("".join(_texts(node.args))):
+        return None
+    if name == "open" and isinstance(node.func, ast.Attribute):
+        return node.func.value
+    position = WRITING_FUNCTIONS.get(name)
+    return node.args[position] if position is not None and len(node.args) > position else None
+
+
+def _is_run_path(node: ast.AST, names: Collection[str] = ()) -> bool:
+    """Whether an expression is the path of a run's file: `run / "lock"`, `directory.metrics`, `run.eval(5)`."""
+    if isinstance(node, ast.BinOp):
+        is_named = isinstance(node.right, ast.Name) and node.right.id in names
+        return is_named or bool({*_texts([node.right])} & WRITTEN)
+    called = node.func if isinstance(node, ast.Call) else node
+    return isinstance(called, ast.Attribute) and called.attr in PATHS
+
+
+def _run_paths(scope: ast.AST) -> set[str]:
+    """The variables of a function that are paths of a run's files, or names of them in a loop."""
+    found = set()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_run_path(node.value):
+            found.add(node.targets[0].id)
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            parts = node.iter.elts if isinstance(node.iter, ast.Tuple | ast.List) else []
+            if {*_texts(parts)} & WRITTEN or any(map(_is_run_path, parts)):
+                found.add(node.target.id)
+    return found
+
+
+def _texts(nodes: Iterable[ast.AST]) -> list[str]:
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def test_no_test_writes_a_file_of_a_run_by_hand():
+    found = {
+        f"{path.relative_to(TESTS)}:{name}": call
+        for path in sorted(TESTS.rglob("*.py"))
+        for name, call in written_by_hand(path.read_text(encoding="utf-8"))
+    }
+    assert {place: call for place, call in found.items() if place not in DAMAGE} == {}
+    assert sorted(DAMAGE.keys() - found.keys()) == []  # an exception that nothing needs goes
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        '(path / "lock").write_text(f"{os.getpid()}")',
+        'atomic_write_json(path / "manifest.json", {})',
+        "run.metrics.write_text(lines)",
+        'config = path / "config.yaml"\n    config.touch()',
+        'for name in ("config.yaml", "manifest.json"):\n        (path / name).touch()',
+        'shutil.copy(TINY, made / "config.yaml")',
+        'with open(run.path / "metrics.jsonl", "a") as lines:\n        pass',
+        "atomic_write_json(run.eval(5), values)",
+    ],
+)
+def test_a_file_of_a_run_that_a_test_writes_by_hand_is_found(planted: str):
+    assert [name for name, _ in written_by_hand(f"def test_x(path):\n    {planted}\n")] == ["test_x"]
+
+
+def test_a_test_may_read_what_a_run_wrote():
+    assert list(written_by_hand('rows = (run / "metrics.jsonl").read_text()\nopen(run.metrics)')) == []
 
 
 def test_the_whole_package_is_read():

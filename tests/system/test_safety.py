@@ -24,6 +24,7 @@ from dapo.runs.metrics_file import JsonlSink
 from dapo.types import Problem
 from helpers.hostile_functions import ATTACK
 from helpers.paths import CONFIGS
+from helpers.run_files import log_metrics
 
 SECRET = "zqK7vX31"
 CANARY = "canary-5c1d7e"
@@ -205,7 +206,7 @@ def strangers_run(tmp_path: Path) -> RunDirectory:
     """A run directory with a checkpoint, into which links will be put."""
     run = RunDirectory.create(tmp_path / "run", "seed: 0\n", {})
     run.checkpoints.save(4, lambda folder: (folder / "w").write_text("weights"), keep=1)
-    run.metrics.write_text('{"step": 4, "x": "$(touch ran)"}\n')
+    log_metrics(run.metrics, [{"step": 4, "x": "$(touch ran)"}])
     return run
 
 

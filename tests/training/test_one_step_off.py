@@ -685,8 +685,8 @@ class TestOptions:
         assert tiny(*ONE_STEP_OFF, "loss.engine_correction=5").loss.engine_correction == 5.0
         with pytest.raises(ConfigError, match=r"none would leave uncorrected; set loss.engine_correction=tis"):
             tiny(*ONE_STEP_OFF, "loss.engine_correction=none")
-        (tmp_path / "config.yaml").write_text(dump_config(config))
-        assert load_config(tmp_path / "config.yaml") == config
+        (tmp_path / "dumped.yaml").write_text(dump_config(config))
+        assert load_config(tmp_path / "dumped.yaml") == config
 
     def test_check_says_so(self):
         summary = "\n".join(explain(Config.model_validate(tiny(*ONE_STEP_OFF).model_dump())))

@@ -14,7 +14,7 @@ from dapo.runs.sinks import Tracker
 from dapo.training.rollout import Batch, Sampling
 from dapo.training.samples import with_advantages
 from dapo.training.state import Run
-from dapo.training.step_metrics import rollouts_in_background
+from dapo.training.step_metrics import in_background, rollouts_in_background
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, problems
 from helpers.paths import TINY
@@ -48,3 +48,18 @@ def test_each_response_has_its_own_advantage_in_the_table_also_behind_one_withou
     found = [row["advantage"] for row in rows]
     assert (found[0], found[2], found[4], found[5]) == (None, None, None, None)
     assert [found[1], found[3]] == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+def test_background_work_is_done_at_the_end_of_its_block_and_raises_there():
+    def fail() -> None:
+        raise OSError("no room")
+
+    done: list[str] = []
+    with in_background(lambda: done.append("work"), name="test"):
+        pass
+    assert done == ["work"]
+    with pytest.raises(OSError, match="no room"), in_background(fail, name="test"):
+        done.append("the end of the block")
+    assert done[-1] == "the end of the block"
+    with pytest.raises(KeyError, match="block"), in_background(fail, name="test"):
+        raise KeyError("block")

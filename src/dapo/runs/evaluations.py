@@ -1,13 +1,20 @@
-"""Reads the evaluations that a run has stored; a damaged one is left out, with a warning. Imports no torch."""
+"""Writes and reads the evaluations of a run; a damaged one is left out, with a warning. Imports no torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import DataError
-from dapo.core.files import read_json
+from dapo.core.files import atomic_write_json, read_json
 from dapo.evaluation.scores import require_summary
 from dapo.runs.directory import RunDirectory
+
+
+def write_evaluation(
+    run: RunDirectory, step: int, summary: Mapping[str, Any], table: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write the evaluation after a step: its summary, and a row per problem."""
+    atomic_write_json(run.eval(step), {"step": step, **summary, "table": table})
 
 
 def first_and_last_evaluation(run: RunDirectory, warn: Callable[[str], None]) -> list[dict[str, Any]]:

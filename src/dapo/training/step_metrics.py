@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from threading import Event
 from typing import Any
 
-from dapo.core.files import atomic_write_json
 from dapo.core.text import one_line, shorten
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation, JudgedProblem, question_text
 from dapo.rewards.judge import TimedJudge
+from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import verdict_word
 from dapo.runs.rollout_table import short_fields, write_rollouts
 from dapo.training.degeneration import response_metrics
@@ -57,7 +57,7 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
             text_metrics.update(audited.metrics())
         _write_rollouts(run, batch, samples, audited, step=step)
 
-    with _in_background(work, name="dapo-rollouts") as pending:
+    with in_background(work, name="dapo-rollouts") as pending:
         try:
             require_groups(
                 batch,
@@ -76,7 +76,7 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
 
 
 @contextmanager
-def _in_background(work: Callable[[], None], *, name: str) -> Iterator[Future[None]]:
+def in_background(work: Callable[[], None], *, name: str) -> Iterator[Future[None]]:
     """Do `work` in a thread while the block runs, and wait for it at the end of the block.
 
     What `work` raises is raised there; if both fail, the error of the block is.
@@ -192,7 +192,7 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
     with run.phase("evaluate", total=len(run.held_out)) as on_progress:
         sampler = EngineSampler(sampling.engine, sampling.encoder, run.eval_plan)
         evaluation = evaluate(sampler, sampling.judge, run.held_out, on_progress=on_progress, check=run.stop.check)
-    atomic_write_json(run.directory.eval(step), {"step": step, **evaluation.summary(), "table": evaluation.table()})
+    write_evaluation(run.directory, step, evaluation.summary(), evaluation.table())
     return evaluation
 
 
