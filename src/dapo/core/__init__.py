@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, files, random numbers, loading. No torch and no options."""
+"""Foundations: errors, files, random numbers, loading. No torch and no options."""

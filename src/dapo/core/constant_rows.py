@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 MIN_LENGTH = 2**15
-"""Of the memory, which is doubled for longer rows: at the paper's lengths all rows share one."""
+"""Length of the shared memory, doubled for longer rows: at the paper's lengths all rows share one."""
 
 
 def constant_row(value: bool, length: int) -> Sequence[int]:
-    """So many ones or zeros, as a read-only view of one byte each, with the type code of `array("b")`."""
+    """Return `length` ones or zeros as a read-only view of one byte each, with the type code of `array("b")`."""
     if length < 0:
         raise ValueError(f"a row has at least 0 values, got {length}")
     return _memory(bool(value), max(MIN_LENGTH, 1 << (length - 1).bit_length()))[:length]

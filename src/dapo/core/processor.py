@@ -22,7 +22,7 @@ def vector_extensions() -> list[str]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """What Linux says about the first processor."""
+    """The entries of Linux for the first processor."""
     try:
         first = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:

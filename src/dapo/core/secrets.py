@@ -1,7 +1,7 @@
-"""What is a secret: the one list, for options that are refused and for text in which secrets are masked.
+"""Recognizes secrets: in options, which are refused, and in text, where they are masked.
 
-Options are written to config.yaml and to trackers, so one that is a secret is refused. What a run writes besides, and
-whose words are others' (the command line, messages of errors), is masked.
+Options are written to config.yaml and to trackers, so a secret among them is refused. In other text that a run writes
+(the command line, error messages) secrets are masked.
 """
 
 import os
@@ -18,7 +18,7 @@ _ALWAYS = frozenset(
         *("passwords", "pat", "pw", "pwd", "secret", "secrets"),
     )
 )
-"""A name that ends in one of these words is a secret's, whatever stands before."""
+"""Words at the end of a name that make it a secret's, whatever precedes them."""
 _HARMLESS_BEFORE = {
     "token": (
         *("answer", "begin", "bos", "buffer", "cache", "cls", "code", "context", "delimiter", "draft", "end"),
@@ -74,10 +74,10 @@ def is_secret_name(name: str) -> bool:
 
 
 def find_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted names of what is a secret in an option's value, and in a few words why it counts as one.
+    """The dotted names of the secrets in an option's value, each with the reason in a few words.
 
-    A text is one by its own name or by that of a mapping around it, by a user's name, a password or a key in its URL,
-    or by its shape.
+    A text is a secret by its own name or the name of a mapping around it, by a user, password or key in its URL, or by
+    its shape.
     """
     yield from _find(value, name, ())
 
@@ -89,7 +89,7 @@ def secret_names(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def mask_options(options: Any) -> Any:
-    """The same mappings and lists with `***` for every text that is a secret."""
+    """The same mappings and lists with `***` for every secret."""
     return _masked(options, ())
 
 
@@ -109,7 +109,7 @@ def mask_secrets(command: Sequence[str]) -> list[str]:
 
 
 def mask_text(text: str) -> str:
-    """Text of others without secrets: URLs' users and keys, headers, tokens of known shapes, our environment's."""
+    """Mask secrets in text: users and keys in URLs, headers, tokens of known shapes, values of the environment."""
     for name, value in os.environ.items():
         if len(value) >= _MIN_VALUE_CHARS and value in text and name not in _NO_PASSWORDS and is_secret_name(name):
             text = text.replace(value, MASK)
@@ -122,7 +122,7 @@ def may_be_written(variable: str) -> bool:
 
 
 _Names = tuple[str, ...]
-"""The names of a value and of the mappings around it that are a secret's."""
+"""The secret names among those of a value and of the mappings around it."""
 
 
 def _find(value: Any, name: str, secrets: _Names) -> Iterator[tuple[str, str]]:

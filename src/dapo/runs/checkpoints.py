@@ -45,11 +45,11 @@ class Checkpoints:
         *,
         accuracy: float | None = None,
     ) -> Path:
-        """Have `write(directory)` fill a checkpoint; then drop all but the newest `keep` up to this step and the best.
+        """Save a checkpoint whose files `write(directory)` writes; then drop old ones, as `drop_old` does.
 
-        `accuracy` is that of this step's evaluation, if it has one; the checkpoint with the highest is the best.
-        A checkpoint gets its name only when everything, checksums included, is on disk: after a crash at any moment
-        those that have a name are whole. Raises OSError if it cannot be written; the others then stay as they were.
+        `accuracy` belongs to this step's evaluation; the checkpoint with the highest is the best. A checkpoint gets
+        its name only when all its files and checksums are on disk: after a crash at any moment, every named checkpoint
+        is whole. Raises OSError if it cannot be written; the other checkpoints then stay.
         """
         final = self.path(step)
         temporary = self.folder / f".{final.name}.tmp"
@@ -70,7 +70,7 @@ class Checkpoints:
         return final
 
     def drop_old(self, step: int, keep: int) -> None:
-        """Of the checkpoints up to a step leave the newest `keep` and the best evaluated one."""
+        """Remove the checkpoints up to a step, except the newest `keep` and the best evaluated one."""
         up_to_step = [path for path in numbered(self.folder) if step_of(path) <= step]
         best = best_checkpoint(up_to_step)
         for old in up_to_step[:-keep]:
@@ -81,7 +81,7 @@ class Checkpoints:
     def clear_leftovers(self) -> None:
         """Remove what a killed process left half written or half removed.
 
-        A checkpoint that was to be replaced, and whose successor has not come, gets its name back: it is whole.
+        A checkpoint whose replacement was not finished gets its name back: it is whole.
         """
         for replaced in self.folder.glob(f".step_*{_REPLACED}"):
             name = replaced.with_name(replaced.name.removeprefix(".").removesuffix(_REPLACED))
@@ -96,7 +96,7 @@ class Checkpoints:
     def latest(self, warn: Callable[[str], None]) -> Path | None:
         """The newest checkpoint whose checksums hold; None if none was ever saved.
 
-        `warn` is told of each damaged one that is passed over. Raises CheckpointError if all are damaged, or gone.
+        `warn` gets a message for each damaged one. Raises CheckpointError if all are damaged, or gone.
         """
         saved = numbered(self.folder)
         for path in reversed(saved):
@@ -120,7 +120,7 @@ class Checkpoints:
         return step_of(saved[-1]) if saved else None
 
     def find(self, step: int) -> Path:
-        """The checkpoint of one step. Raises CheckpointError if it is not there or damaged."""
+        """The checkpoint of one step. Raises CheckpointError if it is missing or damaged."""
         path = self.path(step)
         if not path.is_dir():
             steps = ", ".join(str(step_of(saved)) for saved in numbered(self.folder)) or "none"
@@ -139,7 +139,7 @@ class Checkpoints:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """What is named `step_NNNNNN` in a folder, by step; whatever else a user keeps there is left alone."""
+    """The entries named `step_NNNNNN` in a folder, by step; other names are left alone."""
     return sorted((path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of)
 
 
@@ -152,7 +152,7 @@ def step_of(path: Path) -> int:
 
 
 def best_checkpoint(checkpoints: Sequence[Path]) -> Path | None:
-    """The one whose step was evaluated best, the later of equals; None if none of them was evaluated."""
+    """The checkpoint with the best evaluation, the later one in a tie; None if none was evaluated."""
     scored = [(accuracy, path) for path in checkpoints if (accuracy := accuracy_of(path)) is not None]
     return max(scored, key=lambda pair: (pair[0], step_of(pair[1])))[1] if scored else None
 
@@ -167,7 +167,7 @@ def accuracy_of(checkpoint: Path) -> float | None:
 
 
 def _write_checkpoint_manifest(directory: Path, step: int, accuracy: float | None) -> None:
-    """Put everything in a checkpoint on disk, and add the manifest by which damage is found."""
+    """Flush a checkpoint's files to disk, and write the manifest with their checksums."""
     files = {}
     for path in sorted(path for path in directory.rglob("*") if path.is_file()):
         fsync(path)
@@ -178,13 +178,13 @@ def _write_checkpoint_manifest(directory: Path, step: int, accuracy: float | Non
 
 
 def _sealed(manifest: Mapping[str, Any]) -> str:
-    """The text of a checkpoint's manifest, with a checksum of all the rest of it."""
+    """The text of a checkpoint's manifest, with a checksum of its other entries."""
     crc32 = zlib.crc32(to_json(manifest, indent=2).encode())
     return to_json({**manifest, "crc32": f"{crc32:08x}"}, indent=2) + "\n"
 
 
 def _read_checkpoint_manifest(checkpoint: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint: step, accuracy, files. Raises OSError, or ValueError that says what is wrong."""
+    """Read the manifest of a checkpoint: step, accuracy, files. Raises OSError, or ValueError with the damage."""
     path = checkpoint / CHECKPOINT_MANIFEST
     try:
         manifest = read_json(path)
@@ -203,7 +203,7 @@ def _read_checkpoint_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def _find_damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, in a few words; None if its checksums hold."""
+    """Describe the damage of a checkpoint in a few words; None if its checksums hold."""
     try:
         files = _read_checkpoint_manifest(checkpoint)["files"]
         for name, expected in files.items():
@@ -229,5 +229,5 @@ def _find_damage(checkpoint: Path) -> str | None:
 
 
 def _mark_for_removal(checkpoint: Path) -> None:
-    """Make a checkpoint a leftover: it loses its name at once, so that half of it never looks like a whole."""
+    """Rename a checkpoint to a leftover, so that a half-removed one never looks whole."""
     os.rename(checkpoint, checkpoint.with_name(f".{checkpoint.name}.old.tmp"))

@@ -21,14 +21,14 @@ Record = Mapping[str, Any]
 BLUE, ORANGE, GREEN, RED, INK, GRID = "#2563eb", "#ea580c", "#16a34a", "#dc2626", "#334155", "#e2e8f0"
 EVALUATION_COLOURS = (ORANGE, GREEN, RED, "#7c3aed")
 MARGINS = {"left": 0.07, "right": 0.935, "top": 0.885, "bottom": 0.085, "wspace": 0.24, "hspace": 0.21}
-"""Of the figure and of its panels; that matplotlib measures every text to find them takes longer than to draw it."""
+"""Margins of the figure and its panels: matplotlib would measure every text to find them, which is slow."""
 LABEL_DISTANCE = 0.12
-"""Of the name of a vertical axis from its panel, in widths of the panel: five digits fit between."""
+"""Distance of a vertical axis label from its panel, in panel widths: five digits fit between."""
 SIDE_MARGINS = MARGINS | {"left": 0.2, "right": 0.95, "hspace": 0.35}
-"""Of the panels about predictions, beside the others."""
+"""Margins of the panels about predictions."""
 SKIPPED = "rollout/problems_skipped"
 DECIDED = tuple(outcome for outcome in OUTCOMES if outcome not in ("excess", "aborted"))
-SMOOTHED_FROM_STEPS = 15  # fewer steps are shown as they are
+SMOOTHED_FROM_STEPS = 15  # fewer steps are not smoothed
 
 
 def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = "") -> None:
@@ -141,7 +141,7 @@ def _groups(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
-    """The problems of the stream that were not asked (`dynamic_sampling.predict`)."""
+    """The problems of the stream that were skipped (`dynamic_sampling.predict`)."""
     frame(axes, title="Problems skipped", unit="of the stream (%)")
     points = []
     for record in records:
@@ -153,7 +153,7 @@ def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
-    """How often groups carried a signal, by the chance that was predicted: on the diagonal where predictions hold."""
+    """Frequency of groups with a signal by predicted chance: on the diagonal where predictions hold."""
     frame(axes, title="Calibration, 2 % of the problems", unit="groups with a signal (%)")
     axes.set_xlabel("predicted chance of a signal (%)", color=INK)
     axes.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle="--")
@@ -165,7 +165,7 @@ def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
-    """For each bin of predicted chances: their mean, how often groups carried a signal, and how many there were."""
+    """Mean chance, frequency of groups with a signal, and number of groups for each bin of predicted chances."""
     sums: dict[str, dict[str, float]] = {}
     for record in records:
         for name, value in record.items():
@@ -179,7 +179,7 @@ def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
 
 
 def frame(axes: "Axes", *, title: str, unit: str) -> None:
-    """Give a panel its title, the unit of its vertical axis, and the grid and tick marks that all pictures share."""
+    """Set a panel's title, the unit of its vertical axis, and the shared grid and tick marks."""
     axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold", y=1.0, pad=10)
     axes.set_ylabel(unit, color=INK)
     axes.yaxis.set_label_coords(-LABEL_DISTANCE, 0.5)
@@ -216,7 +216,7 @@ def _legend(axes: "Axes") -> None:
 
 
 def _series(records: Sequence[Record], metric: str, scale: float = 1.0) -> tuple[list[int], list[float]]:
-    """The steps that logged a metric, and its values (fractions in per cent), without those that were not finite."""
+    """The steps that logged a metric, and its finite values (fractions in per cent)."""
     scale *= metric_of(metric).scale
     values = ((record["step"], record.get(metric)) for record in records)
     known = [(step, value * scale) for step, value in values if isinstance(value, float | int)]

@@ -22,7 +22,7 @@ SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Where everything about one run lies. Make one with `create` or `open`."""
+    """The paths of everything about one run. Make one with `create` or `open`."""
 
     path: Path
 
@@ -30,9 +30,9 @@ class RunDirectory:
     def create(
         cls, path: str | Path, config_yaml: str, manifest: Mapping[str, Any], *, prepared: Collection[str] = ()
     ) -> "RunDirectory":
-        """A new run in a new or empty directory. Raises CheckpointError if anything is there that is not `prepared`.
+        """Create a run in a new or empty directory. Raises CheckpointError if it holds anything not `prepared`.
 
-        The config is written last, and whole: one that was killed in here left no run, and may be started again.
+        The config is written last, and whole: a process killed before that leaves no run, and can start again.
         """
         run = cls(Path(path))
         try:
@@ -48,7 +48,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDirectory":
-        """An existing run. Raises CheckpointError naming what is missing."""
+        """Open an existing run. Raises CheckpointError with the missing file."""
         run = cls(Path(path))
         if not run.path.is_dir():
             raise CheckpointError(f"no run directory {path}; expected one that `dapo train` made")
@@ -69,7 +69,7 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
-        """Every option, as run."""
+        """The options, all of them, as run."""
         return self.path / "config.yaml"
 
     @property
@@ -79,7 +79,7 @@ class RunDirectory:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a step."""
+        """One JSON object per step."""
         return self.path / METRICS_FILE
 
     @property
@@ -89,7 +89,7 @@ class RunDirectory:
 
     @property
     def summary(self) -> Path:
-        """Written at the end."""
+        """Facts and last evaluation, written at the end."""
         return self.path / "summary.json"
 
     @property
@@ -99,12 +99,12 @@ class RunDirectory:
 
     @property
     def profile(self) -> Path:
-        """The directory of the traces that `profile.steps` asks for."""
+        """The directory of the traces of `profile.steps`."""
         return self.path / "profile"
 
     @property
     def logs(self) -> Path:
-        """The directory of what the run's other processes print."""
+        """The directory of the other processes' output."""
         return self.path / "logs"
 
     @property
@@ -135,7 +135,7 @@ class RunDirectory:
         return (Path(path) / "config.yaml").is_file()
 
     def rollout_tables(self) -> dict[int, Path]:
-        """The tables of judged responses that are there, by step in ascending order."""
+        """The existing tables of judged responses, by step in ascending order."""
         return {step_of(path): path for path in numbered(self.rollouts_folder)}
 
     @property
@@ -148,20 +148,20 @@ class RunDirectory:
         return {step_of(path): path for path in numbered(self.evaluations_folder)}
 
     def exit_reason(self) -> str | None:
-        """How the run has ended, by its summary; None where that is absent or damaged."""
+        """The exit reason in the run's summary; None where that is missing or damaged."""
         try:
             return str(read_json(self.summary)["exit_reason"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def missing_metrics(self, step: int) -> list[int]:
-        """The steps up to this one that have no line in the metrics. Raises DataError if a line is damaged."""
+        """The steps up to `step` without a line in the metrics. Raises DataError if a line is damaged."""
         found = {record["step"] for record in read_metrics(self.metrics)} if self.metrics.exists() else set()
         return sorted(set(range(1, step + 1)) - found)
 
     @contextmanager
     def lock(self, num_steps: int | None = None) -> Iterator[None]:
-        """Held by the one process that writes here; the kernel frees it when that process dies, however it dies.
+        """Lock the run for the one process that writes to it; the kernel frees the lock when that process dies.
 
         The file holds the process id and, if given, the number of steps that this process trains to. Raises
         CheckpointError naming the holder. Child processes must be spawned, not forked: a forked child that outlives
@@ -180,16 +180,16 @@ class RunDirectory:
                             f"{self.path} is in use by process {holder or '(just starting)'}; wait until it has "
                             "ended, or stop it"
                         ) from None
-                    time.sleep(_LOCK_INTERVAL_S)  # `dapo status` may have had a look
+                    time.sleep(_LOCK_INTERVAL_S)  # `dapo status` may hold it for a moment
             file.truncate(0)
             file.write(f"{os.getpid()}\n" + (f"{num_steps}\n" if num_steps is not None else ""))
             file.flush()
             yield
 
     def holder(self) -> tuple[int | None, int | None] | None:
-        """The id of the process that writes here and the step that it trains to, each None where not known yet.
+        """The id of the process that holds the lock and the step it trains to, each None where not written yet.
 
-        None where no process does. A process that writes is not disturbed; one that is just about to waits a moment.
+        None where no process holds it. A process that is about to lock the run waits a moment.
         """
         try:
             with open_no_link(self._lock, "r", encoding="ascii") as file:
@@ -204,17 +204,16 @@ class RunDirectory:
         return None
 
     def drop_old_rollouts(self, step: int, keep: int) -> None:
-        """Of the tables of responses up to a step leave the newest `keep`."""
+        """Remove the tables of responses up to a step, except the newest `keep`."""
         for path in numbered(self.rollouts_folder):
             if step_of(path) <= step - keep:
                 path.unlink()
 
     def truncate_after(self, step: int, *, is_logged: bool = True) -> None:
-        """Forget what lies after a step, before resuming from it: metrics, rollouts, evaluations, checkpoints, summary.
+        """Remove what a run wrote after a step, before resuming from it, and its summary.
 
-        Files that a killed process left half written go as well. With `is_logged=False` the step's own line in the
-        metrics goes, too: it will be written again. A checkpoint after the step one resumes from is a damaged one: it
-        would only be in the way of its successor.
+        Half-written files of a killed process are removed as well. With `is_logged=False` the step's own line in the
+        metrics is removed too: it will be written again. A later checkpoint is damaged, or the run would resume there.
         """
         for leftover in (entry for name in ("", "rollouts", "eval") for entry in (self.path / name).glob(".*.tmp")):
             remove(leftover)
@@ -227,7 +226,7 @@ class RunDirectory:
         self.checkpoints.drop_after(step)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json`: SUMMARY_FIELDS, and whatever else is worth knowing.
+        """Write `summary.json`: SUMMARY_FIELDS, and any other facts.
 
         `eval_first` and `eval_last` are None or hold accuracy, low, high, problems.
         """
@@ -249,7 +248,7 @@ class RunDirectory:
 
 
 def _is_temporary(name: str) -> bool:
-    """Whether a killed process left this while it wrote a file."""
+    """Whether a name is a temporary file's, which a killed process may leave."""
     return name.startswith(".") and name.endswith(".tmp")
 
 
@@ -259,9 +258,9 @@ def default_run_path(config_path: str | Path, now: datetime) -> Path:
 
 
 def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
-    """Raise CheckpointError where no run can be made: to say so before a model is loaded, not after.
+    """Raise CheckpointError where no run can be created, before a model is loaded.
 
-    What is `prepared` may be there: it was written for the run.
+    The names in `prepared` may exist: they were written for the run.
     """
     try:
         if path.is_dir():

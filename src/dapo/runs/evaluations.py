@@ -32,7 +32,7 @@ def first_and_last_evaluation(run: RunDirectory, warn: Callable[[str], None]) ->
 
 
 def read_evaluation(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The evaluation in a file, in a list; nothing, and a warning, if it is damaged."""
+    """Read the evaluation in a file, as a list of one; empty, with a warning, if it is damaged."""
     try:
         return [_require_evaluation(read_json(path), where=str(path))]
     except OSError as error:
@@ -45,7 +45,7 @@ def read_evaluation(path: Path, warn: Callable[[str], None]) -> list[dict[str, A
 
 
 def _require_evaluation(found: Any, *, where: str) -> dict[str, Any]:
-    """What a run has written after an evaluation. Raises DataError for something else."""
+    """Check that a value is an evaluation that a run wrote. Raises DataError for anything else."""
     summary = require_summary(found, where)
     numbers = [summary[name] for name in ("accuracy", "problems", "response_tokens_mean", "truncated_fraction")]
     numbers += [summary[name] for name in ("low", "high") if summary[name] is not None]

@@ -1,4 +1,4 @@
-"""What a checkpoint was computed with, beside its state: the bytes of the steps after it depend on all of it."""
+"""The provenance of a checkpoint: options, versions, processor and data, on which the next steps' bytes depend."""
 
 import json
 import re
@@ -27,20 +27,20 @@ _FREE_OPTIONS = (
     "log.",
     "profile.",
 )
-"""Options, and beginnings of them, that change no step."""
+"""Options, and prefixes of options, that change no step."""
 
 _PATHS = re.compile(r"data\.(train|eval)(\.mix\.[^.]+)?(\.path)?")
-"""Options by which the same problems may be found elsewhere: the problems themselves are compared."""
+"""Options that locate the data: the problems themselves are compared instead."""
 
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute", "rollout.native.kernels")
 """Options, and beginnings of them, that change in which pieces the same sums are computed."""
 
 _END_OF_DECAY = "train.num_steps"
-"""Changes no step where the learning rate is constant; a rate that falls reaches its floor there."""
+"""The option that changes no step with a constant learning rate; a decaying rate reaches its floor there."""
 
 
 def provenance(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
-    """Options, versions, processor and data of this process, as JSON values."""
+    """Collect options, versions, processor and data of this process, as JSON values."""
     options = flat_options(config)
     kept = {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)}
     if config.decays_lr:
@@ -56,9 +56,9 @@ def provenance(config: Config, train: Sequence[Problem], held_out: Sequence[Prob
 def provenance_diff(
     checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, step: int, expected: Collection[str] = ()
 ) -> list[str]:
-    """A line for each thing that differs from what the checkpoint of a step was made with.
+    """Describe each difference from the provenance of a step's checkpoint, one line each.
 
-    Of the `expected` options, those with which a fork begins, there is none.
+    The `expected` options, which a fork changes, are left out.
     """
     try:
         before = read_json(checkpoint / PROVENANCE_FILE)

@@ -25,16 +25,16 @@ from dapo.runs.outcomes import VERDICT_SQL
 from dapo.runs.rollout_table import read_rows
 
 KEPT_FROM_STEPS = 100
-"""From so many steps on the index is kept in the cache folder; the index of fewer is made in well under a second."""
+"""Steps from which the index is kept in the cache folder; a smaller index is built in well under a second."""
 FORMAT = 1
-"""Of the tables below; an index of another format is made anew."""
+"""Format of the tables below; an index of another format is rebuilt."""
 FILES_PER_READ = 16
 RESCAN_S = 1.0
 SEARCH_S = 0.35
-"""How long one request searches texts; the next one goes on from there."""
+"""Seconds for which one request searches texts; the next one continues there."""
 MAX_SEARCHES = 8
 MAX_VISITS = 60
-"""Of a problem, the last ones, that the page shows."""
+"""Last visits of a problem that the page shows."""
 OPTIONS: dict[str, str | bool | int | float | list[str]] = {
     "threads": min(4, os.cpu_count() or 1),
     "memory_limit": "2GB",
@@ -68,7 +68,7 @@ SORTS = {
 
 @dataclass(frozen=True)
 class Filter:
-    """Which responses are wanted; None and empty: all of them."""
+    """A filter of responses; None and empty select all."""
 
     first_step: int | None = None
     last_step: int | None = None
@@ -133,7 +133,7 @@ class RolloutIndex:
         self._database.close()
 
     def state(self) -> dict[str, Any]:
-        """How much is indexed: `steps` and `indexed` (numbers of files), `responses`, `problems` (damaged files)."""
+        """The state of the index: `steps` and `indexed` (numbers of files), `responses`, `problems` (damaged files)."""
         self._refresh()
         indexed, problems = self._one("SELECT count(*), list(problem) FILTER (problem IS NOT NULL) FROM files")
         return {
@@ -146,7 +146,7 @@ class RolloutIndex:
         }
 
     def wait(self) -> None:
-        """Return when all files that are there are indexed."""
+        """Wait until all existing files are indexed."""
         self._refresh(force=True)
         if self._worker is not None:
             self._worker.join()
@@ -198,7 +198,7 @@ class RolloutIndex:
         }
 
     def problems(self, *, kind: str = "all", sort: str = "visits", offset: int = 0, limit: int = 50) -> dict[str, Any]:
-        """Problems by what was answered to them: counts of each kind, and a page of those of one kind.
+        """Problems by their verdicts: counts of each kind, and a page of one kind.
 
         A group that was complete after its batch had closed does not count: its problem comes again.
         """
@@ -242,7 +242,7 @@ class RolloutIndex:
         return found
 
     def _solved_by_step(self) -> list[dict[str, Any]]:
-        """For each step: how many of its groups had a pass rate of 0, below a half, from a half on, and of 1."""
+        """Groups per step with a pass rate of 0, below one half, from one half, and of 1."""
         return self._records(
             """SELECT step, count_if(correct = 0) AS none, count_if(correct > 0 AND 2 * correct < decided) AS few,
               count_if(2 * correct >= decided AND correct < decided) AS many, count_if(correct = decided) AS all
@@ -267,7 +267,7 @@ class RolloutIndex:
     # --- texts
 
     def _search(self, wanted: Filter, sort: str, needed: int) -> tuple[list[tuple[int, int]], int, int]:
-        """Go on with the search for a text until enough is found or the time is up: keys, how many, steps left."""
+        """Continue the search for a text until enough is found or time is up; return keys, count, steps left."""
         newest_first = sort != "oldest"
         with self._lock:
             search = self._searches.get((wanted, sort))
@@ -305,7 +305,7 @@ class RolloutIndex:
     # --- filling the index
 
     def _open(self) -> duckdb.DuckDBPyConnection:
-        """The kept index of a long run, an empty one for others, or where the kept one is in use or damaged."""
+        """Open the cached index of a long run; an empty one for short runs, or where that is in use or damaged."""
         if self._folder.is_dir() and len(os.listdir(self._folder)) >= KEPT_FROM_STEPS:
             key = hashlib.sha256(os.fsencode(self._folder.resolve())).hexdigest()[:24]
             path = cache_folder() / "view" / f"{key}.{FORMAT}.duckdb"

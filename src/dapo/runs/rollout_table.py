@@ -60,7 +60,7 @@ AUDIT_COLUMNS = ("audit_correct", "audit_score", "audit_error")
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 CURVES = ("reward", "accuracy", "entropy", "length")
-"""What is compared of each step's responses: shaped reward, fraction correct, nats per token, tokens per response."""
+"""The compared means of a step's responses: shaped reward, fraction correct, nats per token, tokens per response."""
 _CURVE_COLUMNS = ("problem_id", "outcome", "reward", "correct", "response_tokens")
 PREVIEW_CHARS = 400
 SHOWN_COLUMNS = [
@@ -68,7 +68,7 @@ SHOWN_COLUMNS = [
     *("advantage", "response_tokens", "finish", "prompt", "response", "answer"),
 ]
 
-# the values of the others are distinct: building a dictionary would be wasted time
+# the other columns have distinct values: a dictionary would be wasted time
 _DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "response_ids", "engine_logprobs")]
 
 
@@ -170,7 +170,7 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 
 
 def read_rows(path: str, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Some rows of a table of responses, as the page shows them; only the chunks that hold them are read."""
+    """Read some rows of a table of responses, as the page shows them; only their chunks are read."""
     records = []
     with pq.ParquetFile(path) as table:
         start = 0
@@ -184,17 +184,17 @@ def read_rows(path: str, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
-    """A row as the page shows it: with its verdict in a word, and the beginnings of its texts."""
+    """A row as the page shows it: with the name of its verdict, and the start of its texts."""
     texts = {name: record[name][:PREVIEW_CHARS] for name in ("prompt", "response")}
     verdict = verdict_name(record.pop("correct"), record["error"])
     return record | texts | {"row": row, "verdict": verdict, "tokens": record.pop("response_tokens")}
 
 
 def problem_means(table: Path) -> dict[str, dict[str, float]]:
-    """For each curve the mean of each problem's decided responses, by problem id, from a step's judged responses.
+    """The mean of each problem's decided responses in a step, for each curve, by problem id.
 
-    The entropy is the mean of -log p over the sampled tokens, whose expectation it is; it is missing where the table
-    has no log-probabilities. A problem all of whose verdicts are errors is missing in the rewards.
+    The entropy is estimated as the mean of -log p over the sampled tokens; it is missing where the table has no
+    log-probabilities. A problem without any verdict is missing in the rewards.
     """
     names = pq.read_schema(table).names
     rows = pq.read_table(table, columns=[*_CURVE_COLUMNS, *(["engine_logprobs"] if "engine_logprobs" in names else [])])

@@ -24,7 +24,7 @@ SIGNIFICANT_DIGITS = 7
 
 
 class RunReader:
-    """The files of one run, by the name under which the page shows it."""
+    """Reads the files of one run, which the page shows under `name`."""
 
     def __init__(self, name: str, path: Path) -> None:
         """Raises CheckpointError if `path` holds no run."""
@@ -100,7 +100,7 @@ class RunReader:
             raise DataError(f"{self.name} has no evaluation of step {step}") from None
 
     def summary(self) -> dict[str, Any]:
-        """What the head of the page says of the run: model, data, steps done and wanted, state, seconds left."""
+        """The head of the page: model, data, steps done and planned, state, seconds left."""
         config, metrics, manifest = self.config(), self.metrics(), self.manifest()
         progress = run_progress(self.directory, self._records())
         return {
@@ -128,7 +128,7 @@ class RunReader:
         return found if isinstance(found, dict) else {}
 
     def _keep(self, path: Path, read: Callable[[Path], Value]) -> Value:
-        """What `read` gives for a file, read again when the file has changed."""
+        """The value that `read` returns for a file; read again when the file has changed."""
         version = _version(path)
         kept = self._kept.get(path)
         if kept is None or kept[0] != version:
@@ -138,9 +138,9 @@ class RunReader:
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunReader]:
-    """The runs that are named, or those in `./runs` if none is; each under a name of its own.
+    """Find the named runs, or those in `./runs` if none is named; each gets a unique name.
 
-    A path that is no run but holds some stands for them, the newest first. Raises CheckpointError where there is none.
+    A folder of runs stands for its runs, the newest first. Raises CheckpointError where there is none.
     """
     found: list[Path] = []
     for path in paths or [Path("runs")]:
@@ -176,7 +176,7 @@ def _columns(merged: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with the digits that a picture can show: half as many bytes to send."""
+    """A number with the digits that a plot can show: half as many bytes to send."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
 
 

@@ -1,4 +1,4 @@
-"""How a run stands, read from its directory alone: a live run is not disturbed, an ended one is not changed."""
+"""The status of a run, read from its directory alone; the run is neither disturbed nor changed."""
 
 import math
 import os
@@ -24,35 +24,35 @@ _PARTS = ("checkpoints", "rollouts", "eval", "logs")
 
 @dataclass(frozen=True)
 class RunStatus:
-    """How a run stands."""
+    """The status of a run."""
 
     run: str
     """The run directory."""
     state: State
     process: int | None
-    """The id of the process that trains, on the machine that it is on; None where none does."""
+    """Id of the process that trains, on its machine; None where none does."""
     exit_reason: str | None
-    """How the run has ended; None while it runs, and where its process was killed before it could say so."""
+    """Reason for the end; None while the run is running, or if its process was killed."""
     step: int
     """The newest step with metrics."""
     num_steps: int | None
-    """The step at which training ends; None where the configuration cannot be read."""
+    """Step at which training ends; None where the configuration cannot be read."""
     seconds_left: float | None
     """An estimate from the latest steps; None for a run that does not run, or has finished no step."""
     seconds_since_step: float | None
-    """Of a running one: the seconds since metrics were last written."""
+    """Seconds since a running run last wrote metrics."""
     metrics: dict[str, float | None]
-    """The newest step's, evaluations apart."""
+    """Metrics of the newest step, without evaluations."""
     evaluations: dict[str, dict[str, float | None]]
-    """The newest evaluation of each set: step, accuracy, low, high and what else was measured."""
+    """Newest evaluation of each set: step, accuracy, low, high and its other metrics."""
     checkpoint: dict[str, Any] | None
     """The newest checkpoint: step and path. Its checksums are not verified here."""
     disk_bytes: dict[str, int]
-    """What the run takes on disk: total, checkpoints, rollouts, eval, logs."""
+    """Disk usage: total, checkpoints, rollouts, eval, logs."""
     fork: dict[str, Any] | None
-    """Of a fork: parent, step, branch, the checksum of the parent's options, and the options that were changed."""
+    """Parent, step, branch, checksum of the parent's options, and changed options of a fork."""
     summary: dict[str, Any] | None
-    """What summary.json holds, which is written at the end."""
+    """The content of summary.json, which is written at the end."""
 
     def as_json(self) -> dict[str, Any]:
         """All of it as JSON values."""
@@ -97,7 +97,7 @@ def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> Run
 
 
 def run_status(path: str | Path) -> RunStatus:
-    """Read how a run stands.
+    """Read the status of a run.
 
     Args:
         path: The run directory.

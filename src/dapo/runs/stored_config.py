@@ -12,17 +12,17 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import manifest_entry
 
 CODE_FOLDER = "code"
-"""Of a run directory: modules that were written for the run when it was started from Python."""
+"""Folder of a run directory with the modules that were written for a run started from Python."""
 DATA_FOLDER = "data"
-"""The same for rows."""
+"""Folder of a run directory with the rows of such a run."""
 OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 
 
 def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
-    """The options of a run, whose relative paths and modules are those of the folder that it was started in.
+    """Load the options of a run; relative paths and modules are resolved in the folder that it was started in.
 
-    What is not there is looked for in the current folder, as are the paths of `overrides`. Files and modules that are
-    in the run directory are found wherever that is now. Raises ConfigError.
+    Files missing there are looked up in the current folder, as are the paths of `overrides`. Files and modules in the
+    run directory are found wherever it is now. Raises ConfigError.
     """
     own, made_in = load_config(run.config), manifest_entry(run, "run_dir")
     started_in = _started_in(run)
@@ -42,9 +42,9 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
 
 
 def extend_import_path(run: RunDirectory) -> None:
-    """Let this process, and the verifier processes that it starts, import what the run was started with.
+    """Let this process and its verifier processes import the modules that the run was started with.
 
-    These are modules in the run directory, in the folder that it was started in, and where else its functions are.
+    They are in the run directory, in the folder that it was started in, and in the recorded module folders.
     """
     more = manifest_entry(run, "module_folders")
     folders = [run.path / CODE_FOLDER, *(map(Path, more) if isinstance(more, list) else []), _started_in(run)]
@@ -55,7 +55,7 @@ def extend_import_path(run: RunDirectory) -> None:
 
 @contextmanager
 def with_start_folder(run: RunDirectory) -> Iterator[None]:
-    """Add to an error of data, rewards or options in the block where the run was started, if that is elsewhere."""
+    """Add the start folder to an error of data, rewards or options in the block, if it is another folder."""
     try:
         yield
     except (ConfigError, DataError, RewardError) as error:

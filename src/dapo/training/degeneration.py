@@ -1,4 +1,4 @@
-"""Signs of a policy that goes wrong in what it writes: responses that end in a loop, or that mark several answers."""
+"""Signs of degenerate text: responses that end in a loop, or that mark several answers."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,18 +11,18 @@ from dapo.runs.rollout_table import storable
 from dapo.types import Group
 
 ANSWER_MARK = r"(?im)\banswer\s*:|\\boxed\s*\{|####\s*-?[\d.,/]+\s*$"
-"""What the verifiers here take for the mark of an answer: `Answer:`, `\\boxed{`, or `####` and a number."""
+"""The marks of an answer that the verifiers here read: `Answer:`, `\\boxed{`, or `####` and a number."""
 MANY_ANSWERS = 3
-"""Marks of answers in one response that are many: a check of an answer may well repeat it once."""
+"""Marked answers in one response that are too many: a check of an answer may well repeat it once."""
 REPEATS = 4
-"""How often the same tokens must follow each other, at the end of a response, to be a loop."""
+"""Repetitions of the same tokens at the end of a response that are a loop."""
 MIN_LOOP_TOKENS, MAX_PERIOD = 24, 64
-"""A loop has at least so many tokens, and its unit at most so many."""
+"""The fewest tokens of a loop, and the most tokens of its repeated unit."""
 _TEXTS_PER_SEARCH = 256
 
 
 def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """`rollout/looping_fraction` and `rollout/many_answers_fraction`; what is 0 is left out."""
+    """Compute `rollout/looping_fraction` and `rollout/many_answers_fraction`; zeros are left out."""
     judged = list(groups)
     texts = [text for group in judged for text in group.texts]
     generations = [generation for group in judged for generation in group.generations]
@@ -38,7 +38,7 @@ def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
 
 
 def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.ndarray:
-    """Which responses end in REPEATS times the same tokens; their end token does not count. `[n]` booleans.
+    """Find responses that end in REPEATS times the same tokens, the end token aside. Returns `[n]` booleans.
 
     Only the last REPEATS * MAX_PERIOD tokens are read, so the work does not grow with the length of responses.
     """

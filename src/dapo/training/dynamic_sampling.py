@@ -40,7 +40,7 @@ class DynamicSampler:
         self._errors = RollingErrorRate(max_error_rate, reward_test)
 
     def outcome(self, group: Group) -> Outcome:
-        """What becomes of a judged group; counts towards the keep rate.
+        """Decide the outcome of a judged group, and count it towards the keep rate.
 
         Raises VerifierFailed where `max_error_rate` of the last responses is exceeded.
         """
@@ -51,7 +51,7 @@ class DynamicSampler:
         return outcome
 
     def in_flight_target(self, shortfall: int) -> int:
-        """Undecided groups to have submitted so that, at the running keep rate, the shortfall is just met."""
+        """Undecided groups to keep in flight so that, at the running keep rate, they just meet the shortfall."""
         return math.ceil(shortfall * self._decided / max(self._kept, 0.1))
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ copy. So neither of the two runs can change a file of the other, and either may 
 
 Every draw of a run is keyed (`core/rng.py`), so a fork without a change computes what its parent computed, to the byte,
 and one with another learning rate still gets the same problems and the same random numbers for their responses. A
-branch (`--times`) has a seed of its own, and so other draws from the step on.
+branch (`--times`) has a seed of its own, and so different random numbers after the step.
 """
 
 import errno
@@ -33,16 +33,16 @@ from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
 
 SEEDS = 10**9
-"""Seeds of branches are below it: they are read, and typed."""
+"""Upper bound of the seeds of branches: people read and type them."""
 _LOCATIONS = ("folder", "run_dir", "module_folders")
-"""What a manifest says of where the data and modules of a run are."""
+"""Entries of a manifest that locate the data and modules of a run."""
 _KEEPS_NEXT_BATCH = ("advantage.", "loss.", "optim.", "eval.", "log.", "profile.", "distributed.", "launcher", "train.")
-"""Options, and beginnings of them, on which a batch that was sampled before does not depend."""
+"""Options, and prefixes of options, on which a batch sampled in advance does not depend."""
 
 
 @dataclass(frozen=True)
 class ForkPlan:
-    """A fork that can be made: everything about it that can be wrong was looked at, and nothing is written yet."""
+    """A fork that can be made: everything that can be wrong was checked, and nothing is written yet."""
 
     parent: RunDirectory
     checkpoint: Path
@@ -51,7 +51,7 @@ class ForkPlan:
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know of the draws after the step."""
+        """Notes for the user on the random numbers after the step."""
         changed = self.fork.changed
         if _moves_stream(changed):
             return [f"the training data changed: after step {self.fork.step} the stream begins at its first problem"]
@@ -66,7 +66,7 @@ class ForkPlan:
 
 
 def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *, branch: int | None = None) -> ForkPlan:
-    """A fork of a run at one of its checkpoints.
+    """Plan a fork of a run at one of its checkpoints.
 
     Args:
         parent: The run; it may be training.
@@ -158,7 +158,7 @@ def _found_here(config: Config, before: Config) -> Iterator[str]:
 
 
 def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
-    """Everything of a fork's directory; `config.yaml`, which makes it a run, comes last."""
+    """Write the files of a fork; `config.yaml`, which makes the directory a run, comes last."""
     parent, step = plan.parent, plan.fork.step
     logged = step if is_logged(plan.checkpoint) else step - 1
     if parent.metrics.exists():
@@ -178,7 +178,7 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
 
 
 def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
-    """The parent's checkpoint, without a next batch that was sampled otherwise than the fork would."""
+    """Link the parent's checkpoint, without a next batch that the fork would sample differently."""
     changed, start = plan.fork.changed, read_prefetched_start(plan.checkpoint)
     drops_batch = start is not None and not _keeps_next_batch(changed)
     omitted = {plan.parent.manifest.name}
@@ -200,17 +200,17 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
 
 
 def _keeps_next_batch(changed: Mapping[str, Any]) -> bool:
-    """Whether a batch that the parent sampled for the step after is the one that the fork would sample."""
+    """Whether the fork would sample the same next batch as its parent did."""
     return all(name.startswith(_KEEPS_NEXT_BATCH) and name != "train.seed" for name in changed)
 
 
 def _moves_stream(changed: Mapping[str, Any]) -> bool:
-    """Whether the training problems are others, so that a position among the old ones means nothing."""
+    """Whether the training problems differ, so that a position in the old stream means nothing."""
     return any(name == "data.train" or name.startswith(("data.train.", "data.max_prompt_tokens")) for name in changed)
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file that no run writes to a second name; on another file system, copy it."""
+    """Hard-link a file that no run writes to; copy it to another file system."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target, follow_symlinks=False)
@@ -222,7 +222,7 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
-    """The manifest of a new run, with where its data and modules are."""
+    """The manifest of the fork, with the parent's locations of data and modules."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -43,12 +43,12 @@ _SCHEMA = pa.schema(
     ]
 )
 _PLAIN_SCHEMA = _SCHEMA.set(_SCHEMA.get_field_index("logprobs"), pa.field("logprobs", pa.list_(pa.float64()), False))
-"""Of a batch whose rows are Python numbers: every bit of them."""
+"""Schema of a batch whose rows are Python numbers: it keeps every bit of them."""
 
 
 @dataclass(frozen=True)
 class PrefetchedBatch:
-    """What the next step will train on, and where the sampling of it began."""
+    """The next step's batch, and the position at which its sampling began."""
 
     batch: Batch
     start: SamplingStart

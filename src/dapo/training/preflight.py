@@ -1,4 +1,4 @@
-"""What a run needs of this machine and of the user's code, verified first and without torch, in about a second."""
+"""Checks what a run needs of this machine and of the user's code, without torch, in about a second."""
 
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -21,12 +21,12 @@ from dapo.runs.directory import require_new_run
 def open_judge(
     config: Config, *, run_dir: Path | None = None, elsewhere: bool = False, prepared: Collection[str] = ()
 ) -> Iterator[VerifierPool]:
-    """The verifiers of a run, once all that can be known without torch and without its data is in order.
+    """Check everything that needs neither torch nor the data, and open the verifiers of a run.
 
     Args:
         config: the configuration, with `auto` or without.
         run_dir: the directory that a new run would make.
-        elsewhere: the run will be on another machine, so that packages and models need not be here.
+        elsewhere: the run will be on another machine, so packages and models may be missing here.
         prepared: names in `run_dir` that were written for the run.
 
     Raises:
@@ -51,7 +51,7 @@ def open_judge(
 
 
 def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
-    """The columns that the audit's verifier cannot be called without. Raises RewardError where it cannot be used."""
+    """The columns that the audit's verifier requires. Raises RewardError where it cannot be used."""
     if config.audit_reward is None:
         return {}
     try:
@@ -62,7 +62,7 @@ def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
 
 
 def _require_packages(config: Config) -> None:
-    """Raise ConfigError for a package that an option needs and that is not installed, with what installs it."""
+    """Raise ConfigError for a missing package that an option needs, with the command that installs it."""
     needed: list[tuple[str, str, str]] = [("log.sinks", sink, sink) for sink in config.log.sinks]
     needed += [("launcher", "ray", "ray")] if config.uses_ray else []
     needed += [("model.lora", "peft", "lora")] if config.model.lora is not None else []

@@ -24,7 +24,7 @@ HALF_LIFE_STEPS = 10
 
 @dataclass(frozen=True)
 class OutcomeHistory:
-    """What is known of the problems sampled so far: a copy, which later steps do not change."""
+    """The counts of the problems sampled so far: a copy, which later steps do not change."""
 
     rows: Mapping[str, int]
     """The row of each problem in the arrays; a row beyond their end was added later."""
@@ -132,7 +132,7 @@ def write_problem_stats(path: Path, table: pa.Table) -> None:
 
 
 def read_problem_stats(path: Path) -> ProblemStats:
-    """What `write_problem_stats` has written. Raises OSError, or ValueError for anything else."""
+    """Read a table that `write_problem_stats` has written. Raises OSError, or ValueError for anything else."""
     stats = ProblemStats()
     table = pq.read_table(path)
     if table.column_names != stats.table().column_names:
@@ -150,6 +150,6 @@ def _texts(texts: list[str]) -> pa.Array:
 
 
 def _from_texts(column: pa.ChunkedArray) -> list[str]:
-    """What a column of `_texts` was made from."""
+    """The texts that a column of `_texts` was made from."""
     texts = column.to_pylist()
     return [each.decode("utf-8", "surrogatepass") if isinstance(each, bytes) else each for each in texts]

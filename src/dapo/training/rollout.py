@@ -41,7 +41,7 @@ class SamplingPlan:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's groups, and an account of everything that was generated for them.
+    """A step's groups, and counts of everything that was generated for them.
 
     Example: two groups wanted, of 4 responses each. Group 5 was all correct. When the batch closed,
     group 8 was finished and group 9 was still being generated:
@@ -54,7 +54,7 @@ class Batch:
     """
 
     groups: tuple[Group, ...]
-    """Those that train, in the order of the stream."""
+    """The groups that train, in the order of the stream."""
     judged: tuple[tuple[Group, Outcome], ...]
     """Every group whose responses were all generated, in the order of the stream."""
     group_counts: Mapping[Outcome, int]
@@ -62,11 +62,11 @@ class Batch:
     shortfall: int
     """Groups missing from a full batch; above 0 only where `max_groups_per_step` was reached."""
     reason: str = ""
-    """For a short batch: why, with counts."""
+    """The reason for a short batch, with counts."""
     epoch: int = 0
-    """Of the problem that came next when the batch closed."""
+    """The epoch of the problem that came next when the batch closed."""
     prediction: Prediction | None = None
-    """With `dynamic_sampling.predict`: the problems that were skipped, and what became of predictions."""
+    """The skipped problems and the calibration of predictions, with `dynamic_sampling.predict`."""
 
     @property
     def weights(self) -> Mapping[int, float]:
@@ -110,7 +110,7 @@ class _Pending:
 
 @dataclass
 class Sampling:
-    """What a training batch is sampled with."""
+    """The parts that sample a training batch."""
 
     stream: ProblemStream
     engine: RolloutEngine
@@ -154,7 +154,7 @@ class SamplingStart(NamedTuple):
     step: int
     """The step that the batch is for."""
     position: int
-    """Of the stream."""
+    """The group's position in the stream."""
     sampler: Mapping[str, Any]
     """The state of the dynamic sampler."""
 
@@ -360,7 +360,7 @@ class _Collector:
         self.tokens[outcome] += group.num_tokens
 
     def outcomes_so_far(self) -> str:
-        """The outcomes of the decided groups in words; empty while every one of them trains."""
+        """The outcomes of the decided groups as text; empty while all of them train."""
         message = self.dropped()
         return f"{len(self.judged)} judged: {message}" if message else ""
 

@@ -14,15 +14,15 @@ from dapo.types import Group, Verdict
 
 @dataclass(frozen=True)
 class Audit:
-    """Which responses are audited, and by what."""
+    """The share of responses that are audited, and their judge."""
 
     judge: Judge
     share: float
     """The fraction of the responses that train."""
     seed: int
-    """The run's."""
+    """The run's seed."""
     output: VerifierOutput | None = None
-    """What the judge prints, where it is kept from the console."""
+    """The output of the judge, where it is kept from the console."""
 
     def submit(self, groups: Sequence[Group], *, step: int) -> "PendingAudit":
         """Have the sampled responses of a step's trained groups judged in the background."""

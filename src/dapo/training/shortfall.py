@@ -1,4 +1,4 @@
-"""What becomes of a step whose search for groups came to an end without a full batch.
+"""Decides how a step goes on when its search for groups has ended without a full batch.
 
 With `on_shortfall: train` a short batch is trained on. A step without any group changes no weight; after a first step
 that trained such steps are tolerated, as with small batches they come by chance, up to MAX_EMPTY_STEPS in a row. Where

@@ -13,7 +13,7 @@ from dapo.core.errors import DapoError
 from dapo.core.loading import describe
 
 InterruptHandler: TypeAlias = signal.Handlers | Callable[[int, FrameType | None], Any] | None
-"""What `signal.signal` takes: what is to happen at Ctrl-C."""
+"""A handler for Ctrl-C, as `signal.signal` takes it."""
 END_AT_ONCE: InterruptHandler = signal.SIG_DFL
 """The system's own way, which works in the middle of a matmul too."""
 SHOW_CURSOR = "\x1b[?25h"
@@ -28,7 +28,7 @@ class Interrupted(DapoError):
 
 
 class ListenerFailed(DapoError):
-    """What a user has called after each step has raised: its cause is that error. The run's state is saved."""
+    """A user's callback has raised: its error is the cause. The run's state is saved."""
 
 
 class StopRequest:

@@ -34,7 +34,7 @@ _SHOWN_CHARS = 80
 
 
 class TrainablePolicy(Protocol):
-    """What the loop needs of a policy."""
+    """The methods of a policy that the loop calls."""
 
     def weights(self, *, version: int) -> WeightSource: ...
 
@@ -58,7 +58,7 @@ class TrainablePolicy(Protocol):
 
 @dataclass
 class TrainState:
-    """How far a run has come. With stream, sampler and policy it is all that a checkpoint holds."""
+    """The progress of a run; a checkpoint holds it with stream, sampler and policy."""
 
     step: int = 0
     """Finished training steps, which is also the version of the policy's weights."""
@@ -70,7 +70,7 @@ class TrainState:
     empty_steps: int = 0
     """Steps in a row that had no group to train on."""
     pending_metrics: dict[str, float] | None = field(default_factory=dict)
-    """Metrics of `step` (or of the time before the first) that are not written yet: its evaluation is still due."""
+    """Metrics of `step` that are not written yet, as its evaluation is still due; None where none are."""
     accuracy: float | None = None
     """Accuracy in the evaluation after `step`, if there was one."""
     prefetched_batch: PrefetchedBatch | None = None
@@ -128,7 +128,7 @@ class Run:
     timer: StepTimer = field(default_factory=StepTimer)
     """Seconds per phase of the step at hand."""
     critic: ValueFunction | None = None
-    """What `advantage.estimator: gae` compares responses with."""
+    """The value function of `advantage.estimator: gae`."""
     audit: Audit | None = None
     """The second verifier, where the run has one."""
     live_rules: LiveRules | None = None
@@ -138,7 +138,7 @@ class Run:
     is_solved: bool = False
     """The run has ended because its problems are solved."""
     verifier_output: VerifierOutput | None = None
-    """What the verifiers print, where it is kept from the console."""
+    """The output of the verifiers, where it is kept from the console."""
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -194,9 +194,9 @@ class Run:
         return prepare_updates(samples, self.policy, self.config, step=step, phase=self.phase)
 
     def begin_sampling(self, step: int) -> None:
-        """Make the engine and the sampling ready for a step's batch: the newest weights, and what is predicted now.
+        """Prepare the sampling of a step's batch: load the newest weights, and predict from the history.
 
-        Not in the thread that samples: with `schedule: one_step_off` the loop changes the history meanwhile.
+        Call it from the thread that trains: with `schedule: one_step_off` the loop changes the history meanwhile.
         """
         self.sync_engine()
         self.sampling.selector = make_selector(
@@ -208,14 +208,14 @@ class Run:
         )
 
     def sync_engine(self) -> None:
-        """Give the engine the policy's weights, unless it holds them."""
+        """Load the policy's weights into the engine, unless it holds them."""
         with self.phase("load_weights"):
             if self.state.engine_version != self.state.step:
                 self.engine.load_weights(self.policy.weights(version=self.state.step), version=self.state.step)
                 self.state.engine_version = self.state.step
 
     def keep_verifier_output(self) -> None:
-        """Move what the verifiers have printed to logs/verifier.log; the first time, show how it begins."""
+        """Move the verifiers' output to logs/verifier.log; the first time, show its first line."""
         path = self.directory.logs / VERIFIER_LOG
         for output in (self.verifier_output, None if self.audit is None else self.audit.output):
             is_first = not path.exists()
@@ -224,9 +224,9 @@ class Run:
                 self.tracker.message(f"the verifier prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}")
 
     def warn(self, metrics: Mapping[str, float]) -> int:
-        """Report what the rules find new in the metrics of the last finished step; the number of findings that hold.
+        """Report new findings of the rules on the last finished step; return the number of findings that hold.
 
-        The first time, the rules see what the run has logged before: what they have reported is not reported again.
+        The first time, the rules read what the run has logged before, so that no finding is reported twice.
         """
         if self.live_rules is None:
             path = self.directory.metrics
@@ -237,6 +237,6 @@ class Run:
         return count
 
     def drop_engine_weights(self) -> None:
-        """Let the engine free its weights while the policy updates: the next step brings others."""
+        """Let the engine free its weights while the policy updates: the next step loads new ones."""
         self.engine.drop_weights()
         self.state.engine_version = None

@@ -1,4 +1,4 @@
-"""What a step reports: its metrics, its table of judged responses, and the evaluation after it."""
+"""Reports a step: its metrics, its table of judged responses, and the evaluation after it."""
 
 import json
 import math
@@ -27,20 +27,19 @@ from dapo.training.token_advantages import critic_metrics
 from dapo.types import Sample
 
 MIN_GROUPS, MIN_SHARE = 4, 0.5
-"""Groups with a signal, and the part of their tokens, from which one problem is named."""
+"""The groups with a signal, and the share of their tokens, from which the top problem is reported."""
 NO_AUDIT = AuditedStep()
 _SHOWN_RESPONSES, _SHOWN_CHARS = 2, 160
 HEAD_START_S = 1.0
-"""How long the table waits for the block at most: first the samples go to the trainer, which is idle until then."""
+"""Seconds that the table waits for the block: the samples go first to the trainer, which is idle until then."""
 
 
 @contextmanager
 def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) -> Iterator[dict[str, float]]:
     """While the block runs, write the step's judged responses to rollouts/step_*.parquet and search their texts.
 
-    Both take long at scale. When the block has ended, the table is on disk, and what was yielded holds the metrics of
-    the texts. Raises what `require_groups` does where the batch is too small to train on, and OSError where the table
-    cannot be written.
+    Both take long at scale. When the block has ended, the table is on disk, and the yielded mapping holds the metrics
+    of the texts. Raises the errors of `require_groups`, and OSError where the table cannot be written.
     """
     step = run.state.step + 1
     text_metrics: dict[str, float] = {}
@@ -88,7 +87,7 @@ def in_background(work: Callable[[], None], *, name: str) -> Iterator[Future[Non
 
 
 def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping[str, float]) -> None:
-    """Count the step as done, and keep its metrics until its evaluation is done too. `more`: metrics known already."""
+    """Count the step as done, and keep its metrics, with `more` of them, until its evaluation is done."""
     state, step = run.state, run.state.step + 1
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     metrics = batch_metrics(batch, samples)
@@ -108,7 +107,7 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
 
 
 def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """Whether groups that train have no advantage but zeros, and whether one problem has most of the trained tokens."""
+    """The fraction of trained groups without an advantage, and the top problem's share of the trained tokens."""
     with_signal = {sample.group_id for sample in samples if sample.has_signal}
     flat = 1 - len(with_signal) / max(1, len(batch.groups))
     found = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
@@ -116,7 +115,7 @@ def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]
 
 
 def _top_problem(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """The part of the tokens with an advantage that one problem has, where that is over half."""
+    """The largest share of one problem in the tokens with an advantage, where it is over half."""
     problems = {group.id: group.problem.id for group in batch.groups}
     tokens: Counter[str] = Counter()
     for sample in samples:
@@ -127,7 +126,7 @@ def _top_problem(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """The metrics `reward/*` and `rollout/*` of a batch and of the samples that it gave, and those of their values."""
+    """Compute the metrics `reward/*`, `rollout/*` and `critic/*` of a batch and its samples."""
     metrics = rollout_metrics(batch.decided, batch.group_counts, batch.token_counts, shortfall=batch.shortfall)
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     if kl := [sample.kl for sample in samples if sample.kl is not None]:
@@ -197,7 +196,7 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
 
 
 def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
-    """Print some judged responses of the model as it is."""
+    """Show the first responses of the untrained model: a beginner looks there for a cause."""
     run.tracker.message(
         f"step {run.state.step}: responses of the model as it is:\n" + "\n".join(_responses(evaluation))
     )
@@ -217,7 +216,7 @@ def _mark(problem: JudgedProblem) -> str:
 
 
 def _line(text: str) -> str:
-    """The end of a text on one line: a question and an answer stand there."""
+    """The end of a text, where question and answer are, on one line."""
     return shorten(one_line(text), _SHOWN_CHARS, keep="end")
 
 

@@ -17,7 +17,7 @@ from dapo.types import Sample
 
 
 class ValueFunction(Protocol):
-    """What estimates the rewards to come."""
+    """The methods of a critic that estimate the rewards to come."""
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
         """V(s_t) of each response token of the samples."""
@@ -29,7 +29,7 @@ class ValueFunction(Protocol):
 def with_token_advantages(
     samples: Sequence[Sample], critic: ValueFunction, config: Config, *, step: int
 ) -> list[Sample]:
-    """The samples of a step's batch with advantages per token, and what the critic learns from (DAPO's Eq. 2 and 3).
+    """Return the samples with advantages per token and the critic's targets (DAPO's Eq. 2 and 3).
 
     Values are recorded here, before the step's first update, and stay what they are over its minibatches. Advantages
     are whitened over the tokens of the batch that train; a response's `advantage` becomes the mean of its own. Numbers
@@ -63,7 +63,7 @@ def with_token_advantages(
 
 
 def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """What the critic's values of the batch were worth before the step; nothing for samples without values."""
+    """Compute `critic/*` from the values recorded before the step; empty for samples without values."""
     of_critic = [sample for sample in samples if sample.old_values is not None and sample.num_trained_tokens]
     if not of_critic:
         return {}
@@ -81,7 +81,7 @@ def _joined(rows: Sequence[Sequence[float]]) -> np.ndarray:
 
 
 def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
-    """`[N, T]` float64, 0 behind the end of a row."""
+    """Pad rows with zeros to `[N, T]`, float64."""
     padded = np.zeros((len(rows), max(map(len, rows))))
     for i, row in enumerate(rows):
         padded[i, : len(row)] = row
@@ -89,5 +89,5 @@ def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _rows(padded: Tensor, lengths: Tensor) -> "list[array[float]]":
-    """The numbers of each response, as rows of 8 bytes a number."""
+    """The numbers of each response, as rows of float64."""
     return [array("d", row[:n].tobytes()) for row, n in zip(padded.numpy(), lengths.tolist(), strict=True)]

@@ -83,7 +83,7 @@ def build_sampling(
     encoder: PromptEncoder,
     stop_ids: tuple[int, ...],
 ) -> Sampling:
-    """What batches are sampled with, at the beginning of the problems. Raises ConfigError for the user's filter."""
+    """Build what samples batches, at the first problem of the stream. Raises ConfigError for the user's filter."""
     return Sampling(
         stream=ProblemStream(problems, seed=config.train.seed),
         engine=engine,
@@ -96,7 +96,7 @@ def build_sampling(
 
 
 def dynamic_sampler(config: Config, *, max_error_rate: float = MAX_ERROR_RATE) -> DynamicSampler:
-    """What decides which groups train. Raises ConfigError for the user's filter."""
+    """Build the sampler that decides which groups train. Raises ConfigError for the user's filter."""
     keep = config.dynamic_sampling.filter
     thresholds = (
         ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None

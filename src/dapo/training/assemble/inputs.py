@@ -23,14 +23,14 @@ from dapo.types import Group, Problem
 
 @dataclass
 class Inputs:
-    """What a run reads: all of it is checked before anything is written."""
+    """The inputs of a run: all of them are checked before anything is written."""
 
     loaded: LoadedModel
     encoder: PromptEncoder
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
-    copies: int = 1  # how often the file of held-out problems has each of them, where it is the same for all
+    copies: int = 1  # how often the file holds each held-out problem, where that is the same for all
 
 
 def read_inputs(
@@ -70,7 +70,7 @@ def read_inputs(
 
 
 def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedModel, PromptEncoder, list[str]]:
-    """The model with all that ends a response, what encodes its prompts, and notes. Raises ConfigError."""
+    """Load the model with its stop ids, the encoder of its prompts, and notes for the user. Raises ConfigError."""
     loaded = read_model(config, device_for_inputs(config, training=training))
     if training and config.model.lora is not None:
         check_adapters()
@@ -99,12 +99,12 @@ def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel
 
 
 def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None) -> list[str]:
-    """What a user should know of how responses end, where the chat template in use and the model's files differ.
+    """Note for the user how responses end, where the chat template and the model's files differ.
 
     Args:
         tokenizer: The model's.
         stop_ids: The end tokens that the model's files name.
-        turn_end: What the template puts behind an assistant's turn; None without a template.
+        turn_end: The text that the template puts after an assistant's turn; None without a template.
     """
     if turn_end is None:
         return []
@@ -156,7 +156,7 @@ def response_limit(config: Config, *, training: bool) -> int:
 
 
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
-    """Copies of a problem count once; and how many there are of each, in a file that has as many of all of them."""
+    """Remove copies of problems; also return the copies per problem, where a file has equally many of each."""
     counted = unique_problems(problems)
     counts = {count for _, count in counted}
     copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
@@ -174,7 +174,7 @@ def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: in
 
 
 def max_positions(loaded: LoadedModel) -> int | None:
-    """The tokens of prompt and response together that a model was made for; None: it does not say."""
+    """The model's limit for the tokens of prompt and response together; None if its files name none."""
     limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
     return limit
 

@@ -1,4 +1,4 @@
-"""What is wrong with a run, by rules over its metrics: `dapo doctor`, and warnings while it trains.
+"""Rules over a run's metrics that find problems: for `dapo doctor`, and for warnings during training.
 
 Imports no torch.
 """

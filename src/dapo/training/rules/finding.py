@@ -1,4 +1,4 @@
-"""What a rule has found: what is wrong, the numbers that show it, the cause, and the option to change."""
+"""A rule, and its finding: the problem, the numbers that show it, the cause, and the option to change."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a run, as of one of its steps."""
+    """One problem of a run at one of its steps."""
 
     name: str
     severity: Severity
     cause: str
-    """What is wrong and why, in plain words, with the numbers that matter most."""
+    """The problem and its reason in plain words, with the numbers that matter most."""
     evidence: Mapping[str, float]
-    """The metrics that show it, as means over the steps, or as the rule's page says."""
+    """The metrics that show it, as means over the steps unless the rule's page says otherwise."""
     change: tuple[str, ...]
-    """Options with values that would mend it, `reward.workers=8`, the likeliest first."""
+    """Options with values that would fix it, `reward.workers=8`, the likeliest first."""
     steps: tuple[int, int]
-    """The first and the last step that the numbers are of."""
+    """The first and the last step of the window."""
     advice: str = ""
     """The remedy where an option alone is not enough."""
 

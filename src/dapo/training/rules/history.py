@@ -1,4 +1,4 @@
-"""What the rules see of a run: its first steps, its last ones, and its evaluations. Its size is bounded."""
+"""The metrics that the rules read: a run's first steps, its last ones, and its evaluations, of bounded size."""
 
 import math
 from collections import deque
@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import Any
 
 WINDOW = 5
-"""How many of the last steps a rule looks at."""
+"""The number of last steps that a rule reads."""
 FIRST = 3
-"""How many of the first steps they are compared with."""
+"""The number of first steps that these are compared with."""
 LONG = 64
-"""How many of the last steps tell what is usual for the run."""
+"""The number of last steps that define what is usual for the run."""
 _OF_EVALUATION = ("accuracy", "low", "high", "truncated_fraction")
 
 
@@ -38,7 +38,7 @@ class MetricHistory:
     step: int = 0
     """The newest step."""
     steps: int = 0
-    """How many training steps have been added."""
+    """The number of training steps added."""
     first: list[dict[str, float]] = field(default_factory=list)
     last: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=LONG))
     first_evaluation: EvaluationPoint | None = None
@@ -47,7 +47,7 @@ class MetricHistory:
     evaluations: int = 0
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add a line: `{"step": 12, "reward/mean": 0.5, ...}`. A further line of a step adds to the metrics of it."""
+        """Add a line: `{"step": 12, "reward/mean": 0.5, ...}`. A further line of the same step is merged into it."""
         step = int(record["step"])
         values = {name: _number(value) for name, value in record.items() if name != "step"}
         if step == self.step and self.last:
@@ -61,7 +61,7 @@ class MetricHistory:
         self._add_evaluation(step, values)
 
     def window(self, steps: int = WINDOW) -> list[dict[str, float]]:
-        """The metrics of the last steps, at most so many."""
+        """The metrics of at most `steps` last steps."""
         return list(self.last)[-steps:]
 
     def span(self) -> tuple[int, int]:

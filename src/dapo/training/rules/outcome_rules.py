@@ -13,7 +13,7 @@ MIN_STEPS = 3
 AUDIT_GAP = 0.1
 """The gap between the reward's verifier and the audit's, in accuracy or score, that the interval must lie above."""
 TRAINING_GAIN = 0.05
-"""What training accuracy must have gained since an evaluation for a loss in the evaluation to be overfitting."""
+"""The gain in training accuracy that makes a loss in the evaluation overfitting."""
 JUDGE_WAIT = 0.5
 """The fraction of a step spent waiting for verdicts above which a run warns."""
 MIN_JUDGE_WAIT_S = 1.0
@@ -21,7 +21,7 @@ MIN_JUDGE_WAIT_S = 1.0
 
 
 def audit_gap(history: MetricHistory, config: Config) -> Finding | None:
-    """The training's verifier pays for what a second verifier refuses."""
+    """The reward's verifier accepts what a second verifier refuses."""
     gaps = history.values("audit/gap")
     if len(gaps) < MIN_STEPS:
         return None
@@ -46,7 +46,7 @@ def audit_gap(history: MetricHistory, config: Config) -> Finding | None:
             "audit/responses": history.total("audit/responses"),
         },
         change=(f"reward.verifier={config.audit.name_and_options[0]}",) if config.audit.name_and_options else (),
-        advice="read the responses below, which the reward accepts and the audit refuses; then mend one of the two",
+        advice="read the responses below, which the reward accepts and the audit refuses; then fix one of the two",
     )
 
 

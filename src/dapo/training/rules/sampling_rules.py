@@ -7,9 +7,9 @@ from dapo.training.rules.history import MetricHistory
 MIN_STEPS = 3
 """Steps that a rule over rates needs: fewer are too few responses."""
 MIN_GROUPS = 32
-"""Judged groups that are enough for the rate of those with a signal, however few steps they are of."""
+"""Judged groups that are enough for a keep rate, however few their steps."""
 MIN_KEEP_RATE = 0.25
-"""The fraction of judged groups that train below which most of the sampling is in vain."""
+"""The keep rate below which most of the sampling is wasted."""
 ERROR_RATE = 0.05
 """The fraction of responses without a verdict above which a run warns."""
 TRUNCATED = 0.5
@@ -17,7 +17,7 @@ TRUNCATED = 0.5
 LENGTH_GROWTH = 2.0
 """How many times the length of the first steps' responses is an explosion, unless accuracy grew as well."""
 ACCURACY_GAIN = 0.05
-"""What accuracy must have gained for longer responses to be worth it."""
+"""The gain in accuracy that makes longer responses worth it."""
 LOOPS = 0.1
 """The fraction of responses that end in a loop above which a run warns."""
 MANY_ANSWERS = 0.1
@@ -29,7 +29,7 @@ EASIER_PROBLEMS = (
     "(dynamic_sampling.predict=proportional samples the others less often), or train on easier ones first and go on "
     "with dapo fork"
 )
-"""What to do where a model solves none of its problems."""
+"""Advice where a model solves none of its problems."""
 _MANY_TOKENS = 8
 
 
@@ -39,12 +39,12 @@ def too_easy(history: MetricHistory, config: Config) -> Finding | None:
 
 
 def too_hard(history: MetricHistory, config: Config) -> Finding | None:
-    """Not one response is right, or most groups are all wrong."""
+    """No response is correct, or most groups are all wrong."""
     return _none_right(history, config) or _starvation(history, config, "too_hard")
 
 
 def equal_rewards(history: MetricHistory, config: Config) -> Finding | None:
-    """The rewards of most groups have no spread, without being right or wrong."""
+    """Most groups have equal scores, from a verifier that does not decide correct or wrong."""
     return _starvation(history, config, "equal_rewards")
 
 
@@ -54,7 +54,7 @@ def filtered(history: MetricHistory, config: Config) -> Finding | None:
 
 
 def _none_right(history: MetricHistory, config: Config) -> Finding | None:
-    """Nothing can be learned of a task from wrong responses alone, whatever else the reward pays for."""
+    """Wrong responses alone teach nothing of a task, whatever else the reward scores."""
     keep_rate, groups, steps = signal_rate(history, config), round(_decided(history)), len(history.window())
     is_sure = not keep_rate or steps >= MIN_STEPS or groups >= MIN_GROUPS
     if history.mean("reward/accuracy") != 0 or _starvation_cause(history, config) != "too_hard" or not is_sure:
@@ -129,7 +129,7 @@ _STARVATION = {
 
 
 def _sampling_change(config: Config) -> tuple[str, ...]:
-    """Which option of dynamic sampling would leave out problems without a signal, where one is left."""
+    """The option of dynamic sampling that would leave out problems without a signal, if one is unused."""
     sampling = config.dynamic_sampling
     if not sampling.enabled:
         return ("dynamic_sampling.enabled=true",)
@@ -149,7 +149,7 @@ def _decided(history: MetricHistory) -> float:
 
 
 def _starvation_cause(history: MetricHistory, config: Config) -> str:
-    """The outcome that most of the groups without a signal have."""
+    """The most frequent outcome of the groups without a signal."""
     if not config.dynamic_sampling.enabled:
         accuracy = history.mean("reward/accuracy")
         return "equal_rewards" if accuracy is None else "too_easy" if accuracy > 0.5 else "too_hard"
@@ -204,7 +204,7 @@ def truncation(history: MetricHistory, config: Config) -> Finding | None:
 
 
 def _truncated_evaluation(history: MetricHistory, config: Config) -> Finding | None:
-    """The same before the first step: what the evaluation of the untrained model shows."""
+    """Check the evaluation of the untrained model, before the first step."""
     assert history.last_evaluation is not None
     truncated = history.last_evaluation.truncated
     limit = config.eval.max_response_tokens or config.rollout.max_response_tokens
@@ -223,7 +223,7 @@ def _truncated_evaluation(history: MetricHistory, config: Config) -> Finding | N
 
 
 def length_explosion(history: MetricHistory, config: Config) -> Finding | None:
-    """Responses grow, and nothing comes of it."""
+    """Responses grow without a gain in accuracy."""
     name = "rollout/response_tokens_mean"
     length, before = history.mean(name), history.first_mean(name)
     if length is None or before is None or length < max(LENGTH_GROWTH * before, before + _MANY_TOKENS):

@@ -1,4 +1,4 @@
-"""Rules over what a run's updates do to its policy: entropy, step size, gradients, and whose probabilities they use."""
+"""Rules over a run's updates: entropy, step size, gradients, and the gap between sampler and trainer."""
 
 from statistics import median
 
@@ -13,23 +13,23 @@ ENTROPY_FRACTION = 0.1
 LOW_ENTROPY = 0.01
 """Nats per token below which it has collapsed, whatever it was at first."""
 SOLVED = 0.9
-"""The accuracy from which a policy may be certain: its problems are solved."""
+"""The accuracy at which a policy may be certain: its problems are solved."""
 ENTROPY_GROWTH, ENTROPY_RISE = 1.5, 0.5
-"""How many times, and how many nats above, the first steps' entropy is an explosion."""
+"""The factor over the first steps' entropy, and the nats above it, that are an explosion."""
 MAX_LOGPROB_GAP = 0.1
 """Nats per token between sampler and trainer, mean over a step's tokens, above which a run warns."""
 SPIKE = 10.0
-"""How many times the usual gradient norm (the median of the last steps) is a spike."""
+"""The factor over the usual gradient norm (the median of the last steps) that is a spike."""
 SPIKE_STEPS = 6
 """Steps from which a norm is usual."""
 HIGH_KL, HIGH_CLIPPED = 0.1, 0.2
-"""Nats per token to the policy that the step began with, and fraction of clipped tokens, that are too large a step."""
+"""Nats per token from the policy at the start of the step, and fraction of clipped tokens, that are too much."""
 LOW_KL = 1e-8
 """Nats per token below which the policy does not move."""
 
 
 def entropy_collapse(history: MetricHistory, config: Config) -> Finding | None:
-    """The policy has become certain, and is not right."""
+    """The policy has become certain, and its responses are not correct."""
     name = "loss/entropy"
     entropy, before = history.mean(name), history.first_mean(name)
     accuracy = history.mean("reward/accuracy")
@@ -51,7 +51,7 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Finding | None:
 
 
 def entropy_explosion(history: MetricHistory, config: Config) -> Finding | None:
-    """The policy becomes ever more random."""
+    """The policy becomes more and more random."""
     name = "loss/entropy"
     entropy, before = history.mean(name), history.first_mean(name)
     if entropy is None or before is None or entropy <= max(ENTROPY_GROWTH * before, before + ENTROPY_RISE):
@@ -100,7 +100,7 @@ def inert_clipping(history: MetricHistory, config: Config) -> Finding | None:
 
 
 def sampler_gap(history: MetricHistory, config: Config) -> Finding | None:
-    """The engine's log-probabilities are not the trainer's."""
+    """The log-probabilities of engine and trainer differ."""
     gap = history.mean("rollout/engine_logprob_gap_mean")
     if gap is None or gap <= MAX_LOGPROB_GAP or config.loss.engine_correction is not None:  # NaN is a gap too
         return None
@@ -201,7 +201,7 @@ def lr_too_low(history: MetricHistory, config: Config) -> Finding | None:
 
 
 def has_no_advantages(history: MetricHistory) -> bool:
-    """Whether no group had an advantage in the window: that is no matter of the learning rate."""
+    """Whether no group in the window had an advantage: then the learning rate is not the cause."""
     steps = len(history.window())
     return history.total("rollout/zero_advantage_fraction") == steps
 
