@@ -1,4 +1,4 @@
-"""Masks whose values are all the same: however many and long they are, they share one piece of memory."""
+"""Masks with one value: all of them share one piece of memory, whatever their number and length."""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Every error a user can meet. Messages say what was expected, what came, and what to do."""
+"""Every error a user can meet. Messages name the expected input, the actual one, and the remedy."""
 
 from collections.abc import Mapping
 
@@ -45,7 +45,7 @@ class ShortfallError(DapoError):
 
 
 class CheckpointError(DapoError):
-    """A run directory or checkpoint cannot be used as asked."""
+    """A run directory or checkpoint cannot be used as requested."""
 
     exit_code = 2
 
@@ -67,15 +67,15 @@ class NumericsError(DapoError):
 
 
 class LaunchError(DapoError):
-    """Processes that a run needs could not be started: names what was asked for and what there is."""
+    """Processes that a run needs could not be started: names the requested and the available resources."""
 
 
 class WorkerDied(DapoError):
-    """A process of the run is gone or does not answer; names it and the last it said."""
+    """A process of the run is gone or does not answer; names it and its last output."""
 
 
 class TrainerLost(WorkerDied):
-    """A trainer rank is gone or hangs; without it the others can do nothing. The run can go on from its checkpoint."""
+    """A trainer rank is gone or hangs; the other ranks cannot continue. The run can resume from its checkpoint."""
 
 
 class WorkerFault(DapoError):

@@ -1,4 +1,4 @@
-"""Files written whole: on disk under their name or not at all; never through a link; checksums; standard JSON."""
+"""Writes files whole or not at all, and never through a link; checksums; standard JSON."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path whose content gets the name `path` when the block ends, once it is on disk.
 
     Missing directories are made. If the block raises, `path` stays as it was. The temporary file is new, whatever
-    links or files another has put beside `path`; where `path` is a link, the link is replaced.
+    links or files exist next to `path`; where `path` is a link, the link is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -58,7 +58,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def open_no_link(path: str | Path, mode: str, *, buffering: int = -1, encoding: str | None = None) -> IO[Any]:
-    """Open a file as `open` does, but not through a link: OSError says that it is one."""
+    """Open a file as `open` does, but raise OSError for a link."""
     try:
         return open(path, mode, buffering=buffering, encoding=encoding, opener=_open_no_link)
     except OSError as error:
@@ -72,7 +72,7 @@ def _open_no_link(path: str, flags: int) -> int:
 
 
 def cache_folder() -> Path:
-    """Where dapo keeps what it can make again: `$DAPO_CACHE` or `~/.cache/dapo`, which need not exist."""
+    """The folder of files that dapo can rebuild: `$DAPO_CACHE` or `~/.cache/dapo`, which need not exist."""
     return Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
 
 
@@ -94,7 +94,7 @@ def fsync(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises OSError, or ValueError for what is no JSON, however it is broken."""
+    """Read the value in a JSON file. Raises OSError, or ValueError for anything that is no JSON."""
     try:
         return json.loads(path.read_bytes())
     except RecursionError:
@@ -104,7 +104,7 @@ def read_json(path: Path) -> Any:
 def atomic_write_text(path: str | Path, text: str) -> None:
     """Write a whole UTF-8 file, on disk when this returns; a crash leaves the old file or the new one.
 
-    What UTF-8 cannot hold is written as its escape.
+    Characters that UTF-8 cannot hold are written as escapes.
     """
     with atomic_file(Path(path)) as temporary:
         # half of a surrogate pair, which a tokenizer may decode to, is text that UTF-8 cannot hold

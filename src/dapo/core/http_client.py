@@ -54,10 +54,10 @@ class HttpClient:
 
         Args:
             url: a valid address, which decides on the proxy and names the server in errors.
-            token: sent as a bearer token, and replaced by `***` in what is quoted.
+            token: sent as a bearer token, and replaced by `***` in quoted text.
             timeout_s: time limit of one try, from connecting to the last byte.
             retries: further tries after a failed connection, a timeout or a status of RETRYABLE_STATUSES.
-            backoff_s: tries wait 1, 2, 4, 8 ... times this, at most 30 s, or what `Retry-After` says if that is longer.
+            backoff_s: tries wait 1, 2, 4, 8 ... times this, at most 30 s, or the seconds of `Retry-After` if these are more.
             connections: how many threads share the client.
         """
         self._shown_url, self._token = mask_text(url), token
@@ -122,7 +122,7 @@ class HttpClient:
         self._pool.clear()
 
     def quote(self, text: str | bytes) -> str:
-        """The beginning of what a server sent, for a message: without the token, which a server may repeat."""
+        """The start of a server's answer for a message, without the token, which a server may repeat."""
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
         return (text.replace(self._token, "***") if self._token else text)[:_SHOWN_CHARS]
 

@@ -55,7 +55,7 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
 
 
 def _import_module(name: str, directory: str) -> ModuleType:
-    """Import a module whose first part is taken from `directory` if it is there; all others as usual."""
+    """Import a module whose top-level package is taken from `directory` if it exists there."""
     first = name.partition(".")[0]
     spec = PathFinder.find_spec(first, [directory]) if first not in sys.modules else None
     if spec is not None and spec.loader is not None:

@@ -1,4 +1,4 @@
-"""Keeps processes that exchange tensors on one machine out of the reach of others."""
+"""Binds processes that exchange tensors on one machine to the loopback interface."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ INTERFACES = ("lo", "lo0")
 def use_loopback_interface() -> None:
     """Have gloo and NCCL, which listen for the other ranks, do that where no other machine can reach them.
 
-    What the environment says already counts more.
+    Variables that are set already are kept.
     """
     names = [name for _, name in socket.if_nameindex() if name in INTERFACES]
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if names else ():

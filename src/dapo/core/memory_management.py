@@ -12,7 +12,7 @@ M_MMAP_MAX = -4
 LARGEST = 2**31 - 1
 
 VARIABLES = ("MALLOC_", "GLIBC_TUNABLES")
-"""How the environment variables begin by which a user sets the allocator."""
+"""Prefixes of the environment variables that configure the allocator."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def keep_freed_memory() -> bool:
     """Let this process keep the memory that it frees, where its C library is glibc; returns whether it does.
 
     An update frees its gradients and activations, and the next one takes as much: glibc gives blocks of that size back
-    to the system, which has to clear every page anew. On SmolLM2-135M three steps of the quickstart spent 5.3 s in the
+    to the system, which has to clear every page again. On SmolLM2-135M three steps of the quickstart spent 5.3 s in the
     kernel instead of 7.3, of 76 s of processor time, and held 4 % more memory at their peak (4,256 MiB). Nothing is
     changed where the user has set the allocator.
     """

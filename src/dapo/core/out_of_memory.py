@@ -23,9 +23,9 @@ def explain_out_of_memory(
 
     Args:
         kind: The error of the library that computes: torch.OutOfMemoryError.
-        doing: What is computed, as the subject of a sentence.
+        doing: The computation, as the subject of a sentence.
         advice: Which options to change, and how.
-        then: What to do with the changed options.
+        then: The remedy with the changed options.
     """
     try:
         yield

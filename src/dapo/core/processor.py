@@ -1,4 +1,4 @@
-"""This machine's processor, by its name and what it can do."""
+"""The name and the instruction sets of this machine's processor."""
 
 import platform
 from pathlib import Path
@@ -15,7 +15,7 @@ def cpu_model() -> str:
 
 
 def vector_extensions() -> list[str]:
-    """The processor's flags for vectors and matrices, sorted; none where the system does not tell."""
+    """The processor's flags for vectors and matrices, sorted; none where the system does not report them."""
     found = _cpuinfo()
     flags = f"{found.get('flags', '')} {found.get('Features', '')}".split()
     return sorted({flag for flag in flags if flag.startswith(VECTOR_EXTENSIONS)})

@@ -1,4 +1,4 @@
-"""The way to a terminal: text of models, data, verifiers and errors is shown there, and cannot control it.
+"""Prints text of models, data, verifiers and errors so that it cannot control the terminal.
 
 Everything that this package prints goes through `print_text`, or through a `SafeConsole` (runs/console.py).
 Control characters (escape sequences, carriage returns, the C1 set), characters that change the direction of the text or
@@ -25,7 +25,7 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def printable(text: str, encoding: str = "utf-8") -> str:
-    """The text with unsafe characters, and what `encoding` does not have, as escapes."""
+    """The text with escapes for unsafe characters and for characters that `encoding` lacks."""
     return UNSAFE.sub(_escape, text).encode(encoding, "backslashreplace").decode(encoding)
 
 
@@ -42,7 +42,7 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 def print_json(value: Mapping[str, Any]) -> None:
     """Print one JSON object to the standard output: indented on a terminal, on one line elsewhere.
 
-    Numbers that are not finite become null. What the stream's encoding does not have is written as JSON's escapes.
+    Numbers that are not finite become null. Characters that the stream's encoding lacks are written as JSON's escapes.
     """
     text = to_json(value, indent=2 if sys.stdout.isatty() else None)
     encoding = sys.stdout.encoding or "utf-8"
@@ -53,7 +53,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 @contextmanager
 def stdout_to_stderr(wanted: bool = True) -> Iterator[None]:
-    """Inside, if `wanted`, what is for the standard output goes to the standard error: JSON is to follow there."""
+    """Redirect the standard output to the standard error in the block, if `wanted`: JSON follows on the former."""
     with redirect_stdout(sys.stderr) if wanted else nullcontext():
         yield
 

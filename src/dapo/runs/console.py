@@ -61,7 +61,7 @@ METRIC_COLUMNS = (
 class SafeConsole(Console):
     """A console on which text is text: no markup, no emoji codes, no highlighting, unsafe characters escaped.
 
-    What is to have a style is a `rich.text.Text` or has a style argument.
+    Styled text is a `rich.text.Text` or has a style argument.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -100,7 +100,7 @@ class ProgressDisplay:
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         """Show the current phase and its progress; with a `total` of 0, its time only. Cheap: a thread draws.
 
-        `note` says in a few words what the phase has met so far.
+        `note` summarizes the phase so far in a few words.
         """
         if self._phase is None or name != self._phase[0]:
             self._phase_started = time.monotonic()
@@ -121,7 +121,7 @@ class ProgressDisplay:
             self.message(evaluation)
 
     def recall(self, earlier_steps: Iterable[Mapping[str, float]]) -> None:
-        """Take the metrics of the steps before a run was resumed: its curve, and the tokens that it has generated."""
+        """Read the metrics of the steps before a resume, for the curve and the generated tokens."""
         for metrics in earlier_steps:
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
             _append_finite(self._tokens, metrics.get("rollout/tokens_generated"))
@@ -131,7 +131,7 @@ class ProgressDisplay:
         self._print(text)
 
     def close(self) -> None:
-        """Stop, and leave the last state without its phase on the terminal. May be called twice."""
+        """Stop, and leave the last state without its phase on the terminal. It may be called twice."""
         self._phase = None
         if self._live is not None:
             self._live.stop()
@@ -231,11 +231,11 @@ def training_seconds(metrics: Mapping[str, float]) -> float:
 
 
 def steps_left(steps: int, tokens: Sequence[float], token_budget: int | None) -> int:
-    """The steps that a run still makes: those until its tokens are generated, if these are fewer.
+    """The steps that a run still makes, until `train.num_steps` or until its token budget is spent.
 
     Args:
-        steps: What is left of `train.num_steps`.
-        tokens: The generated tokens of each step so far; the latest STEPS_FOR_ETA say what a step generates.
+        steps: The steps that are left of `train.num_steps`.
+        tokens: The generated tokens of each step so far; the latest STEPS_FOR_ETA predict the tokens per step.
         token_budget: `train.token_budget`; None without one.
     """
     latest = tokens[-STEPS_FOR_ETA:]
@@ -245,7 +245,7 @@ def steps_left(steps: int, tokens: Sequence[float], token_budget: int | None) ->
 
 
 def seconds_left(training: Iterable[float], evaluation: Iterable[float], steps: int) -> float | None:
-    """The seconds that so many steps more will take; None where none is measured.
+    """Estimate the seconds that `steps` more steps take; None where none is measured.
 
     Args:
         training: The seconds of the latest steps without their evaluations, at most STEPS_FOR_ETA of them.
@@ -266,7 +266,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `45s`, `8m`, `2h05m` or `3d04h`."""
+    """Format seconds as `45s`, `8m`, `2h05m` or `3d04h`."""
     if seconds < 59.5:
         return f"{seconds:.0f}s"
     minutes = round(seconds / 60)
@@ -279,7 +279,7 @@ def duration(seconds: float) -> str:
 
 
 def stopwatch(seconds: float) -> str:
-    """Seconds as `45s`, `2m05s` or, from an hour on, as `duration` writes them: a clock that is seen to go on."""
+    """Format seconds as a running clock: `45s`, `2m05s` or, from an hour on, as `duration` does."""
     return f"{int(seconds) // 60}m{int(seconds) % 60:02}s" if 59.5 <= seconds < 3600 else duration(seconds)
 
 

@@ -17,7 +17,7 @@ _TOTAL_LINES = 10
 def progress(title: str, *, unit: str = "problems", after_s: float = 0) -> Iterator[Callable[[int, int], None]]:
     """Yield a function `(done, total)` that shows progress on stderr: a bar on a terminal, else ten lines.
 
-    With `after_s` nothing is shown of what is done within so many seconds of the first report.
+    With `after_s`, nothing is shown in the first `after_s` seconds after the first report.
     """
     console = SafeConsole(stderr=True)
     is_terminal = console.is_terminal

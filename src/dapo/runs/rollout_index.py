@@ -3,7 +3,7 @@
 The index holds the short columns of `rollouts/step_*.parquet`; texts and token ids stay in the files, and are read for
 the rows that are shown. It is filled in the background, the newest steps first, and follows a run that is still going:
 new files are added, changed ones are read again, removed ones leave. For a run with many steps it is kept in the cache
-folder, for others in memory; nothing is ever written into the run.
+folder, for others in memory; the run itself is never written to.
 """
 
 import hashlib
@@ -104,7 +104,7 @@ class Filter:
 
 @dataclass
 class _Search:
-    """The state of a search through texts: what was found so far, and the steps that are left."""
+    """The state of a search through texts: its hits so far, and the steps that are left."""
 
     left: list[int]
     version: int
@@ -155,7 +155,7 @@ class RolloutIndex:
         """Responses that pass a filter, with the beginning of their texts.
 
         Returns:
-            `rows`, `total` (of what is indexed or, with a text, was searched so far) and `steps_left` to search.
+            `rows`, `total` (of the indexed or, with a text, the searched responses) and `steps_left` to search.
         """
         state = self.state()
         left = 0

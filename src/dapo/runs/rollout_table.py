@@ -73,7 +73,7 @@ _DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "respo
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with exactly the columns of ROLLOUT_SCHEMA, of which AUDIT_COLUMNS may be missing.
+    """Write rows with exactly the columns of ROLLOUT_SCHEMA; AUDIT_COLUMNS may be missing.
 
     Equal rows give equal bytes (with one pyarrow version).
     Lone surrogates, which a tokenizer may decode to and UTF-8 cannot hold, become U+FFFD. The file is written

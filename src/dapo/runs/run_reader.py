@@ -36,7 +36,7 @@ class RunReader:
         """All metrics by column: `steps`, `columns` (a list per metric with None where a step lacks it), `problem`.
 
         A step that has several lines, such as a last evaluation, is one entry. A line that is still being written is
-        left out; a damaged file gives no steps, and `problem` says why.
+        left out; a damaged file gives no steps, and `problem` explains it.
         """
         try:
             return self._keep(self.directory.metrics, lambda path: _columns(metrics_by_step(path)))

@@ -18,13 +18,13 @@ class Sink(Protocol):
     def log(self, step: int, metrics: Metrics) -> None: ...
 
     def close(self) -> None:
-        """Write what is pending. Nothing may be logged afterwards."""
+        """Write pending values. Nothing may be logged afterwards."""
 
 
 class TensorBoardSink:
     """Event files for `tensorboard --logdir DIRECTORY`.
 
-    A resumed run passes its `first_step`: TensorBoard then hides what an earlier process wrote from that step on.
+    A resumed run passes its `first_step`: TensorBoard then hides an earlier process's values from that step on.
     """
 
     def __init__(self, directory: str | Path, *, first_step: int | None = None) -> None:
@@ -86,7 +86,7 @@ def _tracker(module: str, *, package: str) -> Any:
         if error.name != package:
             raise
         raise ConfigError(
-            f"log.sinks asks for {package}, which is not installed; run pip install 'dapo-rl[{package}]' "
+            f"log.sinks names {package}, which is not installed; run pip install 'dapo-rl[{package}]' "
             f"or leave {package} out of log.sinks"
         ) from None
 
@@ -116,6 +116,6 @@ class Tracker:
             sink.log(step, metrics)
 
     def close(self) -> None:
-        """Write what is pending, and close all of them."""
+        """Write pending values, and close all sinks."""
         for sink in self._sinks:
             sink.close()

@@ -67,6 +67,6 @@ def with_start_folder(run: RunDirectory) -> Iterator[None]:
 
 
 def _started_in(run: RunDirectory) -> Path | None:
-    """The folder that a run was started in; None where its manifest does not say."""
+    """The folder that a run was started in; None where its manifest names none."""
     folder = manifest_entry(run, "folder")
     return Path(folder) if isinstance(folder, str) else None

@@ -1,1 +1,1 @@
-"""Algorithm 1 and what it needs: sampling, samples, metrics, state, checkpoints."""
+"""Algorithm 1: sampling, samples, metrics, state, checkpoints."""

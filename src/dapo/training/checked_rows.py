@@ -26,11 +26,11 @@ def load_rows(
     Args:
         data: the options of the data.
         verifier: the options of the reward, `auto` resolved.
-        split: which of the two.
+        split: `train` or `eval`.
         needed_columns: the columns that each user function of the reward requires (`VerifierPool`).
 
     Raises:
-        DataError: rows lack what the reward reads.
+        DataError: rows lack a column that the reward reads.
         RewardError: the reward can judge none of them.
     """
     source = data.train_source if split == "train" else data.eval_source
@@ -44,7 +44,7 @@ def load_rows(
 
 
 def _unrequested_markers(data: DataConfig, rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
-    """A warning per verifier that reads a marker of the answer which most prompts do not request."""
+    """Warn of each verifier that reads a marker of the answer which most prompts do not request."""
     always = f"{data.instruction}\n{data.system or ''}"
     for name in reward.weights:
         markers = VERIFIERS[name].markers if name in VERIFIERS else ()

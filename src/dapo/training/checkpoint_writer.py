@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dapo.core.errors import DapoError
 from dapo.runs.directory import RunDirectory
 
-MAX_FAILED_SAVES = 5  # attempts in a row, one per step, after which a run that cannot save stops
+MAX_FAILED_SAVES = 5  # failed attempts in a row, one per step, that stop a run
 
 WRITER_NICENESS = 19
 """Scheduling priority of the thread that writes: it takes the processor time that training leaves idle."""
@@ -32,13 +32,13 @@ class CheckpointWriter:
 
     @property
     def has_failed(self) -> bool:
-        """The newest attempt that has ended did not succeed: the state is still to be saved."""
+        """Whether the last attempt failed, so that the state must still be saved."""
         return self._failures > 0
 
     def start(self, step: int, save: Callable[[], object]) -> None:
         """Have `save` write the checkpoint of a step in the background, once the one before is written.
 
-        `save` runs in another thread: what it reads must not change before `join` has returned.
+        `save` runs in another thread: its data must not change before `join` has returned.
         """
         self.join()
         self._step = step
@@ -55,7 +55,7 @@ class CheckpointWriter:
         self._failures = 0
 
     def poll(self) -> None:
-        """Do what `join` does if the checkpoint that was being written has ended."""
+        """Join the thread if it has ended."""
         if self._thread is not None and not self._thread.is_alive():
             self.join()
 

@@ -1,4 +1,4 @@
-"""When a run's state is saved, what a checkpoint holds, and how a run is restored from it."""
+"""Saves a run's state in checkpoints, when due or after a failure, and restores a run from one."""
 
 import math
 import shlex
@@ -83,7 +83,7 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
         if state.is_consistent and not state.is_new and not isinstance(error, StorageError | TrainerLost):
             save_now(run)
         else:
-            run.checkpoints.join()  # whoever resumes may clean up the directory that is being written
+            run.checkpoints.join()  # a process that resumes may remove a half-written checkpoint
     except (StorageError, NumericsError, TrainerLost) as another:
         if str(another) != str(error):
             log(str(another))
@@ -118,7 +118,7 @@ def is_logged(checkpoint: Path) -> bool:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """The counts of a checkpoint, the state of its stream and of its sampler. Raises CheckpointError."""
+    """Read the counts of a checkpoint with the state of its stream and sampler. Raises CheckpointError."""
     state = _read(checkpoint / STATE_FILE)
     if missing := sorted({"train_state", "stream", "sampler"} - state.keys()):
         raise CheckpointError(f"{checkpoint / STATE_FILE} is not what a run writes: it lacks {', '.join(missing)}")
@@ -146,6 +146,6 @@ def _read_problem_stats(path: Path) -> ProblemStats:
 
 
 def _pending_metrics(state: Mapping[str, Any]) -> dict[str, float] | None:
-    """JSON has no number that is not finite: null stands for NaN here as in metrics.jsonl."""
+    """Read the metrics that were not written yet; null stands for NaN, as in metrics.jsonl."""
     pending_metrics = state.get("pending_metrics")
     return pending_metrics and {name: math.nan if value is None else value for name, value in pending_metrics.items()}

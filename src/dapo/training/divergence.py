@@ -1,4 +1,4 @@
-"""Divergence: what ends a run once the step is finished and can be saved. What it warns of: `dapo.training.rules`."""
+"""Ends a diverged run once its step is finished and can be saved; warnings come from `dapo.training.rules`."""
 
 import math
 
@@ -29,8 +29,8 @@ def entropy_collapse_steps(batch: Batch, before: int) -> int:
 def sampled_entropy(batch: Batch) -> float | None:
     """The policy's entropy in nats per token, estimated by the mean of -log p over the tokens that it sampled.
 
-    Unlike loss/entropy it counts the groups without a signal, of which a collapsing policy has most. Like every metric
-    of a run it leaves out what was in flight when the batch closed. None where no token was sampled.
+    Unlike loss/entropy it includes groups without a signal, most of the groups of a collapsing policy. Like every
+    metric it leaves out the groups in flight when the batch closed. None where no token was sampled.
     """
     rows = [generation.logprobs for group, _ in batch.decided for generation in group.generations]
     count = sum(map(len, rows))

@@ -12,11 +12,11 @@ from dapo.runs.outcomes import Outcome
 from dapo.types import Group, Verdict
 
 REWARD_TEST = "dapo reward test VERIFIER --data DATA"
-"""The command that shows what a reward does, where the run's own verifier and data are not known."""
+"""The command that tests a reward, where the run's own verifier and data are not known."""
 
 
 class DynamicSampler:
-    """Eq. 11 as a decision on each group, and a running keep rate that says how many to have in flight."""
+    """Decides on each group by Eq. 11, and derives the number of groups in flight from a running keep rate."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class DynamicSampler:
         max_error_rate: float = 1.0,
         reward_test: str = REWARD_TEST,
     ) -> None:
-        """`reward_test` is the command that shows what the run's reward does: advice where it gives no verdicts."""
+        """`reward_test` is the command that tests the run's reward: advice where it gives no verdicts."""
         self.prompts_per_step = prompts_per_step
         self.max_groups_per_step = max_groups_per_step
         self._enabled = enabled
@@ -92,7 +92,7 @@ class DynamicSampler:
 
 WINDOW = 256  # responses over which the rate of verifier errors is taken
 FIRST_RESPONSES = 32
-"""A run stops where none of its first responses, at least so many, has a verdict."""
+"""The fewest first responses that stop a run if none of them has a verdict."""
 MAX_ERROR_RATE = 0.5  # fraction of error verdicts among the last WINDOW responses above which a run stops
 _CAUSES = 3
 _SHOWN_CHARS = 200
@@ -149,5 +149,5 @@ class RollingErrorRate:
             )
         return (
             f"{found}. {message}. For example problem {problem}, response {response}.\n"
-            f"Mend the verifier or the references ({self._reward_test} shows what it says), and resume the run"
+            f"Mend the verifier or the references ({self._reward_test} shows its verdicts), and resume the run"
         )

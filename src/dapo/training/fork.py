@@ -1,6 +1,6 @@
 """A fork: a new run that begins with a checkpoint of another one, and is equal to it up to that step.
 
-What the parent wrote up to the step is in the fork as well: metrics and evaluations, judged responses, the checkpoint.
+The fork holds what the parent wrote up to the step: metrics, evaluations, judged responses, the checkpoint.
 Files that are only ever replaced are hard links, which cost no space; `metrics.jsonl`, to which a run appends, is a
 copy. So neither of the two runs can change a file of the other, and either may be removed.
 
@@ -97,12 +97,12 @@ def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirect
     It gets its name when everything is in it: a process that is killed in here leaves no run.
 
     Args:
-        plan: What to make.
-        path: The directory; there must be none, or an empty one.
-        command: The command line, for the manifest.
+        plan: The plan.
+        path: The directory, which must be new or empty.
+        command: The command line for the manifest.
 
     Raises:
-        CheckpointError: There is a run, or it cannot be written, or the parent removed its checkpoint meanwhile.
+        CheckpointError: `path` holds a run or cannot be written, or the parent has removed its checkpoint.
     """
     require_new_run(path)
     fork = RunDirectory(path.with_name(f".{path.name}.fork.tmp"))
@@ -125,7 +125,7 @@ def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirect
 
 
 def default_fork_path(parent: RunDirectory, step: int, now: datetime) -> Path:
-    """`RUN-step4-<YYYYmmdd-HHMMSS>`, beside the parent, for when no --run-dir is given."""
+    """The default run directory, `RUN-step4-<YYYYmmdd-HHMMSS>`, next to the parent."""
     return parent.path.with_name(f"{parent.path.name}-step{step}-{now:%Y%m%d-%H%M%S}")
 
 

@@ -125,7 +125,7 @@ def bounded_staleness(metrics: dict[str, float]) -> dict[str, float]:
 def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[PendingBatch | None]":
     """Sample the batch of a step while the block runs; None after the last step. Leaving early cancels the sampling.
 
-    `is_last` says that the step before is the last one, though it is not `train.num_steps`.
+    `is_last`: the step before is the last one, though it is not `train.num_steps`.
     Where the block raises ShortfallError, the batch that it was to learn from is put back as well.
     """
     if is_last or step > run.config.train.num_steps:
@@ -146,7 +146,7 @@ def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[Pendi
 
 
 def await_batch(run: Run, pending: "PendingBatch | None") -> PrefetchedBatch | None:
-    """The next step's batch, once it is there."""
+    """The next step's batch; waits for it."""
     run.state.prefetched_batch = None  # it has been trained on, also where the next one fails
     if pending is None:
         return None
@@ -174,12 +174,12 @@ class PendingBatch:
         self._thread.start()
 
     def raise_if_failed(self) -> None:
-        """Raise what has ended the thread, if it has failed by now."""
+        """Raise the thread's error, if it has failed by now."""
         if self._future.done():
             self._future.result()
 
     def result(self, on_progress: Callable[[int, int, str], None]) -> PrefetchedBatch:
-        """Wait for the batch. Raises what has ended the thread without one."""
+        """Wait for the batch. Raises the thread's error if it has failed."""
         while not wait([self._future], timeout=_POLL_INTERVAL_S).done:
             on_progress(*self._progress)
         self._thread.join()

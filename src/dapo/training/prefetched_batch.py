@@ -79,7 +79,7 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
 def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedBatch | None:
     """The batch that a checkpoint holds, equal to the one that was written; None if it holds none.
 
-    Problems come from the stream by their position. Raises CheckpointError where it has others there.
+    Problems come from the stream by their position. Raises CheckpointError where these differ.
     """
     if not (directory / PREFETCHED_BATCH_FILE).exists():
         return None
@@ -134,7 +134,7 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def _is_compact(batch: Batch) -> bool:
-    """Whether all rows are arrays as of the engines here: they are read as such, any others as tuples."""
+    """Whether all rows are arrays, as our engines return them: only then they are read as arrays."""
     generations = (generation for group, _ in batch.judged for generation in group.generations)
     return all(
         isinstance(row, array) and row.typecode == code

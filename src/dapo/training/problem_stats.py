@@ -70,7 +70,7 @@ class ProblemStats:
                 self._sums[name][row] = self._sums[name][row] * kept + count
 
     def history(self) -> OutcomeHistory:
-        """A copy of what predictions are made from."""
+        """A copy of the counts that predictions read."""
         return OutcomeHistory(
             rows=self._rows,
             sources=dict(self._sources),
@@ -121,7 +121,7 @@ def discount(age: int) -> float: ...
 @overload
 def discount(age: NDArray[np.int64]) -> NDArray[np.float64]: ...
 def discount(age: Any) -> Any:
-    """How much a response still counts that is so many steps old: `2^(-age / HALF_LIFE_STEPS)`."""
+    """The weight of a response by its age in steps: `2^(-age / HALF_LIFE_STEPS)`."""
     return 2.0 ** (-age / HALF_LIFE_STEPS)
 
 

@@ -75,7 +75,7 @@ class Batch:
 
     @property
     def decided(self) -> list[tuple[Group, Outcome]]:
-        """The judged groups up to the last that trains: without the excess, so independent of what was in flight."""
+        """The judged groups without the excess: they do not depend on the number of groups in flight."""
         return [(group, outcome) for group, outcome in self.judged if outcome != "excess"]
 
     @property
@@ -140,7 +140,7 @@ class Sampling:
             self.restart_at(self.start, discarding=self.tokens_since_start)
 
     def restart_at(self, start: "SamplingStart", *, discarding: int) -> None:
-        """Put stream and sampler to where a batch of so many tokens began."""
+        """Put stream and sampler back to the start of the batch that has generated these tokens."""
         self.tokens_discarded += discarding
         if self.stream.position != start.position:
             self.stream.rewind(start.position)
@@ -170,13 +170,13 @@ def collect(
 
     Groups are accepted in the order in which they were submitted, whichever finishes first. When the batch closes the
     stream stands right after the last decided problem: later groups are dropped, counted, and sampled again next step.
-    At `max_groups_per_step` the batch is short, and `reason` says why.
+    At `max_groups_per_step` the batch is short, and `reason` explains it.
 
     Args:
-        sampling: What to sample with. `sampling.start` is set, so that `roll_back` can undo a step that fails.
+        sampling: The parts that sample. `sampling.start` is set, so that `roll_back` can undo a step that fails.
         step: The training step, a part of every random key.
         on_progress: Called with the number of accepted groups, the number wanted, and the outcomes so far in words.
-        check: Called before each poll of the engine; what it raises ends the sampling.
+        check: Called before each poll of the engine; an error ends the sampling.
 
     Raises:
         EngineError: The engine breaks its contract.
@@ -206,7 +206,7 @@ class _Collector:
         try:
             batch = self.sample()
         except BaseException as error:
-            if isinstance(error, RewardError):  # the engine is whole, and may be asked again
+            if isinstance(error, RewardError):  # the engine is intact and can sample again
                 self.abort_all()
             received = (g for pending in self.undecided for g in pending.generations if g is not None)
             self.sampling.tokens_since_start = sum(self.tokens.values()) + sum(len(g.token_ids) for g in received)
@@ -335,7 +335,7 @@ class _Collector:
             self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step, self.outcomes_so_far())
 
     def abort_excess(self) -> None:
-        """Drop and count what was submitted beyond the closed batch; its problems go back to the stream."""
+        """Drop and count the groups submitted beyond the closed batch; their problems return to the stream."""
         if not self.undecided:
             return
         self.sampling.stream.rewind(self.undecided[0].position)

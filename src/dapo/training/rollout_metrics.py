@@ -86,14 +86,14 @@ def rollout_metrics(
 def common_verdict(group: Group) -> bool | None:
     """True where all responses with a verdict are correct, False where all are wrong, None for any other group.
 
-    This is of the verdicts, not the outcome: without dynamic sampling such groups train, with advantages of 0.
+    It depends on the verdicts, not on the outcome: without dynamic sampling such groups train, with advantages of 0.
     """
     correct = [verdict.correct for verdict in group.verdicts if verdict.error is None]
     return correct[0] if len(correct) > 1 and len(set(correct)) == 1 else None
 
 
 def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
-    """The fraction of correct responses of each group that has correct and wrong ones (Eq. 11), and no others.
+    """Yield the fraction of correct responses of each group with both correct and wrong ones (Eq. 11).
 
     Without dynamic sampling, groups without a signal are in the batch as well, but their advantages are 0: which
     problems a policy learns from is then still comparable with a run that drops them.
@@ -105,7 +105,7 @@ def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
 
 
 def shared_tokens(responses: Sequence[Sequence[int]]) -> int:
-    """How many tokens end a beginning that the responses already have: all tokens less the distinct beginnings."""
+    """The number of tokens in prefixes that several responses share: all tokens less the distinct prefixes."""
     ordered = [np.asarray(tokens) for tokens in sorted(array("i", tokens) for tokens in responses)]
     return sum(_common_beginning(first, second) for first, second in pairwise(ordered))
 
@@ -120,7 +120,7 @@ def _common_beginning(first: NDArray[np.int32], second: NDArray[np.int32]) -> in
 
 
 CHANCE_BINS = 5
-"""Into how many equal bins predicted chances are counted."""
+"""The number of equal bins for predicted chances."""
 
 
 def chance_bin(chance: float) -> str:
@@ -172,7 +172,7 @@ def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """How many steps older than `version` the weights are that sampled these groups, over their response tokens."""
+    """Mean and maximum age in steps of the weights that sampled these groups, over their response tokens."""
     ages = [(version - generation.version, generation) for group in groups for generation in group.generations]
     tokens = sum(len(generation.token_ids) for _, generation in ages)
     if not tokens:
@@ -184,7 +184,7 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
 
 
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a step's optimizer updates as the table of metrics says: their mean, sum or maximum.
+    """Combine the metrics of a step's updates by mean, sum or maximum, as the table of metrics defines.
 
     A mean over tokens is the one over all tokens of the step: updates of more tokens weigh more.
     """
@@ -198,7 +198,7 @@ def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _weight(over_updates: str, update: Mapping[str, float]) -> float:
-    """The number of tokens that a mean of an update is taken over; 1 for what is no mean over tokens."""
+    """The number of tokens of an update's mean over tokens; 1 for other metrics."""
     if not over_updates.startswith("mean over tokens"):
         return 1.0
     at_upper_clip = over_updates.endswith("at the upper clip")

@@ -1,4 +1,4 @@
-"""From judged groups to samples: shaped rewards (Eq. 13), advantages (Eq. 9 and others), masks."""
+"""Turns judged groups into samples: shaped rewards (Eq. 13), advantages (Eq. 9 and variants), masks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ NO_WEIGHTS: Mapping[int, float] = {}
 def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[int, float] = NO_WEIGHTS) -> list[Sample]:
     """Algorithm 1, line 9: one sample per response with a verdict, the samples of a group adjacent.
 
-    The advantages (Eq. 9, or as `advantage.estimator` says) come from `Group.rewards`; `groups` are all that the step
+    The advantages (Eq. 9, or by `advantage.estimator`) come from `Group.rewards`; `groups` are all that the step
     trains on. A response whose verdict is an error has no reward: it is left out of every mean and of the batch.
     `overlong.mode: filter` masks the tokens of truncated responses, whose rewards still count in the means. `weights`
     are factors of groups in the loss by their id, 1 for those it lacks.
@@ -39,7 +39,7 @@ def advantages_of(rewards: Sequence[Sequence[float]], config: AdvantageConfig) -
         whole = reinforce_pp_advantages(torch.cat(each))
         return [part.tolist() for part in whole.split([len(of_group) for of_group in each])]
     if config.estimator == "gae":
-        return [[0.0] * len(of_group) for of_group in rewards]  # until the critic has been asked: with_token_advantages
+        return [[0.0] * len(of_group) for of_group in rewards]  # until the critic has estimated: with_token_advantages
     if config.estimator == "rloo":
         return [rloo_advantages(of_group).tolist() for of_group in each]
     return [group_advantages(of_group, scale=config.scale).tolist() for of_group in each]
@@ -110,7 +110,7 @@ def with_old_logprobs(
 
     Args:
         minibatches: of whole groups.
-        record: asks the policy for the log-probabilities of samples.
+        record: gets the log-probabilities of samples from the policy.
         source: `engine`: take the engine's instead, unless nothing in the first update would be compared with them.
     """
     first, *later = minibatches

@@ -46,15 +46,15 @@ def require_groups(
     """Return if the step can go on with this batch, which may be short.
 
     Args:
-        batch: what the step has sampled.
+        batch: the step's batch.
         on_shortfall: `dynamic_sampling.on_shortfall`.
         step: the number of the step, from 1.
         empty_steps: how many of the steps before it, in a row, had no group.
-        reward_test: the command that shows what the run's reward does.
+        reward_test: the command that tests the run's reward.
 
     Raises:
         ProblemsSolved: every response was correct, and the run has trained.
-        ShortfallError: the run must stop; says what was found and what to do.
+        ShortfallError: the run must stop; the message has the counts and the remedy.
     """
     has_trained = empty_steps < step - 1
     found: Counter[Outcome] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
@@ -72,7 +72,7 @@ def require_groups(
 
 
 def reward_test_command(reward: RewardConfig, data: DataConfig) -> str:
-    """The command that shows what the reward of a run does with its data, as far as it can be written on a line."""
+    """The command that tests the reward of a run on its data, as far as it fits on a line."""
     verifier = reward.verifier
     name = verifier if isinstance(verifier, str) else next(iter(verifier))
     source = data.train if isinstance(data.train, str) else "DATA"
@@ -80,7 +80,7 @@ def reward_test_command(reward: RewardConfig, data: DataConfig) -> str:
 
 
 def _explain(batch: Batch, found: Counter[Outcome], *, step: int, empty_steps: int, reward_test: str) -> str:
-    """One line with what was found, and one with what to do."""
+    """One line with the counts, and one with the remedy."""
     judged = ", ".join(f"{count} {DROPPED[outcome]}" for outcome, count in found.most_common())
     errors = Counter(v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None)
     if errors:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request that a run looks at between two polls of its engine, where nothing is half done."""
+"""Turns SIGINT and SIGTERM into a stop request that a run checks between two polls of its engine."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 class Interrupted(DapoError):
-    """A signal has asked the run to stop; the exit code is 128 plus its number, as a shell would say it."""
+    """A signal has stopped the run; the exit code is 128 plus its number, as in a shell."""
 
     def __init__(self, signum: int, advice: str = "") -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}{advice}")
@@ -32,7 +32,7 @@ class ListenerFailed(DapoError):
 
 
 class StopRequest:
-    """Whether a signal has come, or what is called after each step has failed."""
+    """Whether a signal has come, or a callback has failed."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
@@ -48,13 +48,13 @@ class StopRequest:
             raise Interrupted(self.signum, advice)
 
     def check_listeners(self) -> None:
-        """Raise ListenerFailed if what is called after each step has raised."""
+        """Raise ListenerFailed if a callback has raised."""
         if self.failure is not None:
             raise ListenerFailed(f"what follows each step raised {describe(self.failure)}") from self.failure
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, no thread is stopped: what is in hand is seen through. Raises Interrupted if a signal came before."""
+        """Let the block finish even if a signal comes. Raises Interrupted if one came before."""
         self._is_deferred = True
         try:
             # only now: a thread that was stopped a moment ago must not be waited for
@@ -92,8 +92,8 @@ def signals_as_requests(
     Python lets only the main thread have signals: in any other the signals keep their meaning.
 
     Args:
-        message: what a person is told when the first one comes.
-        on_second: what the second SIGINT does; `signal.default_int_handler` raises KeyboardInterrupt, and the process
+        message: the text that the first one prints.
+        on_second: the handler of the second SIGINT; `signal.default_int_handler` raises KeyboardInterrupt; the process
             lives on.
     """
     request = StopRequest()

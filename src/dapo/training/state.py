@@ -1,4 +1,4 @@
-"""A training run: its configuration, what is plugged into the loop, and how far it has come."""
+"""A training run: its configuration, its parts, and its progress."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,16 +84,16 @@ class TrainState:
 
     @property
     def is_new(self) -> bool:
-        """Nothing has been done yet."""
+        """Whether nothing has been done yet."""
         return self.step == 0 and self.pending_metrics is not None
 
     @property
     def is_consistent(self) -> bool:
-        """The policy is that of `step`: no update of the next step has changed it."""
+        """Whether no update of the next step has changed the policy of `step`."""
         return all(update["optim/skipped"] and update.get("critic/skipped", True) for update in self.updates)
 
     def advance(self, metrics: dict[str, float], *, tokens_generated: int, tokens_trained: int) -> None:
-        """One more step is done; its metrics are still to be logged."""
+        """Count one more step, whose metrics are still to be logged."""
         self.step += 1
         self.tokens_generated += tokens_generated
         self.tokens_trained += tokens_trained
@@ -113,7 +113,7 @@ class TrainState:
 
 @dataclass
 class Run:
-    """Everything that the loop works with."""
+    """The parts and the state of a run."""
 
     config: Config
     sampling: Sampling
@@ -170,13 +170,13 @@ class Run:
 
     @contextmanager
     def phase(self, name: str, *, total: int = 0) -> Iterator[Callable[..., None]]:
-        """Show and time a phase of the step under one name; yields what takes (done, total, note) as its progress."""
+        """Show and time a phase of the step under one name; yields a function (done, total, note) for its progress."""
         self.tracker.phase(name, 0, total)
         with self.timer.phase(name):
             yield partial(self.tracker.phase, name)
 
     def track(self, name: str, items: Sequence[T]) -> Iterator[T]:
-        """The items one after another, with the time and progress of the whole as a phase."""
+        """Yield the items one after another, timed and shown as one phase."""
         with self.phase(name, total=len(items)) as on_progress:
             for i, item in enumerate(items):
                 on_progress(i, len(items))

@@ -70,7 +70,7 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
             yield text_metrics
         finally:
             may_begin.set()
-        with run.phase("write_rollouts"):  # what is left to wait for
+        with run.phase("write_rollouts"):  # the remaining wait
             wait([pending])
 
 
@@ -78,7 +78,7 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
 def in_background(work: Callable[[], None], *, name: str) -> Iterator[Future[None]]:
     """Do `work` in a thread while the block runs, and wait for it at the end of the block.
 
-    What `work` raises is raised there; if both fail, the error of the block is.
+    An error of `work` is raised there; if both fail, the block's error is raised.
     """
     with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
         future = pool.submit(work)
@@ -221,7 +221,7 @@ def _line(text: str) -> str:
 
 
 def _write_rollouts(run: Run, batch: Batch, samples: Sequence[Sample], audited: AuditedStep, *, step: int) -> None:
-    """Write the table of responses, and remove old ones, as `log.rollouts` says."""
+    """Write the table of responses, and remove old tables, as `log.rollouts` sets."""
     log = run.config.log
     if log.rollouts == "none":
         return
@@ -242,7 +242,7 @@ def rollout_rows(
     with_logprobs: bool = True,
     audited: AuditedStep = NO_AUDIT,
 ) -> Iterator[dict[str, Any]]:
-    """A row for each judged response of a batch, as rollouts/*.parquet has them."""
+    """Yield a row of rollouts/*.parquet for each judged response of a batch."""
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:

@@ -31,7 +31,7 @@ def with_token_advantages(
 ) -> list[Sample]:
     """Return the samples with advantages per token and the critic's targets (DAPO's Eq. 2 and 3).
 
-    Values are recorded here, before the step's first update, and stay what they are over its minibatches. Advantages
+    Values are recorded here, before the step's first update, and stay fixed over its minibatches. Advantages
     are whitened over the tokens of the batch that train; a response's `advantage` becomes the mean of its own. Numbers
     are float64 throughout.
     """

@@ -1,9 +1,9 @@
-"""Algorithm 1 of the paper (arXiv 2503.14476), and what differs from it:
+"""Algorithm 1 of the paper (arXiv 2503.14476), and the differences from it:
 
 1. Groups enter the batch in the order in which they were submitted, and only as many are sampled as the batch needs
-   (`dynamic_sampling.py`). The paper oversamples, and does not say which groups it takes.
+   (`dynamic_sampling.py`). The paper oversamples, and does not define which groups it takes.
 2. In a step's first update pi_old is the detached policy itself: its log-probabilities are not computed twice.
-3. Nothing is lost: what was generated and not trained on is counted by outcome, and a step that fails puts its problems
+3. Nothing is lost: generated groups that do not train are counted by outcome, and a step that fails puts its problems
    back, so that a resumed run repeats that step exactly.
 4. Before the first step, after every `train.eval_every`-th and after the last one, the policy is evaluated; checkpoints
    are written in the background.

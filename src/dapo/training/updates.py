@@ -34,7 +34,7 @@ def estimate_advantages(
     critic: ValueFunction | None = None,
     phase: Phase = _untimed,
 ) -> list[Sample]:
-    """Line 9: turn the groups of a step into samples with advantages (Eq. 9 and 13, or as `advantage.estimator` says).
+    """Line 9: turn the groups of a step into samples with advantages (Eq. 9 and 13, or by `advantage.estimator`).
 
     Args:
         groups: All groups that the step trains on.

@@ -1,1 +1,1 @@
-"""Puts a run together: `resolve` settles `auto`, `inputs` reads data and model, `build` names concrete classes."""
+"""Puts a run together: `resolve` resolves `auto`, `inputs` reads data and model, `build` names concrete classes."""

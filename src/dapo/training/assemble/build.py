@@ -135,7 +135,7 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
 
 
 def value_function_of(policy: TrainablePolicy) -> ValueFunction | None:
-    """The policy as what estimates its own rewards, where a critic is trained beside it; else None."""
+    """The policy as value function, where it trains a critic; else None."""
     return policy if isinstance(policy, Policy) and policy.critic is not None else None
 
 
@@ -170,7 +170,7 @@ def build_engine(
 
 
 def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:
-    """metrics.jsonl always; the others as named."""
+    """Open metrics.jsonl, and the trackers of `log.sinks`."""
     options, project = config.model_dump(mode="json"), os.environ.get("WANDB_PROJECT") or "dapo"
     makers: dict[str, Callable[[], Sink]] = {
         "tensorboard": lambda: TensorBoardSink(run.path / "tensorboard", first_step=first_step),

@@ -1,4 +1,4 @@
-"""Settles `auto`: the options that depend on this machine, this model and this data."""
+"""Resolves `auto`: the options that depend on this machine, this model and this data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
 from dapo.policy.model_dimensions import find_dimensions
 
 ASSUMED_GIB = 80.0
-"""Memory of a GPU that is not seen: an H100's or an A100's."""
+"""Memory of a GPU that is not visible from here: an H100's or an A100's."""
 
 
 def resolve_auto(
@@ -25,15 +25,15 @@ def resolve_auto(
     training: bool = True,
     log: Callable[[str], None] = lambda text: None,
 ) -> Config:
-    """`auto` of options replaced by what they stand for on this machine, for this model and this data.
+    """Replace `auto` by its value on this machine, for this model and this data.
 
     Args:
         config: The configuration.
         cuda: There is a GPU, though it may not be here; None: whether there is one here.
-        training: Settle also what only an update needs: `train.microbatch_tokens` and `train.recompute`.
-        log: Takes a line about what was chosen for an update and why.
+        training: Also resolve the options that only an update needs: `train.microbatch_tokens` and `train.recompute`.
+        log: Gets a line with the choice for an update and its reason.
 
-    On Ray the device stays `auto`: each process takes what its own machine has. Raises ConfigError where an update
+    On Ray the device stays `auto`: each process resolves it on its own machine. Raises ConfigError where an update
     does not fit on the GPU.
     """
     cuda = torch.cuda.is_available() if cuda is None else cuda
@@ -72,8 +72,8 @@ def resolve_kernels(config: Config, model: nn.Module) -> Config:
 def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
     """The memory of the GPU that a process trains on; None: processes train on a CPU.
 
-    Several processes that share a GPU get equal parts of it. Where the controller sees no GPU of the cluster, that of
-    the paper's hardware is assumed.
+    Processes that share a GPU get equal parts of it. Where the controller sees no GPU of the cluster, the paper's is
+    assumed.
     """
     if not torch.cuda.is_available():
         is_elsewhere = device == "cuda" or (config.ray_address is not None and config.train.device == "auto")
@@ -83,7 +83,7 @@ def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
     sharing = processes_per_gpu(config, torch.cuda.device_count())
     name = torch.cuda.get_device_name() + (f", which {sharing:g} processes share" if sharing > 1 else "")
     capacity = torch.cuda.get_device_properties(0).total_memory / sharing
-    if config.uses_trainer_group:  # what is free there is not asked: that would take memory from the rank
+    if config.uses_trainer_group:  # its free memory is not queried: that would take memory from the rank
         return FreeMemory(capacity, f"of {name}")
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     return FreeMemory(min(free, capacity), f"free on {name}")
@@ -94,13 +94,13 @@ def multiplies_bfloat16_fast(device: str) -> bool:
     path = Path("/proc/cpuinfo")
     if path.is_file():
         flags = set(path.read_text(encoding="utf-8").split("\n\n")[0].split())
-    else:  # not Linux; torch tells since 2.12
+    else:  # not Linux; torch reports it since 2.12
         flags = {name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has}
     return device == "cuda" or bool({"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"} & flags)
 
 
 def require_hardware(config: Config) -> None:
-    """Raise ConfigError where this machine has not what the configuration names: a GPU, the environment of vLLM."""
+    """Raise ConfigError where this machine lacks a GPU or the environment of vLLM that the options name."""
     if not config.uses_ray:
         device_of(config)
     if config.rollout.engine == "vllm":

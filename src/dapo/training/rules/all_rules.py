@@ -23,7 +23,7 @@ def _is_audit_gap(row: Row) -> bool:
 
 
 def _is_all_wrong(row: Row) -> bool:
-    """Whether a response is of a group that is all wrong; where every group trains, its advantages are 0."""
+    """Whether a response belongs to a group that is all wrong; where every group trains, its advantage is 0."""
     return row["outcome"] == "all_wrong" or (row["correct"] is False and row["advantage"] == 0)
 
 
@@ -65,11 +65,11 @@ def active_findings(history: MetricHistory, config: Config) -> list[Finding]:
 class LiveRules:
     """The rules over the last steps of a run that trains.
 
-    It keeps nothing in checkpoints: a resumed run reads what it has logged so far, and so reports no finding twice.
+    It keeps nothing in checkpoints: a resumed run reads its logged metrics, and so reports no finding twice.
     """
 
     def __init__(self, config: Config, logged: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Begin with the lines of `metrics.jsonl` that the run has logged already."""
+        """Start from the lines of `metrics.jsonl` that the run has logged already."""
         self._config = config
         self._history = MetricHistory()
         self._reported: set[str] = set()
@@ -77,7 +77,7 @@ class LiveRules:
             self.add(record)
 
     def add(self, record: Mapping[str, Any]) -> tuple[list[Finding], int]:
-        """Add a step's metrics: the findings that are new, and how many hold. Notes are neither."""
+        """Add a step's metrics; return the new findings and the number of active ones, notes aside."""
         self._history.add(record)
         found = [each for each in active_findings(self._history, self._config) if each.severity != "note"]
         new = [each for each in found if each.name not in self._reported]

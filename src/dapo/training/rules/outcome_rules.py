@@ -1,4 +1,4 @@
-"""Rules over what comes of a run: its held-out accuracy, a second verifier's verdicts, and the seconds it costs."""
+"""Rules over a run's results: held-out accuracy, a second verifier's verdicts, and seconds."""
 
 from math import sqrt
 from statistics import fmean, stdev

@@ -1,4 +1,4 @@
-"""Rules over what a run samples: groups without a signal, verifier errors, and what the responses look like."""
+"""Rules over a run's sampling: groups without a signal, verifier errors, and the responses' form."""
 
 from dapo.config import Config
 from dapo.training.rules.finding import Finding, finding
