@@ -149,7 +149,7 @@ class Simulation:
         )
         before, (ranks_before, _) = current_rss_bytes(), trainer.rss_bytes()
         recorder.log(0, {})
-        training_run.state.unlogged = None
+        training_run.state.pending_metrics = None
         gc.freeze()  # as `dapo train` does
         train(training_run)
         training_run.tracker.close()

@@ -106,7 +106,7 @@ class Ours:
         # the run's own loop takes the steps, one at a time: nothing is evaluated or saved, and it never ends
         endless = {"train": self.config.train.model_copy(update={"num_steps": 10**6, "save_every": 0, "eval_every": 0})}
         self.run.config = self.config.model_copy(update=endless)
-        self.run.state.unlogged = None
+        self.run.state.pending_metrics = None
         self._steps = StepSink()
         self._schedule: threading.Thread | None = None
         self.run.tracker.close()

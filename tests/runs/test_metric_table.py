@@ -27,11 +27,11 @@ def test_a_run_logs_all_metrics_of_the_table_that_have_no_condition_and_no_other
     else:
         run_or_resume(tmp_path / "run", async_config("train.num_steps=3"))
     logged = {metric_of(name) for name in logged_names(tmp_path / "run")}
-    unlogged = [metric for metric in METRICS if metric not in logged]
-    assert [metric.name for metric in unlogged if not metric.when] == []
+    not_logged = [metric for metric in METRICS if metric not in logged]
+    assert [metric.name for metric in not_logged if not metric.when] == []
     conditions = {"with more than one update per step"}
     conditions |= {"with `schedule: one_step_off`"} if schedule == "one_step_off" else set()
-    assert [metric.name for metric in unlogged if metric.when in conditions] == []
+    assert [metric.name for metric in not_logged if metric.when in conditions] == []
 
 
 def test_every_metric_that_the_code_names_is_in_the_table():

@@ -123,7 +123,7 @@ class TestTrackers:
         with pytest.raises(ConfigError) as error:
             WandbSink("dapo", "run", {}, tmp_path)
         assert str(error.value) == (
-            "log.sinks asks for wandb, which is not installed; run pip install 'dapo-rl[wandb]' "
+            "log.sinks names wandb, which is not installed; run pip install 'dapo-rl[wandb]' "
             "or leave wandb out of log.sinks"
         )
 

@@ -57,7 +57,7 @@ class HttpClient:
             token: sent as a bearer token, and replaced by `***` in quoted text.
             timeout_s: time limit of one try, from connecting to the last byte.
             retries: further tries after a failed connection, a timeout or a status of RETRYABLE_STATUSES.
-            backoff_s: tries wait 1, 2, 4, 8 ... times this, at most 30 s, or the seconds of `Retry-After` if these are more.
+            backoff_s: tries wait 1, 2, 4, 8 ... times this, at most 30 s, or `Retry-After` if that is longer.
             connections: how many threads share the client.
         """
         self._shown_url, self._token = mask_text(url), token
