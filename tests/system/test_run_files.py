@@ -111,7 +111,7 @@ DAMAGE = {
     "system/test_durability.py:TestMessagesOnResuming": "metrics without their last lines",
     "system/test_durability.py:TestStartsThatAreKilled": "empty files of a start that was killed",
 }
-"""Places that write such a file by hand because the point of the test is a damaged, edited or hostile one."""
+"""Functions that write such a file by hand because the point of the test is a damaged, edited or hostile one."""
 
 
 def written_by_hand(source: str) -> Iterator[tuple[str, str]]:
@@ -174,7 +174,7 @@ def test_no_test_writes_a_file_of_a_run_by_hand():
         for path in sorted(TESTS.rglob("*.py"))
         for name, call in written_by_hand(path.read_text(encoding="utf-8"))
     }
-    assert {place: call for place, call in found.items() if place not in DAMAGE} == {}
+    assert {where: call for where, call in found.items() if where not in DAMAGE} == {}
     assert sorted(DAMAGE.keys() - found.keys()) == []  # an exception that nothing needs goes
 
 
