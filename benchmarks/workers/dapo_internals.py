@@ -271,7 +271,7 @@ class Save:
 
     def end(self) -> dict[str, float]:
         """Wait for it. Raises OSError if it could not be written."""
-        self._writer.settle(wait=True)
+        self._writer.join()
         if self._writer.has_failed:
             raise OSError("the checkpoint could not be written: see the log")
         return self._found
