@@ -34,16 +34,6 @@ def test_advantages_and_targets_equal_the_naive_double_loop_over_tokens(gamma: f
             assert row == pytest.approx([*each, *[0.0] * (9 - len(each))], abs=1e-12)
 
 
-def test_at_lambda_one_a_target_is_the_discounted_rewards_to_come_and_at_zero_one_step() -> None:
-    rewards, values, lengths = batch(1)
-    _, to_the_end = generalized_advantages(rewards, values, lengths, gamma=0.9, gae_lambda=1.0)
-    later = [0.9**t * reward for t, reward in enumerate(rewards[0, :5].tolist())]
-    assert float(to_the_end[0, 0]) == pytest.approx(sum(later), abs=1e-12)
-    one_step, _ = generalized_advantages(rewards, values, lengths, gamma=0.9, gae_lambda=0.0)
-    expected = rewards[2, 3] + 0.9 * values[2, 4] - values[2, 3]
-    assert float(one_step[2, 3]) == pytest.approx(float(expected), abs=1e-12)
-
-
 def test_the_example_of_the_docstring() -> None:
     rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.5, 0.5, 0.75]])
     advantages, targets = generalized_advantages(rewards, values, torch.tensor([3]), gamma=1.0, gae_lambda=1.0)

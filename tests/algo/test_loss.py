@@ -181,28 +181,6 @@ def test_packed_tokens_give_the_same_loss(aggregate):
 # --- traps 2 and 3: the weights
 
 
-def test_token_weights_count_the_response_tokens_of_the_minibatch():
-    weights = aggregation_weights(torch.tensor([1, 3, 50, 7]), torch.tensor([0, 0, 1, 1]), aggregate="token")
-    assert weights.tolist() == [1 / 61] * 4
-
-
-def test_group_weights_take_the_token_mean_in_each_group_and_the_mean_over_groups():
-    weights = aggregation_weights(torch.tensor([1, 3, 50, 7]), torch.tensor([0, 0, 1, 1]), aggregate="group")
-    assert weights.tolist() == [1 / 8, 1 / 8, 1 / 114, 1 / 114]
-
-
-def test_sequence_weights_take_the_mean_in_each_response_and_the_mean_over_responses():
-    weights = aggregation_weights(torch.tensor([1, 3, 50, 7]), torch.tensor([0, 0, 1, 1]), aggregate="sequence")
-    assert weights.tolist() == [1 / 4, 1 / 12, 1 / 200, 1 / 28]
-
-
-def test_constant_weights_know_no_length_but_the_limit():
-    weights = aggregation_weights(
-        torch.tensor([1, 3, 50, 7]), torch.tensor([0, 0, 1, 1]), aggregate="constant", max_length=60
-    )
-    assert weights.tolist() == [1 / 240] * 4
-
-
 def test_two_groups_of_lengths_1_and_9_give_different_losses_under_each_aggregate():
     # responses of 1 and 9 tokens with A = 1 and -1 in one group, of 1 and 1 with A = -2 and 3 in the other
     lengths, groups = torch.tensor([1, 9, 1, 1]), torch.tensor([0, 0, 1, 1])
@@ -219,13 +197,6 @@ def test_two_groups_of_lengths_1_and_9_give_different_losses_under_each_aggregat
             "constant": 7 / 36,  # -(1 - 9 - 2 + 3) / (4 x 9)
         }
     )
-
-
-def test_with_one_response_a_group_the_group_and_sequence_weights_coincide():
-    lengths, groups = torch.tensor([1, 9]), torch.tensor([0, 1])
-    assert aggregation_weights(lengths, groups, aggregate="token").tolist() == [0.1, 0.1]
-    assert aggregation_weights(lengths, groups, aggregate="group").tolist() == [0.5, 1 / 18]
-    assert aggregation_weights(lengths, groups, aggregate="sequence").tolist() == [0.5, 1 / 18]
 
 
 def test_zero_advantage_samples_stay_in_the_denominator():

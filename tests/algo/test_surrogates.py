@@ -101,15 +101,6 @@ def test_gradients_equal_finite_differences(loss: Loss) -> None:
         assert float(found[i]) == pytest.approx(float(slope), abs=1e-8)
 
 
-def test_cispos_gradient_equals_the_finite_difference_of_its_bounded_weights_times_log_pi() -> None:
-    logprobs, step = OLD + LOG_RATIOS, 1e-6
-    weight = (LOG_RATIOS.exp().clamp(max=1.3) * ADVANTAGES * WEIGHTS * MASK).detach()
-    slope = [
-        -float(w) * ((float(x) + step) - (float(x) - step)) / (2 * step) for w, x in zip(weight, logprobs, strict=True)
-    ]
-    assert gradient(cispo, logprobs).tolist() == pytest.approx(slope, rel=1e-8, abs=1e-12)
-
-
 @pytest.mark.parametrize("loss", [cispo, sapo, gspo], ids=lambda f: f.__name__)
 def test_on_policy_every_surrogate_has_the_gradient_of_the_clipped_one(loss: Callable[..., Tensor]) -> None:
     def clipped(logprobs: Tensor, old: Tensor) -> Tensor:
