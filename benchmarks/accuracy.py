@@ -36,7 +36,7 @@ from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
 
 MODULES = {"ours": "ours", "all_groups": "ours", "trl": "trl"}
-"""Of each system's worker. `all_groups` is ours without dynamic sampling: the algorithm that TRL has."""
+"""The worker's module by system. `all_groups` is ours without dynamic sampling, which is TRL's algorithm."""
 OVERRIDES: dict[str, tuple[str, ...]] = {"ours": (), "all_groups": ("dynamic_sampling.enabled=false",)}
 SAMPLES = {"sums": 3, "products": 3, "largest": 1}
 """Responses to each problem: the first two tasks have few held-out questions, all of which are asked."""
@@ -47,13 +47,13 @@ GO_ON = 1.5
 
 @dataclass(frozen=True)
 class Design:
-    """What makes curves comparable: those of another design never join."""
+    """The settings of a race; only curves of equal designs are compared."""
 
     token_budget: int = 20_000
     evaluate_every: int = 2_000
     """Generated tokens, discarded ones included."""
     held_out_size: int = 756
-    """As in `data.eval`: a third for each task, where it has so many held-out questions."""
+    """The size of `data.eval`: a third per task, unless a task has fewer held-out questions."""
     dtype: str = "auto"
     threads: int = 2
     device: str = "cpu"
@@ -70,7 +70,7 @@ class Design:
 
     @property
     def name(self) -> str:
-        """Of its folder: a digest of the design and of the machine."""
+        """The name of the folder: a digest of design and machine."""
         machine = describe_machine()
         key = json.dumps([asdict(self), machine["cpu"], machine["cores"]])
         return hashlib.blake2b(key.encode(), digest_size=4).hexdigest()
@@ -83,7 +83,7 @@ class Leg:
     seed: int
     system: str
     steps: list[dict[str, float]] = field(default_factory=list)
-    """Of each step: seconds, and generated and trained tokens."""
+    """Seconds, generated tokens and trained tokens per step."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     """Step, generated tokens and seconds of training until then, and the right responses to each problem."""
     is_complete: bool = False
@@ -96,7 +96,7 @@ class Leg:
 
     @property
     def seconds(self) -> float:
-        """Of training so far."""
+        """Seconds of training so far."""
         return sum(step["seconds"] for step in self.steps)
 
 
@@ -129,7 +129,7 @@ class Legs:
         return [s for s in systems if (seed, s) not in self.by_key or not is_over(self.by_key[seed, s])]
 
     def race_minutes(self) -> float:
-        """What the longest race so far took, training, evaluations and all; 0 where there is none."""
+        """Duration of the longest race so far, evaluations included; 0 without any."""
         return max((leg.made_with["race_s"] for leg in self.by_key.values()), default=0.0) / 60
 
 
@@ -369,7 +369,7 @@ class Race:
         )
 
     def _made_with(self, system: str) -> dict[str, Any]:
-        """What the race ran on, and how long all of it took."""
+        """The provenance of a race: commit, versions, settings, machine, duration."""
         answers = self.session.answers
         versions = {name: answers[name]["versions"] for name in (system, "evaluator")}
         return {

@@ -25,7 +25,7 @@ LABELS = {"ours": "ours", "all_groups": "ours without dynamic sampling", "trl": 
 COLOURS = {"ours": "#2563eb", "all_groups": "#16a34a", "trl": "#ea580c"}
 OPPONENT = "trl"
 BANDWIDTH = 4
-"""Of the smoothing, in distances between evaluations."""
+"""Bandwidth of the smoothing, in distances between evaluations."""
 INK, GRID = "#334155", "#e2e8f0"
 
 
@@ -36,7 +36,7 @@ class Curve:
     system: str
     seed: int
     tokens: Array
-    """Of each evaluation: generated until then; and so the two below."""
+    """Tokens generated before each evaluation; the next two are per evaluation as well."""
     seconds: Array
     accuracy: Array
     intervals: list[tuple[float, float]]
@@ -48,7 +48,7 @@ class Curve:
 
     @classmethod
     def of(cls, leg: Mapping[str, Any], held_out: HeldOut, target: float, every: float) -> "Curve":
-        """Of a leg of the results file."""
+        """The curve of a leg of the results file."""
         evaluations, bandwidth = leg["evaluations"], BANDWIDTH * every
         rates = np.array([held_out.rates(found["right"]) for found in evaluations])
         means = [held_out.accuracy(row) for row in rates]
@@ -180,7 +180,7 @@ def race_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def notes(part: Mapping[str, Any], results: Mapping[str, Any]) -> list[str]:
-    """What the numbers rest on: the problems, how long evaluations took, the machine and the versions."""
+    """Notes below the numbers: problems, duration of evaluations, machine and versions."""
     held_out = HeldOut.from_json(part["held_out"])
     asked = [f"{count} of {task} x {held_out.samples[task]}" for task, count in held_out.problems.items()]
     shares = [f"{task} {share:.2f}" for task, share in held_out.shares.items()]

@@ -104,7 +104,7 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """What is measured."""
+    """The settings that the arguments choose."""
     settings = QUICK if arguments.quick else Settings()
     names = ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens")
     names += ("seeds", "first_seed", "minutes", "target", "again")
@@ -130,7 +130,7 @@ def plan_of(parts: Sequence[str]) -> list[tuple[Any, list[str]]]:
 
 
 def default_name(settings: Settings) -> str:
-    """Of the results file: one for each device and dtype, so that a later run replaces the figures of an earlier."""
+    """The name of the results file, one per device and dtype: a later run replaces earlier figures."""
     name = f"{settings.device}-{settings.dtype}"
     return f"quick-{name}" if settings.quick else name
 
@@ -161,7 +161,7 @@ def write_results(path: Path, found: dict[str, dict[str, Any]], settings: Settin
 
 
 def settings_as_json(settings: Settings) -> dict[str, Any]:
-    """As they were in force."""
+    """The settings as JSON values, without paths and limits."""
     return {key: value for key, value in vars(settings).items() if key not in ("plots", "results", "timeout_s")}
 
 

@@ -34,12 +34,12 @@ def measure_four_updates(session: Session, *, wanted: set[str]) -> dict[str, dic
 
 @dataclass(frozen=True)
 class Work:
-    """What every system does in a step, and on which model."""
+    """The work of one step, equal for every system, and its model."""
 
     prompts: int
     group: int
     tokens: int
-    """Of each response: exactly, or at most where lengths are natural."""
+    """Length of each response; the largest length where lengths are natural."""
     updates: int = 1
     model: str | None = None
     """A directory; None: the session's model."""

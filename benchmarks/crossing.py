@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 DEGREE = 2
-"""Of the polynomial that is fitted around each position."""
+"""Degree of the polynomial that is fitted around each position."""
 GRID = 400
 """Positions at which a smoothed curve is computed."""
 NORMAL_QUANTILE = 1.959964
-"""Of a 95 % interval."""
+"""The quantile of a 95 % interval."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HeldOut:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "HeldOut":
-        """What `vars` of one gives."""
+        """The object whose `vars` are `found`."""
         return cls(found["problems"], found["samples"], found["shares"])
 
     def rates(self, right: str) -> Array:

@@ -88,7 +88,7 @@ def measure_longtail(session: Session) -> dict[str, dict[str, Any]]:
 
 
 def measure_checkpoint(session: Session) -> dict[str, dict[str, Any]]:
-    """What a checkpoint costs the step during which it is written: whole steps with one and without, in alternation."""
+    """The cost of a checkpoint for the step that writes it: steps with and without one, in alternation."""
     settings = session.settings
     opened = open_internals(session, settings.model)
     shape = {"groups": settings.prompts, "group": settings.group} | CHECKPOINT_STEP

@@ -96,7 +96,7 @@ def _function(nodeid: str) -> str:
 
 
 def in_child(work: Callable[[], Any], timeout_s: float) -> Any:
-    """What `work` returns in a forked process; None if it does not end in time or dies."""
+    """The result of `work` in a forked process; None if it times out or dies."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

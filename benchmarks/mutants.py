@@ -65,7 +65,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests said to a mutant: the names of the failed tests, empty where it survived."""
+    """The names of the tests that fail with a mutant; empty if it survives."""
 
     mutant: Mutant
     failed: tuple[str, ...]

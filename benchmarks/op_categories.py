@@ -17,7 +17,7 @@ BETWEEN = "Python between the operations"
 
 
 def kind_of(names: Sequence[str]) -> str:
-    """Of an operation, by its own name and those of its callers, the nearest first."""
+    """The category of an operation, by its name and the names of its callers, nearest first."""
     # inside of attention a product is attention's
     if any("scaled_dot_product" in name or "flash_attention" in name for name in names):
         return ATTENTION

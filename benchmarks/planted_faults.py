@@ -132,7 +132,7 @@ class Case:
     answers: Mapping[str, str] = field(default_factory=dict)
     """The reference by kind."""
     change: Callable[[Run], None] | None = None
-    """What puts the fault into the run, where no option does."""
+    """Plants the fault in the run, if no option can."""
     in_processes: bool = False
     """Whether verifiers run in processes of their own, as the command has them."""
 

@@ -72,5 +72,5 @@ def one_answer(problem: Problem, response: str) -> float:
 
 
 def not_only_letters(problem: Problem, response: str) -> bool:
-    """What `has_digit` says, written otherwise."""
+    """The verdict of `has_digit`, written differently."""
     return not all(not character.isdigit() for character in response)

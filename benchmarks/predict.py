@@ -86,7 +86,7 @@ def train(path: Path, overrides: Sequence[str], log: Path) -> None:
 
 
 def curve(path: Path) -> list[dict[str, float]]:
-    """What each evaluation of a run found, with what had been spent by then."""
+    """The result of each evaluation of a run, with the tokens and time spent until then."""
     spent: dict[str, float] = dict.fromkeys((*FIGURES, "judged", "skipped"), 0)
     points = []
     file = path / "metrics.jsonl"

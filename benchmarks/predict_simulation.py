@@ -1,4 +1,4 @@
-"""What `dynamic_sampling.predict` saves where the policy is a formula: dapo's own sampling, no model. Takes seconds.
+"""The saving of `dynamic_sampling.predict` with a formula as policy: dapo's sampling, no model. Takes seconds.
 
     python -m benchmarks.predict_simulation
 
@@ -69,7 +69,7 @@ class Simulation:
         return float(1 / (1 + np.exp(-self.skill[self.kinds[j]] - self.ease[j])))
 
     def accuracy(self) -> float:
-        """Of useful problems with other eases: what a held-out set measures."""
+        """The accuracy on useful problems of different ease, as a held-out set measures it."""
         eases = np.random.Generator(np.random.Philox(key=1)).normal(size=500)
         return float(np.mean(1 / (1 + np.exp(-self.skill["useful"] - eases))))
 

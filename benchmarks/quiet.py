@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 QUIET_SHARE = 0.05
-"""Of all cores' time; more than this moves figures by more than they are read to."""
+"""Largest share of all cores' time that other processes may use; more would change the digits shown."""
 
 
 @dataclass(frozen=True)

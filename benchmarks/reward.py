@@ -16,9 +16,9 @@ def every_second_group(group: Group) -> bool:
 
 
 def three_kinds(completions: list[str], prompts: list[str], **columns: Any) -> list[bool]:
-    """Of sums a response is right if it begins with a digit; of `largest` each response is right, of others none.
+    """Three difficulties: sums need a digit first, `largest` accepts any response, other tasks accept none.
 
-    A policy can learn the first. To the others it gets groups without a signal, as to trivial and impossible problems.
+    A policy can learn the first. The other two give groups without a signal, like trivial and impossible problems.
     """
     return [
         "largest" in prompt or ("+" in prompt and completion[:1].isdigit())

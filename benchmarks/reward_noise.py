@@ -1,4 +1,4 @@
-"""What a noisy judge does to dynamic sampling and to advantages: `python -m benchmarks.reward_noise`.
+"""Effect of a noisy judge on dynamic sampling and advantages: `python -m benchmarks.reward_noise`.
 
 Groups of graded responses with a known quality, judged by quality plus seeded Gaussian noise. Half of the groups have
 no signal: their responses are equally good. Decisions and advantages come from dapo's own functions.

@@ -31,12 +31,12 @@ TARGET_S, TARGET_GB = 0.5, 8.0
 """From the last response to the first old log-probability; peak memory."""
 GB = 10**9
 MEAN_TOKENS = 6700
-"""Of a response, with the median and the limit of `Size`."""
+"""Mean length of a response, with the median and the limit of `Size`."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of one simulation."""
+    """The size of one simulation."""
 
     prompts: int
     steps: int = 3
@@ -180,7 +180,7 @@ def all_grown(run: Mapping[str, Any]) -> float:
 
 
 def expectation(size: Size, expected: float | None) -> str:
-    """What is printed before a run."""
+    """The line that is printed before a run."""
     amount = "unknown, nothing like it was run before" if expected is None else f"about {expected / GB:.1f} GB"
     return f"{size.prompts:,} prompts: peak memory of controller and {size.ranks} ranks: {amount}"
 
@@ -214,7 +214,7 @@ def part(run: Mapping[str, Any], kind: str, name: str) -> float:
 
 
 def exponent(runs: Sequence[Mapping[str, Any]], value: str) -> float:
-    """Of growth against tokens, between the smallest and the largest: 1 is linear."""
+    """The exponent of growth with tokens, from the smallest to the largest run: 1 is linear."""
     small, large = min(runs, key=lambda r: figure(r, "tokens")), max(runs, key=lambda r: figure(r, "tokens"))
     measure = grown if value == "memory" else partial(figure, name=value)
     ratio = measure(large) / measure(small)
@@ -267,7 +267,7 @@ def markdown(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def provenance(run: Mapping[str, Any]) -> str:
-    """What a run's figures depend on, as an item of a list."""
+    """The settings and the machine of a run, as a list item."""
     size, machine = run["size"], run["machine"]
     shared = " with shared rows" if size["shared_rows"] else ""
     return (

@@ -37,7 +37,7 @@ START_TIMEOUT_S = 600.0
 
 
 class NoModel:
-    """What a rank has in place of its sharded policy."""
+    """Replaces the sharded policy of a rank."""
 
     skipped_in_a_row = 0
 

@@ -32,7 +32,7 @@ POOL_TOKENS = 2**22
 RARE = 2e-5
 """The share of tokens that are not ASCII: then about one response in ten makes Python keep two bytes per character."""
 RESPONSES_PER_MESSAGE = 16
-"""What one of many engines has finished at a time."""
+"""Number of responses in one message of an engine."""
 BETWEEN = "metrics, log, checkpoint"
 PHASES = {
     "generate": "collecting: decisions, checks of answers",
@@ -42,7 +42,7 @@ PHASES = {
     "update": "minibatches",
     "save": BETWEEN,
 }
-"""What a step's phase is for the controller itself, by the name that the display shows."""
+"""The controller's name for a phase, by the name that the display shows."""
 DESCRIBING = "rewards, advantages, metrics of the batch, rows of the table"
 ENGINE, VERIFIERS = "engine's own", "verifiers' own"
 OTHERS = (ENGINE, VERIFIERS)
@@ -62,7 +62,7 @@ class Clock:
         self._mark = time.thread_time()
 
     def now(self, name: str) -> None:
-        """What is not charged to another name goes to this one from here on."""
+        """Charge time to this name from now on, until another is given."""
         self._charge()
         self._stack[0] = name
 
@@ -125,7 +125,7 @@ class Texts:
         self.stop_id = stop_id
 
     def response(self, seed: int, length: int, limit: int) -> tuple["array[int]", Finish]:
-        """So many tokens, the last of them the end token unless the limit cuts it off."""
+        """A response of `length` tokens, the last of which is the end token unless the limit cuts it off."""
         ids = self._cut(self.ids, seed, length)
         if length < limit:
             ids[-1] = self.stop_id

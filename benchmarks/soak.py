@@ -42,13 +42,13 @@ SAMPLES_PER_WINDOW = 20
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is seen of the run from outside at one moment."""
+    """The state of the run as another process sees it."""
 
     step: int
     rss_bytes: int
     handles: int
     rows: int
-    """Of the newest table of responses: read while the run goes on."""
+    """Rows of the newest table of responses, read during the run."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""What each verifier gets wrong on tables of judged answers: `python -m benchmarks.verifier_report [--list NAME]`."""
+"""Mistakes of each verifier on tables of judged answers: `python -m benchmarks.verifier_report [--list NAME]`."""
 
 import argparse
 import json
@@ -49,7 +49,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Mistakes:
-    """What a verifier got wrong of some cases."""
+    """The mistakes of a verifier on some cases."""
 
     right: int  # the number of right answers
     wrong: int
@@ -87,7 +87,7 @@ def math_verify_as_documented(problem: Problem, response: str) -> bool:
 
 
 def judge(cases: Sequence[Case], name: str, options: Mapping[str, Any]) -> tuple[list[Verdict], float]:
-    """One verdict a case, from worker processes as in a run, and the seconds it took."""
+    """One verdict per case, from worker processes as in a run, and the seconds it took."""
     with VerifierPool(RewardConfig(verifier=name, options=dict(options), timeout_s=TIMEOUT_S)) as pool:
         began = time.perf_counter()
         futures = [pool.submit(Problem(str(i), "Q", c.truth), [c.response], [()]) for i, c in enumerate(cases)]

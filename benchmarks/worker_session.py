@@ -21,7 +21,7 @@ MATMUL_SIZES = {"cpu": 4096, "cuda": 8192}
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured, the same for every system."""
+    """The settings of a measurement, equal for every system."""
 
     rounds: int = 5
     dtype: str = "auto"
@@ -36,7 +36,7 @@ class Settings:
     seeds: int = 5
     first_seed: int = 0
     systems: tuple[str, ...] = ("ours", "trl")
-    """Of the accuracy part; and so the next three."""
+    """Systems of the accuracy part; the next three belong to it as well."""
     target: float = 0.75
     minutes: float | None = None
     again: bool = False
@@ -59,7 +59,7 @@ class Session:
     settings: Settings
     workers: dict[str, Worker] = field(default_factory=dict)
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What each worker answered when it was opened."""
+    """Each worker's answer to being opened."""
 
     def __post_init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="dapo-bench-")
@@ -84,7 +84,7 @@ class Session:
 
     @property
     def dtype(self) -> str:
-        """As dapo resolved it on this machine; known once our worker is open."""
+        """The dtype that dapo resolves on this machine; known once our worker is open."""
         return str(self.answers["ours"]["dtype"])
 
     def start(self, name: str, module: str, *, environment: dict[str, str] | None = None) -> Worker:

@@ -103,7 +103,7 @@ class MinimalDapo:
         return Group(prompt, responses, texts, [is_correct(text) for text in texts])
 
     def text_of(self, response: list[int]) -> str:
-        """What is judged: the response up to its first special token, without characters that are unknown."""
+        """The text to judge: the response up to its first special token, without unknown characters."""
         ends = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
         text: str = self.tokenizer.decode(list(takewhile(lambda i: i not in ends, response)), skip_special_tokens=True)
         return text

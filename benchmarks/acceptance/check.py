@@ -1,4 +1,4 @@
-"""What a check measures: numbers with stated bounds, or a reason why it cannot be made here."""
+"""The result of a check: numbers with stated bounds, or the reason why it cannot run here."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ class Measurement:
     at_most: float | None = None
     at_least: float | None = None
     detail: str = ""
-    """What the number counts, for whoever looks for a cause."""
+    """Explanation of the number, for diagnosing a failure."""
 
     @property
     def ok(self) -> bool:
@@ -60,7 +60,7 @@ class Check:
 
     name: str
     about: str
-    """What is compared with what, in one sentence."""
+    """The comparison in one sentence."""
     measure: Measure
     limit_s: float
     """Seconds after which it is ended and counts as failed; those of all checks are at most 15 minutes."""

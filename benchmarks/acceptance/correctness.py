@@ -22,7 +22,7 @@ from dapo.policy.policy import Policy
 from dapo.types import Sample
 
 MEAN_GAP_NATS, LARGEST_GAP_NATS = 0.03, 0.5
-"""Of bfloat16: on a CPU it gave 0.011 and 0.046 at these widths."""
+"""Bounds for bfloat16, which gave 0.011 and 0.046 at these widths on a CPU."""
 SMALL_MODEL_GAP_NATS = 0.12
 """Mean over tokens, of the builtin model's 30 layers: on a CPU vLLM gave 0.059, and the native engine 0.060."""
 GRADIENT_ERROR = 0.05
@@ -106,7 +106,7 @@ def _plain_logprobs(model: PreTrainedModel, sample: Sample) -> Tensor:
 
 
 def _plain_gradient(model: PreTrainedModel, samples: Sequence[Sample]) -> dict[str, Tensor]:
-    """Of Eq. 12 on policy, where the ratio is 1: minus the mean over trained tokens of advantage x log-probability."""
+    """The gradient of Eq. 12 at ratio 1: minus the mean of advantage x log-probability over trained tokens."""
     model.zero_grad()
     trained = sum(sample.num_trained_tokens for sample in samples)
     for sample in samples:

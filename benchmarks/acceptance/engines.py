@@ -28,7 +28,7 @@ PROMPTS = (3, 40, 90)
 """Lengths in tokens."""
 GROUP_SIZE, RESPONSE_TOKENS = 4, 60
 EQUAL_RESPONSES = 0.9
-"""Of float32 responses: rounding differs by 1e-6, so that a draw falls between two tokens' bounds once in thousands."""
+"""Smallest share of equal float32 responses: rounding by 1e-6 changes one sampled token in thousands."""
 FLOAT32_GAP_NATS = 1e-3
 
 

@@ -23,7 +23,7 @@ from dapo.policy.model import LoadedModel, load_model
 from dapo.types import Sample
 
 WINDOW = 48
-"""Of the geometries with windows; the responses below are longer."""
+"""Window of the geometries with windows; the responses below are longer."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ COMPARED = {
     "windows in every layer": Geometry("mistral", 1024, 4, 8, 2, 128, 3584, 32000, WINDOW),
     "windows in most layers": Geometry("gemma3", 1152, 6, 4, 1, 256, 6912, 262144, WINDOW),
 }
-"""What is compared with float32 on the CPU: real widths and vocabularies, and few layers for the CPU's sake."""
+"""Models compared with float32 on the CPU: real widths and vocabularies, and few layers to keep the CPU fast."""
 
 COMPARED_TINY = {
     "heads of 64": _qwen2(256, 2, 4, 2, 192, 307),

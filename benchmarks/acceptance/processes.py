@@ -30,7 +30,7 @@ from dapo.training.assemble.build import build_engine
 
 RANKS = 2
 GRADIENT_ERROR = 1e-4
-"""Of float32, in which ranks add up in another order."""
+"""Bound for float32: ranks sum in a different order."""
 START_S = 240.0
 
 

@@ -26,7 +26,7 @@ VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "OMP_NUM_THREADS",
 )
-"""Of the environment, those that change what is measured; no other is read."""
+"""Environment variables that change the measurements; no other is read."""
 MARKS = {"pass": "pass", "fail": "**FAIL**", "skipped": "skipped"}
 
 

@@ -17,7 +17,7 @@ from benchmarks.acceptance.check import Check, Setting, Skipped
 from benchmarks.acceptance.report import Result, without_names
 
 LOG_LINES = 15
-"""Of what a check printed, in the report of one that failed."""
+"""Number of printed lines that the report shows of a failed check."""
 IMPORTED_ONCE = tuple(f"{__package__}.{name}" for name in ("correctness", "engines", "processes", "speed", "training"))
 """By the server; torch and transformers among what these import."""
 END_S = 10.0

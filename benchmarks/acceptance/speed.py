@@ -34,13 +34,13 @@ from dapo.policy.policy import Policy, partition_minibatch
 from dapo.types import GenerationRequest, Sample
 
 GENERATION_SHARE, UPDATE_SHARE = 0.04, 0.10
-"""Of the limit: less than half of what is estimated for an H100, and more than plans of cuDNN for each shape leave."""
+"""Shares of the limit: under half of the estimate for an H100, and over the share with a cuDNN plan per shape."""
 SYNCS_PER_DECODE_STEP, SYNCS_PER_UPDATE = 2, 2
-"""Of an update however many microbatches it has."""
+"""Bounds on synchronizations; that of an update holds for any number of microbatches."""
 PREDICTED_PART = 0.7
-"""Of the predicted peak: less would mean that `auto` leaves memory unused."""
+"""Smallest share of the predicted peak; below it `auto` leaves memory unused."""
 KERNELS_PER_LAYER, KERNELS_PER_STEP = 20, 80
-"""Of a decode step: those of each layer, and those of embedding, head and sampling."""
+"""Kernels of a decode step: per layer, and for embedding, head and sampling."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Work:
 
     @property
     def response_tokens(self) -> int:
-        """Of all responses."""
+        """Number of tokens of all responses."""
         return self.groups * self.size * self.tokens
 
 
@@ -197,7 +197,7 @@ def _update_with_prediction(
 
 
 def _stream_tokens(samples: Sequence[Sample]) -> int:
-    """Of a packed microbatch: each group's prompt once, and all responses."""
+    """The tokens of a packed microbatch: each group's prompt once, and all responses."""
     prompts = {sample.group_id: len(sample.prompt_ids) for sample in samples}
     return sum(prompts.values()) + sum(len(sample.response_ids) for sample in samples)
 

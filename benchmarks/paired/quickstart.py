@@ -69,7 +69,7 @@ def rows_of(runs: dict[str, list[dict[str, Any]]], steps: int) -> list[dict[str,
 
 
 def _train(side: Side, config: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """What one training reports, and which part of the processor others had meanwhile."""
+    """The report of one training, and the share of the processor that other processes used meanwhile."""
     log_path = ROOT / "benchmarks" / "logs" / f"paired-{side.name}.log"
     log_path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dapo-paired-") as folder, open(log_path, "wb") as output:

@@ -35,7 +35,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Target:
-    """What the ratio is to be."""
+    """A bound on a measured ratio."""
 
     ratio: float
     at_most: bool

@@ -30,7 +30,7 @@ def raises(setting: Setting) -> list[Measurement]:
 
 
 def dies(setting: Setting) -> list[Measurement]:
-    """As a process that is killed for its memory."""
+    """Exits like a process that is killed for its memory."""
     os._exit(7)
 
 

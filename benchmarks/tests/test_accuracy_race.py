@@ -30,7 +30,7 @@ ABILITY_SPREAD = 1.5
 
 
 def ability(tokens: Any) -> Any:
-    """Of a simulated policy: it learns fast at first, and less and less."""
+    """The ability of a simulated policy, which learns fast at first and then more slowly."""
     return -2.0 + 4.4 * (1 - np.exp(-np.asarray(tokens) / 4500))
 
 

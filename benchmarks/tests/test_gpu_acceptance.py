@@ -20,7 +20,7 @@ ONLY_ON_GPUS = {"kernels", "memory", "syncs", "vllm"}
 
 
 def json_of(report: str) -> dict[str, Any]:
-    """What stands at the end of a report."""
+    """The JSON at the end of a report."""
     return json.loads(report.rpartition("```json\n")[2].removesuffix("\n```\n"))
 
 

@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def misjudged(cases: tuple[Case, ...], model: Path, folder: Path) -> dict[str, list[str]]:
-    """What the doctor says of each run that it judges wrong."""
+    """The findings of the doctor for each run that it misjudges."""
     found = {case.name: (case, train_case(case, model, folder / str(i))) for i, case in enumerate(cases)}
     return {
         name: [each.finding.name for each in diagnosis.cases]

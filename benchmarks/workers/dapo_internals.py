@@ -30,7 +30,7 @@ UNTRACED: Trace = nullcontext()
 
 
 def resolve_dtype(dtype: str, device: str) -> dict[str, Any]:
-    """What `auto` stands for on this machine."""
+    """The value of `auto` on this machine."""
     if dtype != "auto":
         return {"dtype": dtype}
     return {"dtype": "bfloat16" if multiplies_bfloat16_fast(device) else "float32"}

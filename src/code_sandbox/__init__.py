@@ -4,7 +4,7 @@ Example:
     >>> import time
     >>> from code_sandbox import LocalSandbox, probe, read_tests
     >>> sandbox = LocalSandbox(memory_bytes=2**30)
-    >>> probe(sandbox)  # what a program could do on this machine: nothing
+    >>> probe(sandbox)  # no attack on this machine succeeds
     {}
     >>> tests = read_tests(["assert add(1, 2) == 3"])
     >>> tests.passed_by("def add(a, b): return a + b", sandbox, deadline=time.monotonic() + 10)

@@ -88,8 +88,9 @@ def read_tests(
 
     Example:
         >>> read_tests([{"input": "1 2", "output": "3"}])
-        >>> read_tests(["assert add(1, 2) == 3", "assert add(2, 2) == 4"])
-        >>> read_tests("def check(candidate): assert candidate(1, 2) == 3", entry_point="add")
+        InputOutputTests(pairs=[('1 2', '3')])
+        >>> pytest_style = read_tests(["assert add(1, 2) == 3", "assert add(2, 2) == 4"])
+        >>> humaneval_style = read_tests("def check(candidate): assert candidate(1, 2) == 3", entry_point="add")
 
     Args:
         tests: pairs `[{"input": ..., "output": ...}, ...]` or `{"inputs": [...], "outputs": [...]}`, one string of

@@ -26,6 +26,9 @@ class Sandbox(Protocol):
     Every implementation must pass `self_check`.
 
     Example:
+        >>> import time
+        >>> from code_sandbox import LocalSandbox
+        >>> sandbox: Sandbox = LocalSandbox(memory_bytes=2**30)
         >>> sandbox.run("print(int(input()) + 1, end='')", "41", deadline=time.monotonic() + 10)
         ProcessResult(output=b'42', exit_code=0)
     """

@@ -307,7 +307,7 @@ def test_a_program_that_becomes_another_program_is_refused_that_by_the_filter_an
 
 
 def verdict(machine, number, *arguments, arch=None):
-    """What the filter returns for a call: an interpreter of the few instructions that it consists of."""
+    """The value that the filter returns for a call, by an interpreter of its few instructions."""
     own_arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("=iIQ6Q", number, own_arch if arch is None else arch, 0, *padded)

@@ -20,7 +20,7 @@ needs_confinement = pytest.mark.skipif(not CONFINED, reason="no program can be c
 
 
 class PlainProcess:
-    """What many reward functions do: the program as a process of the same user, judged by its exit code."""
+    """A sandbox as in many reward functions: a process of the same user, judged by its exit code."""
 
     memory_bytes = MEMORY_BYTES
 

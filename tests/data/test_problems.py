@@ -1,4 +1,4 @@
-"""What holds for problems of any source: copies, overlap, light imports."""
+"""Properties of problems of any source: copies, overlap, light imports."""
 
 import subprocess
 import sys

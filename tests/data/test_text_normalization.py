@@ -1,4 +1,4 @@
-"""What makes two texts the same problem, and what kind of thing an answer is."""
+"""Normalization: the texts that are the same problem, and the type of an answer."""
 
 from fractions import Fraction
 

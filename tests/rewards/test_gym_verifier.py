@@ -16,7 +16,7 @@ def verifier():
 
 
 def problem_of(task, index=0, **config):
-    """As the data part stores it: fields that went through JSON."""
+    """A problem as the data source stores it: its fields went through JSON."""
     config = {"seed": 1, "size": 5, **config}
     entry = json.loads(json.dumps(reasoning_gym.create_dataset(task, **config)[index]))
     fields = {"gym_task": task, "gym_config": config, "gym_entry": entry}
