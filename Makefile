@@ -35,11 +35,12 @@ quickstart: install
 	$(VENV)/bin/dapo train configs/quickstart.yaml $(ARGS)
 	@echo "the command is $(VENV)/bin/dapo, or dapo after: source $(VENV)/bin/activate"
 
-# one file at a time in each of up to four processes, the slow files first (tests/conftest.py); with bytecode, for
-# hundreds of processes that tests start: those of the sandbox read it, but never write it
+# one file at a time in each of four processes, the slow files first (tests/conftest.py): four also on two cores, for
+# many tests wait for processes. With bytecode, for the hundreds of processes that tests start: those of the sandbox
+# read it, but never write it
 test: install-dev
 	$(VENV)/bin/python -m compileall -q src
-	env -u PYTHONDONTWRITEBYTECODE $(PYTEST) -m "not ray" --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(PYTEST) -m "not ray" --numprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 # real Ray clusters on this machine: about three minutes, most of them the starts of Ray's processes
 test-ray: install-dev

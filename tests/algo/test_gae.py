@@ -123,6 +123,7 @@ def test_perfect_values_explain_all_of_the_variance_and_a_constant_none() -> Non
     assert explained_variance(-targets, targets) == pytest.approx(-3, abs=1e-12)
     assert explained_variance(targets, torch.ones(50)) is None
     assert explained_variance(targets[:1], targets[:1]) is None
+    assert explained_variance(targets[:2], targets[:2]) == 1
 
 
 def test_numbers_of_the_wrong_shape_are_refused() -> None:

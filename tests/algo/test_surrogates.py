@@ -51,6 +51,8 @@ def test_gspo_takes_one_ratio_for_each_response_and_clips_it_as_a_whole() -> Non
     assert found[[0, 3, 6]].tolist() == pytest.approx([-weight_of_0 * 1.5 * s[0]] * 3, rel=1e-12)
     _, sums = gspo_loss(logprobs, OLD, ADVANTAGES, MASK, WEIGHTS, RESPONSES, clip_low=0.05, clip_high=0.2)
     assert [int(sums[name]) for name in ("tokens", "clipped_high", "clipped_low")] == [6, 1, 2]
+    _, wide = gspo_loss(logprobs, OLD, ADVANTAGES, MASK, WEIGHTS, RESPONSES, clip_low=0.2, clip_high=0.5)
+    assert [int(wide[name]) for name in ("clipped_high", "clipped_low")] == [0, 0]
     assert float(sums["ratio_sum"]) == pytest.approx(3 * s[0] + 2 * s[1] + s[2])
 
 
