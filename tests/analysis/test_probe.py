@@ -110,7 +110,7 @@ def test_fewer_samples_than_a_group_has_leave_the_keep_rate_without_an_interval(
     assert found.expected_keep_rate is not None
     assert found.expected_keep_interval is None
     text = " ".join(" ".join(describe_probe(config, found)).split())
-    assert "expected for groups of 4, roughly: 2 responses per problem are fewer than that" in text
+    assert "expected for groups of 4, roughly: there are only 2 responses per problem" in text
 
 
 def test_the_default_is_four_steps_prompts_within_bounds():
@@ -173,7 +173,7 @@ def test_the_command_prints_the_probe_and_the_run_and_writes_nothing(
     assert code == 0
     assert "probe of 5 problems x 4 responses with the real model:" in out
     assert "75 to 100 %" in out
-    assert f"beside steps 1 to 3 of {run}:" in out
+    assert f"compared with steps 1 to 3 of {run}:" in out
     code, out, _ = run_command(capsys, *command, "--json", "--samples", "3")
     found = json.loads(out)["probe"]
     assert (code, found["problems"], found["samples"]) == (0, 5, 3)

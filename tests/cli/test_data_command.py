@@ -221,7 +221,7 @@ def test_select_measures_a_model_on_every_row(tmp_path, capsys):
         (["select", "builtin:sums", "{dir}/out.jsonl", "--rates", "{dir}/none"], "none cannot be read as pass rates"),
         (
             ["select", "builtin:sums", "{dir}/out.jsonl", "--rates", "x", "--low", "0.9"],
-            "--low 0.9 is above --high 0.8, so nothing would be left",
+            "--low 0.9 is above --high 0.8: no row would be kept",
         ),
         (
             ["select", "builtin:sums", "{dir}/out.jsonl", "train.seed=1", "--rates", "x"],

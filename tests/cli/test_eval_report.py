@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dapo.cli.eval_report import print_comparison, print_evaluation
+from dapo.cli.eval_report import print_evaluation
 from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.types import Problem
@@ -37,7 +37,7 @@ def compared(
     capsys: pytest.CaptureFixture[str], first: dict[str, Any], second: dict[str, Any], *, by_problem: bool = False
 ) -> str:
     difference = paired_difference(first, second)
-    print_comparison({"first": first, "second": second, "comparison": difference}, None, by_problem=by_problem)
+    print_evaluation({"first": first, "second": second, "comparison": difference}, None, by_problem=by_problem)
     return capsys.readouterr().out
 
 

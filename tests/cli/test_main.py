@@ -234,7 +234,7 @@ def test_check_says_what_would_run_and_trains_nothing(capsys: pytest.CaptureFixt
     assert code == 0
     for words in (
         "prompts     4 that carry a signal (Eq. 11); at most 16 are judged",
-        "responses   16 train: 4 to each prompt",
+        "responses   16 train: 4 per prompt",
         "tokens      at most 128 response tokens train (8 per response)",
         "updates     2 of 2 prompts = 8 responses each",
         "overlong.buffer_tokens: overlong.mode is off",

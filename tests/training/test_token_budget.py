@@ -80,4 +80,4 @@ def test_a_falling_rate_and_a_budget_are_refused_together_and_check_names_the_bu
     ):
         tiny("optim.schedule=linear", "train.token_budget=1000")
     shown = list(explain(tiny("train.token_budget=123456")))
-    assert any("ends before that with the step that reaches 123,456 generated tokens" in line for line in shown)
+    assert any("ends earlier with the step that reaches 123,456 generated tokens" in line for line in shown)

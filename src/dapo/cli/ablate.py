@@ -1,26 +1,22 @@
-"""`dapo ablate`: makes the runs of an experiment, shows what is done, prints its table."""
+"""`dapo ablate`: makes the runs of an experiment, shows their progress and prints its table."""
 
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.analysis.ablate.experiment import (
-    Experiment,
-    find_ladder,
-    load_experiment,
-    shipped_ladders,
-)
+from dapo.analysis.ablate.experiment import Experiment, find_ladder, load_experiment, shipped_ladders
+from dapo.cli.formatting import number, plural, ruled_table
 from dapo.config.differences import option_differences
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
@@ -29,12 +25,12 @@ from dapo.runs.console import BAR_WIDTH, REFRESHES_PER_SECOND, SafeConsole, dura
 
 _MAX_SEEDS = 10_000
 _LOG_WIDTH = 120
-"""Of tables that go to a file."""
+"""Characters per line of tables that go to a file."""
 
 
 @dataclass(frozen=True)
 class AblateRequest:
-    """What was asked for on the command line."""
+    """The arguments of `dapo ablate`."""
 
     config: Path | None
     overrides: tuple[str, ...]
@@ -51,10 +47,10 @@ class AblateRequest:
 
 
 def ablate(request: AblateRequest) -> bool:
-    """Do what was asked; whether no run has failed.
+    """Run an experiment, or print its plan, its stored table or a shipped ladder; return whether no run failed.
 
     Raises:
-        ConfigError: Something is wrong with the request or with the experiment; nothing has been started.
+        ConfigError: The request or the experiment is wrong; nothing has been started.
     """
     if request.show is not None:
         print_text(find_ladder(request.show).read_text(encoding="utf-8"), end="")
@@ -102,15 +98,14 @@ def _run(request: AblateRequest, experiment: Experiment, folder: Path) -> bool:
         if request.no_run:
             require_same_options(experiment, folder)
         else:
-            _print_notes(experiment)
+            for line in _without_effect(experiment):
+                warn(line)
             advice = f"; the runs are saved, continue with: {shlex.join(['dapo', *sys.argv[1:]])}"
             message = "saving the runs, then stopping; Ctrl-C now ends them at once"
-            import signal
-
             try:
                 with (
                     signals_as_requests(message, on_second=signal.default_int_handler) as stop,
-                    _progress() as display,
+                    closing(_ProgressDisplay()) as display,
                 ):
                     failures = run_experiment(
                         experiment, folder, jobs=request.jobs, stop=stop, display=display, on_finished=keep
@@ -118,7 +113,7 @@ def _run(request: AblateRequest, experiment: Experiment, folder: Path) -> bool:
             except Interrupted as error:
                 raise Interrupted(error.exit_code - 128, advice) from None
         results = collect(experiment, folder, failures)
-    _write_and_print(results, request.output or folder, as_json=request.as_json, pictures=True)
+    _write_and_print(results, request.output or folder, as_json=request.as_json)
     return not failures
 
 
@@ -131,18 +126,18 @@ def _report_again(request: AblateRequest) -> bool:
     if len(folders) > 1 and request.output is None:
         raise ConfigError("several --report merge the seeds of several folders: give --output FOLDER for the whole")
     results = merge([read_results(folder) for folder in folders])
-    _write_and_print(results, request.output or folders[0], as_json=request.as_json, pictures=True)
+    _write_and_print(results, request.output or folders[0], as_json=request.as_json)
     return True
 
 
-def _write_and_print(results: Any, output: Path, *, as_json: bool, pictures: bool) -> None:
+def _write_and_print(results: Any, output: Path, *, as_json: bool) -> None:
     from dapo.analysis.ablate.figures import plot_results
     from dapo.analysis.ablate.results import write_results
     from dapo.analysis.ablate.table import make_table
 
     table = make_table(results)
     write_results(results, table, output)
-    written = plot_results(results, output) if pictures else []
+    written = plot_results(results, output)
     if as_json:
         print_json({**results.facts, "table": table, "pictures": [str(path) for path in written]})
         return
@@ -166,8 +161,8 @@ def print_tables(console: SafeConsole, table: Sequence[Mapping[str, Any]], facts
         for note in condition["notes"]:
             console.print(f"note: {note}", soft_wrap=True)
     console.print(
-        "Intervals are over seeds and problems; *: without 0. Seconds are without evaluations; length, truncated and "
-        "entropy: means of the last tenth of the steps; skipped: of the updates.",
+        "Intervals are over seeds and problems; *: the interval excludes 0. Seconds exclude evaluations. Length, "
+        "truncated and entropy are means of the last tenth of the steps; skipped is a fraction of the updates.",
         soft_wrap=True,
     )
 
@@ -178,7 +173,7 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
     counts = {len(row["seeds"]) for row in rows}
     k = condition["samples_per_problem"]
     facts = ["" if k is None else f"avg@{k}", f"{condition['problems']} held-out problems"]
-    facts += [f"{(n := counts.pop())} seed{'s' * (n != 1)}"] if len(counts) == 1 else []
+    facts += [plural(counts.pop(), "seed")] if len(counts) == 1 else []
     columns = ["seeds"] if counts else []
     columns += ["accuracy", *(["vs row before"] if shows_previous else []), f"vs {printable(shorten(baseline, 16))}"]
     table = _table(f"Accuracy in % with 95 % intervals: {', '.join(filter(None, facts))}", "", *columns)
@@ -197,27 +192,17 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
 
 
 def _cost_table(condition: Mapping[str, Any]) -> Table:
-    names = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skipped")
-    table = _table("Cost of a run, and how the policy ends", "", *names)
+    styles = dict.fromkeys(("tokens", "seconds", "steps"), ",.0f")
+    styles |= {"length": ",.1f", "truncated": ".1%", "entropy": ".3f", "skipped": ".1%"}
+    table = _table("Cost of a run, and how the policy ends", "", *styles)
     for row in condition["rows"]:
-        means = {name: row[name]["mean"] for name in ("tokens", "seconds", "steps", "length", "truncated", "entropy")}
-        table.add_row(
-            printable(row["variant"]),
-            _number(means["tokens"], ",.0f"),
-            _number(means["seconds"], ",.0f"),
-            _number(means["steps"], ",.0f"),
-            _number(means["length"], ",.1f"),
-            _number(means["truncated"], ".1%"),
-            _number(means["entropy"], ".3f"),
-            _number(row["skipped"]["mean"], ".1%"),
-        )
+        cells = (number(row[name]["mean"], style) for name, style in styles.items())
+        table.add_row(printable(row["variant"]), *cells)
     return table
 
 
 def _table(title: str, *names: str) -> Table:
-    first, *others = names
-    columns = [Column(first, min_width=16), *(Column(name, justify="right", no_wrap=True) for name in others)]
-    return Table(*columns, caption=title, box=SIMPLE_HEAD, pad_edge=False)
+    return ruled_table(Column(names[0], min_width=16), *names[1:], caption=title)
 
 
 def _with_range(found: Mapping[str, Any] | None, sign: str = "") -> str:
@@ -231,20 +216,11 @@ def _with_range(found: Mapping[str, Any] | None, sign: str = "") -> str:
 
 
 def _percent(value: float | None, sign: str = "") -> str:
-    return "" if value is None else f"{100 * value:{sign}.1f}"
-
-
-def _number(value: float | None, style: str) -> str:
-    return "" if value is None else f"{value:{style}}"
-
-
-def _print_notes(experiment: Experiment) -> None:
-    """Say which options of a row have no effect in its configuration."""
-    for line in _without_effect(experiment):
-        warn(line)
+    return number(None if value is None else 100 * value, f"{sign}.1f")
 
 
 def _without_effect(experiment: Experiment) -> Iterator[str]:
+    """Options of a row that have no effect in its configuration."""
     from dapo.cli.check.summary import ignored_options
 
     seen = set()
@@ -260,7 +236,7 @@ def _without_effect(experiment: Experiment) -> Iterator[str]:
 
 
 def _print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
-    """The runs of an experiment, and what each row changes; nothing is started."""
+    """Print the runs of an experiment and the options that each row changes; start nothing."""
     from dapo.analysis.ablate.results import describe_experiment
 
     runs = experiment.runs()
@@ -278,9 +254,8 @@ def _print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
             run = experiment.run(experiment.seeds[0], condition, variant)
             previous = experiment.predecessor(variant)
             if previous is None:
-                print_text(
-                    f"  {variant.name}: {' '.join(experiment.options_of(variant)) or 'the configuration as it is'}"
-                )
+                own = " ".join(experiment.options_of(variant)) or "the configuration unchanged"
+                print_text(f"  {variant.name}: {own}")
                 continue
             before = experiment.run(experiment.seeds[0], condition, experiment.variant(previous))
             changed = option_differences(before.config, run.config)
@@ -288,15 +263,6 @@ def _print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
             print_text(f"  {variant.name}: {shown or 'no option changes'}  (from {previous})")
     for line in _without_effect(experiment):
         print_text(f"note: {line}")
-
-
-@contextmanager
-def _progress() -> Iterator["_ProgressDisplay"]:
-    display = _ProgressDisplay()
-    try:
-        yield display
-    finally:
-        display.close()
 
 
 class _ProgressDisplay:

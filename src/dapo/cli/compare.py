@@ -1,29 +1,29 @@
-"""`dapo compare`: runs beside each other on a terminal, or as JSON."""
+"""`dapo compare`: prints the comparison of runs as tables, or as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from dapo.analysis.branch_variance import BranchVariance, branch_variances
 from dapo.analysis.compare import Comparison, HeldOut, compare_runs
+from dapo.cli.formatting import TITLE, number, option_text, ruled_table
 from dapo.core.terminal import print_json, printable
 from dapo.runs.console import SafeConsole
 
 DIFFERENCE = ("b - a", "95 % interval")
 RATIO = "ratio"
 LEGEND = (
-    f"{RATIO}: variance of the difference if it were not paired, over that of the paired one: without the pairing so "
-    "many times the problems would be needed for the same interval"
+    f"{RATIO}: variance of the difference without pairing, over its variance with pairing; without pairing, the same "
+    "interval needs this many times the problems"
 )
 UNITS = {"reward": "reward", "accuracy": "accuracy, %", "entropy": "entropy, nats", "length": "length, tokens"}
 
 
 def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) -> None:
-    """Compare the first run with each of the others, and branches with each other; print tables, or one JSON object."""
+    """Compare the first run with each other run, and branches with each other; print tables, or one JSON object."""
     compared = [compare_runs(paths[0], other) for other in paths[1:]]
     branches = branch_variances(paths)
     if as_json:
@@ -74,24 +74,22 @@ def _aligned(found: Comparison) -> str:
 
 def _table(title: str, *names: str) -> Table:
     # only the first column, of names, may take several lines
-    first, *others = names
-    columns = [Column(first, overflow="fold"), *(Column(name, justify="right", no_wrap=True) for name in others)]
-    return Table(*columns, title=title, title_style="bold", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    return ruled_table(Column(names[0], overflow="fold"), *names[1:], title=title, **TITLE)
 
 
 def _options(found: Comparison) -> Table:
     table = _table("Options that differ", "", "a", "b")
     for name, values in found.options.items():
-        table.add_row(*(printable(each) for each in (name, *map(_show, values))))
+        table.add_row(*(printable(each) for each in (name, *map(option_text, values))))
     return table
 
 
 def _held_out(found: Comparison) -> Table:
     any_of = next(iter(found.held_out.values()))
-    draws = f"{'same' if any_of.shares_draws else 'other'} random numbers"
+    draws = f"{'same' if any_of.shares_draws else 'different'} random numbers"
     unit = "accuracy" if any_of.is_binary else "score"
-    what = "Accuracy in %" if any_of.is_binary else "Mean score"
-    title = f"{what} on {any_of.difference['pairs']} held-out problems, {draws}"
+    quantity = "Accuracy in %" if any_of.is_binary else "Mean score"
+    title = f"{quantity} on {any_of.difference['pairs']} held-out problems, {draws}"
     table = _table(title, "evaluation (steps)", "a", "b", *DIFFERENCE, "better/worse", RATIO)
     for kind, each in found.held_out.items():
         table.add_row(
@@ -106,7 +104,7 @@ def _held_out(found: Comparison) -> Table:
 
 
 def _curves(found: Comparison) -> Table:
-    title = f"Training, mean of steps {found.steps[0]} to {found.steps[-1]} (differences: of problems asked in both)"
+    title = f"Training, mean of steps {found.steps[0]} to {found.steps[-1]} (differences: of problems sampled in both)"
     table = _table(title, "", "a", "b", *DIFFERENCE, "pairs", RATIO)
     for name, curve in found.curves.items():
         means = [_mean(values, name) for values in (curve.a, curve.b)]
@@ -152,7 +150,7 @@ def _overview(compared: Sequence[Comparison]) -> Table:
 
 
 def _describe(group: BranchVariance) -> Iterator[str]:
-    options = ", ".join(f"{name}={_show(value)}" for name, value in group.options.items()) or "no option changed"
+    options = ", ".join(f"{name}={option_text(value)}" for name, value in group.options.items()) or "no option changed"
     interval = "" if group.low is None else f" (95 % interval {group.low:.1%} to {group.high:.1%})"
     yield printable(
         f"\n{len(group.runs)} branches of {group.parent} at step {group.step}, {options}: accuracy {group.mean:.1%} on "
@@ -183,7 +181,7 @@ def _plus_minus(found: Mapping[str, Any], name: str) -> str:
 def _number(value: float | None, name: str, *, sign: str = "") -> str:
     """A value of a curve, in its unit; empty for None."""
     scale, digits = {"accuracy": (100, 1), "length": (1, 1)}.get(name, (1, 3))
-    return "" if value is None else f"{scale * value:{sign}.{digits}f}"
+    return number(None if value is None else scale * value, f"{sign}.{digits}f")
 
 
 def _ratio(found: Mapping[str, Any]) -> str:
@@ -194,7 +192,3 @@ def _ratio(found: Mapping[str, Any]) -> str:
 def _mean(values: Sequence[float | None], name: str) -> str:
     known = [value for value in values if value is not None]
     return _number(sum(known) / len(known), name) if known else ""
-
-
-def _show(value: Any) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

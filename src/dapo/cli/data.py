@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
+from dapo.cli.arguments import AsJson, Force
+from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 if TYPE_CHECKING:
@@ -16,15 +19,12 @@ if TYPE_CHECKING:
     from dapo.data.sources.builtin import Split
     from dapo.types import Problem
 
-# as in main.py, each command imports what it needs, so that --help is fast
+# each command imports what it needs, so that --help is fast
 
 data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="data source, for example problems.jsonl or builtin:sums")]
-Out = Annotated[Path, typer.Argument(metavar="OUT", help="the file to write: .jsonl or .parquet")]
-PAPER_GROUP_SIZE = 16
-Force = Annotated[bool, typer.Option("--force", help="overwrite existing files")]
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object (docs/programs.md)")]
+Spec = Annotated[str, Argument(metavar="SPEC", help="data source, for example problems.jsonl or builtin:sums")]
+Out = Annotated[Path, Argument(metavar="OUT", help="the file to write: .jsonl or .parquet")]
 
 
 @data_app.command("import")
@@ -36,37 +36,32 @@ def import_(spec: Spec, out: Out, force: Force = False, as_json: AsJson = False)
     require_new_data(out, force=force)
     problems = _read(spec)
     write_data(out, problems)
-    distinct = len(unique_problems(problems))
+    counts = {"problems": len(problems), "distinct": len(unique_problems(problems))}
     if as_json:
-        print_json(_result_json(spec, {"problems": len(problems), "distinct": distinct}, out))
+        _report(as_json, spec, "", counts, out)
     else:
-        print_text(f"{out}: {len(problems):,} problems, {distinct:,} distinct")
+        print_text(f"{out}: {len(problems):,} problems, {counts['distinct']:,} distinct")
 
 
 @data_app.command()
 def stats(
-    spec: Annotated[str, typer.Argument(metavar="SPEC", help="data source or run directory")],
+    spec: Annotated[str, Argument(metavar="SPEC", help="data source or run directory")],
     overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="options of reward; with --model also for sampling"),
+        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="options of reward; with --model also for sampling")
     ] = None,
-    run: Annotated[Path | None, typer.Option(metavar="RUN_DIR", help="show the pass rates of this run")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="show prompt lengths in this model's tokens, and pass rates of its responses")
-    ] = None,
-    samples: Annotated[int, typer.Option(min=0, help="with --model: responses per problem; 0: only lengths")] = 8,
-    problems: Annotated[int, typer.Option(min=1, help="with --model: number of problems to sample")] = 64,
+    run: Annotated[Path | None, Option(metavar="RUN_DIR", help="show the pass rates of this run")] = None,
+    model: Annotated[str | None, Option(help="measure prompt tokens and pass rates of this model")] = None,
+    samples: Annotated[int, Option(min=0, help="with --model: responses per problem; 0: only lengths")] = 8,
+    problems: Annotated[int, Option(min=1, help="with --model: number of problems to sample")] = 64,
     group_size: Annotated[
-        int | None,
-        typer.Option(min=2, help="group size G of the expected keep rate; if not given that of the run, or 16"),
+        int | None, Option(min=2, help="group size G of the expected keep rate; default: the run's, or 16")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="write all statistics as JSON, with one row per problem")] = None,
+    output: Annotated[Path | None, Option(help="write all statistics as JSON, with one row per problem")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Show contents and difficulty of a data source, and the fraction of groups that dynamic sampling would keep."""
     from dapo.cli import data_stats
-    from dapo.core.errors import ConfigError
     from dapo.core.files import atomic_write_json
     from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems
     from dapo.data.prepare.write import require_new
@@ -81,7 +76,7 @@ def stats(
     if RunDirectory.is_run(spec):
         run = Path(spec)
         source = load_run_config(RunDirectory.open(run)).data.train
-    group_size = group_size or _group_size_of(run)
+    group_size = group_size or data_stats.group_size_of(run)
     data = _read(source)
     rates: dict[str, dict[str, PassRate]] = {} if run is None else {"run": data_stats.run_pass_rates(run)}
     tokens: dict[str, int] | None = None
@@ -106,26 +101,14 @@ def stats(
         print_text(f"written: {output}")
 
 
-def _group_size_of(run: Path | None) -> int:
-    """The group size that a run was trained with; the paper's without a run, or where its options cannot be read."""
-    from dapo.core.errors import ConfigError
-    from dapo.runs.directory import RunDirectory
-    from dapo.runs.stored_config import load_run_config
-
-    try:
-        return PAPER_GROUP_SIZE if run is None else load_run_config(RunDirectory.open(run)).rollout.group_size
-    except ConfigError:
-        return PAPER_GROUP_SIZE
-
-
 @data_app.command()
 def dedupe(
     spec: Spec,
     out: Out,
     threshold: Annotated[
-        float, typer.Option(min=0.1, max=1.0, help="smallest Jaccard similarity (word 3-grams) of near duplicates")
+        float, Option(min=0.1, max=1.0, help="Jaccard similarity of near duplicates (word 3-grams)")
     ] = 0.8,
-    exact: Annotated[bool, typer.Option("--exact", help="find exact duplicates only")] = False,
+    exact: Annotated[bool, Option("--exact", help="find exact duplicates only")] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -151,10 +134,10 @@ def dedupe(
 def decontaminate(
     spec: Spec,
     out: Out,
-    against: Annotated[list[str], typer.Option(metavar="SPEC", help="evaluation data; may be given several times")],
-    ngram: Annotated[int, typer.Option(min=1, help="words per n-gram")] = 8,
+    against: Annotated[list[str], Option(metavar="SPEC", help="evaluation data; may be given several times")],
+    ngram: Annotated[int, Option(min=1, help="words per n-gram")] = 8,
     min_overlap: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="remove rows with this fraction of an evaluation problem's n-grams")
+        float, Option(min=0.01, max=1.0, help="fraction of an evaluation problem's n-grams to remove a row")
     ] = 0.5,
     force: Force = False,
     as_json: AsJson = False,
@@ -185,32 +168,28 @@ def select(
     spec: Spec,
     out: Out,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="with --model: options of sampling and reward")
+        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="with --model: options of sampling and reward")
     ] = None,
     rates: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE|RUN_DIR", help="of dapo eval --output or dapo data stats --output, or a run"),
+        Path | None, Option(metavar="FILE|RUN_DIR", help="output of dapo eval or dapo data stats, or a run")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="measure the pass rates of this model or run, on every row")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="with --model: responses per problem")] = 16,
-    low: Annotated[float, typer.Option(min=0, max=1, help="the smallest pass rate to keep")] = 0.2,
-    high: Annotated[float, typer.Option(min=0, max=1, help="the largest pass rate to keep")] = 0.8,
-    min_responses: Annotated[
-        int, typer.Option(min=1, help="with --rates: remove problems with fewer judged responses")
-    ] = 8,
+    model: Annotated[str | None, Option(help="measure the pass rates of this model or run, on every row")] = None,
+    samples: Annotated[int, Option(min=1, help="with --model: responses per problem")] = 16,
+    low: Annotated[float, Option(min=0, max=1, help="the smallest pass rate to keep")] = 0.2,
+    high: Annotated[float, Option(min=0, max=1, help="the largest pass rate to keep")] = 0.8,
+    min_responses: Annotated[int, Option(min=1, help="with --rates: remove problems with fewer judged responses")] = 8,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the rows that a model solves at times. OUT.removed.jsonl lists the others, with their pass rates."""
+    """Keep the rows that a model solves sometimes. OUT.removed.jsonl lists the removed rows with their pass rates."""
     from dapo.cli import data_stats
-    from dapo.core.errors import ConfigError
     from dapo.data.prepare.select import select_by_pass_rate
     from dapo.data.prepare.write import require_new_data, write_data
 
     if (rates is None) == (model is None):
         raise ConfigError("dapo data select needs pass rates: give --rates FILE or RUN_DIR, or --model, not both")
     if low > high:
-        raise ConfigError(f"--low {low:g} is above --high {high:g}, so nothing would be left")
+        raise ConfigError(f"--low {low:g} is above --high {high:g}: no row would be kept")
     if rates is not None and overrides:
         raise ConfigError(f"{overrides[0]}: options configure how a model is sampled; add --model")
     report = out.with_name(f"{out.name}.removed.jsonl")
@@ -227,11 +206,8 @@ def select(
     write_data(out, result.kept, report, result.removed, if_empty=_why_none(result.by_reason))
     counts = {"rows": len(problems), "kept": len(result.kept)}
     counts |= {f"removed: {reason}": number for reason, number in result.by_reason.items()}
-    if as_json:
-        print_json({**_result_json(spec, counts, out, report), "mean_pass_rate": result.mean_pass_rate})
-        return
-    _print_result(f"pass rates from {low:g} to {high:g}", counts, out, report)
-    print_text(f"mean pass rate of the kept rows, as measured: {result.mean_pass_rate:.1%}")
+    title = f"pass rates from {low:g} to {high:g}"
+    _report(as_json, spec, title, counts, out, report, mean_pass_rate=result.mean_pass_rate)
 
 
 def _why_none(by_reason: Mapping[str, int]) -> str:
@@ -242,15 +218,15 @@ def _why_none(by_reason: Mapping[str, int]) -> str:
 def integerize(
     spec: Spec,
     out: Out,
-    server: Annotated[str, typer.Option(metavar="URL", help="OpenAI-compatible, such as http://localhost:8000/v1")],
-    model: Annotated[str, typer.Option(help="name of the model on the server")],
-    num_solutions: Annotated[int, typer.Option(min=1, help="solutions per rewriting; more than half must agree")] = 5,
-    concurrency: Annotated[int, typer.Option(min=1, help="number of problems in progress at once")] = 8,
-    max_tokens: Annotated[int, typer.Option(min=16, help="maximum length of a response")] = 8192,
-    timeout_s: Annotated[float, typer.Option(min=0.1, help="time limit for one response")] = 600.0,
-    retries: Annotated[int, typer.Option(min=0, help="retries after a failed connection or a status such as 503")] = 5,
+    server: Annotated[str, Option(metavar="URL", help="OpenAI-compatible, such as http://localhost:8000/v1")],
+    model: Annotated[str, Option(help="name of the model on the server")],
+    num_solutions: Annotated[int, Option(min=1, help="solutions per rewriting; more than half must agree")] = 5,
+    concurrency: Annotated[int, Option(min=1, help="number of problems in progress at once")] = 8,
+    max_tokens: Annotated[int, Option(min=16, help="maximum length of a response")] = 8192,
+    timeout_s: Annotated[float, Option(min=0.1, help="time limit for one response")] = 600.0,
+    retries: Annotated[int, Option(min=0, help="retries after a failed connection or a status such as 503")] = 5,
     api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the environment variable that holds the server's API key")
+        str | None, Option(metavar="NAME", help="environment variable with the server's API key")
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -260,7 +236,6 @@ def integerize(
     OUT.decisions.jsonl lists every decision with its reason. After an interruption, repeat the command to continue:
     decisions are kept in OUT.partial.
     """
-    from dapo.core.errors import ConfigError
     from dapo.core.journal import open_journal
     from dapo.core.openai_client import ChatClient
     from dapo.core.rng import keyed_seed
@@ -308,28 +283,23 @@ def _read(
     return load_problems(source, split=split, require_answer=require_answer)
 
 
-def _result_json(spec: str, counts: Mapping[str, int], *paths: Path) -> dict[str, Any]:
-    """What `--json` prints of a command that writes data: its counts under their names, with underscores."""
-    named = {re.sub(r"\W+", "_", name): count for name, count in counts.items()}
-    return {"data": spec, "counts": named, "written": [str(path) for path in paths]}
-
-
-def _report(as_json: bool, spec: str, title: str, counts: Mapping[str, int], *paths: Path) -> None:
+def _report(
+    as_json: bool, spec: str, title: str, counts: Mapping[str, int], *paths: Path, mean_pass_rate: float | None = None
+) -> None:
+    """Print the counts of a command that writes data, as JSON under their names with underscores."""
     if as_json:
-        print_json(_result_json(spec, counts, *paths))
-    else:
-        _print_result(title, counts, *paths)
-
-
-def _print_result(title: str, counts: Mapping[str, int], *paths: Path) -> None:
-    from rich.table import Column, Table
-
+        named = {re.sub(r"\W+", "_", name): count for name, count in counts.items()}
+        rate = {} if mean_pass_rate is None else {"mean_pass_rate": mean_pass_rate}
+        print_json({"data": spec, "counts": named, "written": [str(path) for path in paths], **rate})
+        return
+    from dapo.cli.formatting import right, titled_table
     from dapo.runs.console import SafeConsole
 
-    columns = "", Column(justify="right")
-    table = Table(*columns, title=title, title_style="bold", title_justify="left", show_header=False)
+    table = titled_table(title, "", *right(""), show_header=False)
     for name, count in counts.items():
         table.add_row(name, f"{count:,}")
     SafeConsole().print(table)
     for path in paths:
         print_text(f"written: {path}")
+    if mean_pass_rate is not None:
+        print_text(f"mean pass rate of the kept rows, as measured: {mean_pass_rate:.1%}")

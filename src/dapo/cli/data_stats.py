@@ -1,15 +1,14 @@
-"""What `dapo data stats` measures and prints: the contents of a data set, and its difficulty for a run or a model."""
+"""Measures and prints the contents of a data set, and its difficulty for a run or a model, for `dapo data stats`."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from rich.table import Column, Table
-
+from dapo.cli.formatting import right, titled_table
 from dapo.config import DataSpec, build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
-from dapo.core.errors import DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.core.rng import keyed_permutation
 from dapo.core.text import shorten
 from dapo.data.prepare.select import read_pass_rates
@@ -18,21 +17,30 @@ from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.rewards.data_check import unusable_rows
 from dapo.runs.console import SafeConsole
+from dapo.runs.directory import RunDirectory
 from dapo.runs.progress import progress
 from dapo.runs.stored_config import load_run_config
 from dapo.types import Problem
 
 BAR_WIDTH = 40
+PAPER_GROUP_SIZE = 16
 SHOWN_PROBLEMS = 10
 SHOWN_SOURCES = 10
 CODE_FIELD = "tests"
 CODE_STARTS = ("assert ", "def check(", "def test_")
-"""Where the rows of a source with no reward of its own have this column, or such answers, `code` judges them."""
+"""Starts of answers, beside the column CODE_FIELD, by which a source's rows are programs that `code` judges."""
+
+
+def group_size_of(run: Path | None) -> int:
+    """The group size of a run; the paper's without a run, or if the run's options cannot be read."""
+    try:
+        return PAPER_GROUP_SIZE if run is None else load_run_config(RunDirectory.open(run)).rollout.group_size
+    except ConfigError:
+        return PAPER_GROUP_SIZE
 
 
 def run_pass_rates(path: Path) -> dict[str, PassRate]:
     """The pass rates of a run's problems by id, as of its newest checkpoint. Raises DataError before the first one."""
-    from dapo.runs.directory import RunDirectory
     from dapo.training.problem_stats import read_problem_stats
 
     file = RunDirectory.open(path).problem_stats
@@ -45,11 +53,11 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
             if entry["decided"]
         }
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{file} is not what a run writes; the newest checkpoint of the run has another copy") from None
+        raise DataError(f"{file} is damaged; the newest checkpoint of the run has a copy") from None
 
 
 def stored_pass_rates(path: Path) -> dict[str, PassRate]:
-    """The pass rates by problem id of a run directory, or in a file of an evaluation or of statistics."""
+    """Read pass rates by problem id from a run directory, or from a file of an evaluation or of statistics."""
     return run_pass_rates(path) if path.is_dir() else read_pass_rates(path)
 
 
@@ -58,16 +66,8 @@ def model_pass_rates(
 ) -> tuple[dict[str, int], dict[str, PassRate]]:
     """Measure prompt lengths in tokens, and the pass rates of a random subset of the problems, sampled as in training.
 
-    Args:
-        spec: the data source, for its default verifier.
-        data: its problems.
-        model: a model or run directory.
-        samples: responses per problem; 0 measures lengths only.
-        count: the number of problems to sample.
-        overrides: options (`KEY=VALUE`) for sampling and verification.
-
-    Returns:
-        The length of every prompt, and the pass rate of each sampled problem, by problem id.
+    Returns the length of every prompt, and the pass rate of each of `count` sampled problems, by problem id; with 0
+    `samples`, lengths only. The verifier is the default of the data source `spec` unless `overrides` name one.
     """
     from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, open_engine_sampler, run_options
     from dapo.data.prompts import PromptEncoder
@@ -129,25 +129,20 @@ def print_statistics(
     data: Sequence[Problem],
     visited: Mapping[str, PassRate] | None,
 ) -> None:
-    """Print the contents of a data set, and its difficulty for each of `titles`.
+    """Print the result of `describe_problems` and, by the names in `titles`, of `describe_difficulty`.
 
-    Args:
-        result: from `describe_problems` and, by the names in `titles`, `describe_difficulty`.
-        titles: of the tables of difficulty.
-        data: the problems.
-        visited: the pass rates of a run, whose most visited problems are printed; None: of none.
+    With `visited`, the pass rates of a run, also print the run's most visited problems.
     """
-    print_description(result)
+    _print_description(result)
     for name, title in titles.items():
-        print_difficulty(result[name], title)
+        _print_difficulty(result[name], title)
     if visited is not None:
-        print_most_visited(data, visited)
+        _print_most_visited(data, visited)
 
 
-def print_description(result: Mapping[str, Any]) -> None:
-    """Print the contents of a data set, from `describe_problems`."""
+def _print_description(result: Mapping[str, Any]) -> None:
     title = str(result["data"])
-    table = Table("", "", title=title, title_style="bold", title_justify="left", show_header=False)
+    table = titled_table(title, "", "", show_header=False)
     table.add_row("rows", f"{result['rows']:,}")
     table.add_row("distinct problems", f"{result['distinct']:,}")
     table.add_row("copies", f"{result['copies']:,} (at most {result['max_copies']:,} rows per problem)")
@@ -166,15 +161,11 @@ def print_description(result: Mapping[str, Any]) -> None:
 
 
 def warn_of_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequence[str]) -> list[str]:
-    """Warnings about rows that a reward can judge no response to.
+    """Warn of rows whose responses the reward cannot judge.
 
-    Args:
-        spec: a run directory, whose reward it is; or a data source with its default, `code` where rows hold Python.
-        data: its problems.
-        overrides: options (`KEY=VALUE`), of which those of the reward count.
+    The reward is a run's own, or the default of a data source, which is `code` where rows hold Python; `overrides` of
+    `reward` change it.
     """
-    from dapo.runs.directory import RunDirectory
-
     raw: dict[str, Any] = {"model": "none"}
     if RunDirectory.is_run(spec):
         config = load_run_config(RunDirectory.open(Path(spec))).model_dump(mode="json")
@@ -188,10 +179,8 @@ def warn_of_unusable_rows(spec: str, data: Sequence[Problem], overrides: Sequenc
     return [str(rows) for rows in unusable_rows(data, reward.verifier, reward.options)]
 
 
-def print_difficulty(result: Mapping[str, Any], title: str) -> None:
-    """Print the histogram of pass rates and the expected keep rate, from `describe_difficulty`."""
-    columns = ("pass rate", Column("problems", justify="right"), "")
-    table = Table(*columns, title=title, title_style="bold", title_justify="left")
+def _print_difficulty(result: Mapping[str, Any], title: str) -> None:
+    table = titled_table(title, "pass rate", *right("problems"), "")
     most = max(1, *result["histogram"])
     for tenth, count in enumerate(result["histogram"]):
         bar = "█" * -(-BAR_WIDTH * count // most)
@@ -212,12 +201,10 @@ def print_difficulty(result: Mapping[str, Any], title: str) -> None:
         console.print(line, soft_wrap=True)
 
 
-def print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) -> None:
-    """Print the problems that a run has sampled most often, hardest first."""
+def _print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) -> None:
     known = [(rates[problem.id], problem) for problem, _ in unique_problems(data) if problem.id in rates]
-    numbers = [Column(name, justify="right") for name in ("visits", "responses", "pass rate", "last step")]
-    title = "most visited problems, hardest first"
-    table = Table("problem", *numbers, "question", title=title, title_style="bold", title_justify="left")
+    numbers = right("visits", "responses", "pass rate", "last step")
+    table = titled_table("most visited problems, hardest first", "problem", *numbers, "question")
     for rate, problem in sorted(known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id))[:SHOWN_PROBLEMS]:
         question = shorten(prompt_text(problem.prompt), 60, keep="ends")
         cells = (problem.id, f"{rate.visits}", f"{rate.responses}", f"{rate.rate:.0%}", f"{rate.last_seen}", question)

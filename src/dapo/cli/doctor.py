@@ -1,10 +1,11 @@
-"""`dapo doctor`: what is wrong with a run, with evidence, and which option to change."""
+"""`dapo doctor`: reports the problems of a run, with evidence and the option to change."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 
 from dapo.analysis.doctor import Case, Diagnosis, diagnose
+from dapo.cli.formatting import plural
 from dapo.config import load_config
 from dapo.core.terminal import print_text
 from dapo.runs.directory import RunDirectory
@@ -15,14 +16,14 @@ _WIDTH, _LABEL = 110, 10
 
 
 def examine(path: Path) -> Diagnosis:
-    """The diagnosis of a run. Raises CheckpointError for what is no run, and DataError for damaged metrics."""
+    """Diagnose a run. Raises CheckpointError if there is no run, and DataError for damaged metrics."""
     run = RunDirectory.open(path)
     tables = run.rollout_tables()
     return diagnose(load_config(run.config), read_metrics(run.metrics) if run.metrics.exists() else [], tables)
 
 
 def print_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
-    """Print the cases for a person: what was looked at, then each case with its evidence and what to change."""
+    """Print the number of examined steps and tables, then each finding with its evidence and the option to change."""
     for line in diagnosis_lines(path, diagnosis):
         print_text(line)
 
@@ -30,8 +31,8 @@ def print_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
 def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
     """The lines of `print_diagnosis`."""
     seen = (
-        f"{_count(diagnosis.steps, 'step')}, {_count(diagnosis.evaluations, 'evaluation')}, "
-        f"{_count(diagnosis.rollout_tables, 'table')} of responses, by {len(RULES)} rules"
+        f"{plural(diagnosis.steps, 'step')}, {plural(diagnosis.evaluations, 'evaluation')}, "
+        f"{plural(diagnosis.rollout_tables, 'table')} of responses, by {len(RULES)} rules"
     )
     if not diagnosis.steps and not diagnosis.cases:
         yield f"{path}: nothing to look at yet; no step has been logged"
@@ -41,8 +42,8 @@ def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
     else:
         now = sum(case.holds for case in diagnosis.alarms)
         past = len(diagnosis.alarms) - now
-        first = _count(now, "finding") if now else "nothing wrong at the end"
-        over = f", {_count(past, 'past finding')}" if past else ""
+        first = plural(now, "finding") if now else "nothing wrong at the end"
+        over = f", {plural(past, 'past finding')}" if past else ""
         yield f"{path}: {first}{over} in {seen}"
     for case in diagnosis.cases:
         yield ""
@@ -59,7 +60,7 @@ def _case_lines(case: Case) -> Iterator[str]:
     rows = [("cause", found.cause), ("evidence", f"{evidence} ({at})")]
     if case.problems:
         problems = ", ".join(f"{name} ({count})" for name, count in case.problems)
-        rows.append(("problems", f"{problems}; {_count(case.responses, 'response')} of these steps show it"))
+        rows.append(("problems", f"{problems}; {plural(case.responses, 'response')} of these steps show it"))
     if case.error:
         rows.append(("error", case.error))
     if case.example:
@@ -72,7 +73,3 @@ def _case_lines(case: Case) -> Iterator[str]:
         lines = wrap(text, _WIDTH - _LABEL - 2, break_long_words=False, break_on_hyphens=False) or [""]
         yield f"  {label:{_LABEL}}{lines[0]}"
         yield from (f"  {'':{_LABEL}}{line}" for line in lines[1:])
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

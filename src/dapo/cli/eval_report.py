@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
+from dapo.cli.formatting import number, right, titled_table, weighted, with_interval
 from dapo.core.terminal import printable
 from dapo.core.text import one_line
 from dapo.evaluation.scores import CORRECT, count_votes
@@ -15,33 +16,26 @@ from dapo.runs.console import SafeConsole
 
 
 def evaluation_json(result: Mapping[str, Any], *, by_problem: bool) -> dict[str, Any]:
-    """What `--json` prints of a result or of a comparison of two: without their tables, unless `by_problem`."""
+    """A result, or a comparison of two, as `--json` prints it: without the tables, unless `by_problem`."""
     if "comparison" in result:
         both = {name: evaluation_json(result[name], by_problem=by_problem) for name in ("first", "second")}
         return {**both, "comparison": result["comparison"]}
     return {name: value for name, value in result.items() if by_problem or name != "table"}
 
 
-def print_evaluation(summary: Mapping[str, Any], output: Path | None, *, by_problem: bool = False) -> None:
-    """Print a result; with `by_problem`, also one line per problem."""
+def print_evaluation(found: Mapping[str, Any], output: Path | None, *, by_problem: bool = False) -> None:
+    """Print a result, or two side by side with their paired difference; with `by_problem`, also a line per problem."""
     console = SafeConsole()
-    console.print(_result_table([summary]))
-    _print_notes(console, summary)
-    if by_problem:
-        console.print(_problem_table(summary["table"]))
-    if output is not None:
-        console.print(f"written to {output}", soft_wrap=True)
-
-
-def print_comparison(found: Mapping[str, Any], output: Path | None, *, by_problem: bool) -> None:
-    """Print both results side by side, and the paired difference; with `by_problem`, also one line per problem."""
-    console, results = SafeConsole(), [found["first"], found["second"]]
+    is_pair = "comparison" in found
+    results = [found["first"], found["second"]] if is_pair else [found]
     console.print(_result_table(results))
     for result in results:
         _print_notes(console, result)
-    console.print(_describe_difference(found["comparison"]), soft_wrap=True)
+    if is_pair:
+        console.print(_describe_difference(found["comparison"]), soft_wrap=True)
     if by_problem:
-        console.print(_paired_problem_table(*(result["table"] for result in results)))
+        tables = [result["table"] for result in results]
+        console.print(_paired_problem_table(*tables) if is_pair else _problem_table(*tables))
     if output is not None:
         console.print(f"written to {output}", soft_wrap=True)
 
@@ -70,38 +64,33 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     names = ["result"] if len(results) == 1 else [str(result["model"]) for result in results]
     # folded: two files of one folder differ at the end of their names
     columns = [Column(name, justify="right", overflow="fold") for name in names]
-    table = Table("", *columns, title=title, title_style="bold", title_justify="left")
+    table = titled_table(title, "", *columns)
     k = first["samples_per_problem"]
     row = table.add_row
     row(
         f"avg@{k}" if first["binary"] else f"mean score, avg@{k}",
-        *(_format_fraction(r["accuracy"], (r["low"], r["high"]), binary=r["binary"]) for r in results),
+        *(_fraction(r["accuracy"], (r["low"], r["high"]), ".1%" if r["binary"] else ".4f") for r in results),
     )
     for name in (name for name in first if name.startswith(("pass@", "cons@"))):
         if name == "pass@1" and all(r.get(name) == r["accuracy"] for r in results):
             continue  # it is avg@k, unless some problems lack a verdict
-        row(name, *(_format_fraction(r[name], r["intervals"][name]) if name in r else "" for r in results))
+        row(name, *(_fraction(r[name], r["intervals"][name]) if name in r else "" for r in results))
     if any(r.get("complete_problems", r["problems"]) < r["problems"] for r in results):
         row("  pass@j over problems", *(f"{r.get('complete_problems', r['problems']):,}" for r in results))
     for source in first["by_source"] if len(first["by_source"]) > 1 else ():
         count = first["by_source"][source]["problems"]
         row(
             f"  {source} ({count} problems)",
-            *(_format_optional(r["by_source"].get(source, {}).get("accuracy"), ".3f") for r in results),
+            *(number(r["by_source"].get(source, {}).get("accuracy"), ".3f") for r in results),
         )
     row("problems", *(f"{r['problems']:,}" for r in results))
     if any("verifier" in r for r in results):
-        row("judged by", *(_verifier_name(r.get("verifier", "")) for r in results))
+        row("judged by", *(weighted(r.get("verifier", "")) for r in results))
     row("mean response, tokens", *(f"{r['response_tokens_mean']:.1f}" for r in results))
     row("truncated", *(f"{r['truncated_fraction']:.1%}" for r in results))
     if any(r["no_answer_fraction"] is not None for r in results):
-        row("without an answer", *(_format_optional(r["no_answer_fraction"], ".1%") for r in results))
+        row("without an answer", *(number(r["no_answer_fraction"], ".1%") for r in results))
     return table
-
-
-def _verifier_name(verifier: str | Mapping[str, float]) -> str:
-    """`reward.verifier` in a table: a name, or several with their weights."""
-    return verifier if isinstance(verifier, str) else " + ".join(f"{w:g} x {name}" for name, w in verifier.items())
 
 
 def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
@@ -116,11 +105,7 @@ def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
 
 
 def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="by problem", title_style="bold", title_justify="left")
-    for name in ("problem", "answer"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=60 if name == "problem" else 12)
-    for name in ("score", "correct", "tokens", "most frequent answer"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table_by_problem("score", "correct", "tokens", "most frequent answer")
     for row in sorted(rows, key=lambda row: (row["accuracy"] is None, row["accuracy"])):
         responses = row["responses"]
         judged = [response for response in responses if response["error"] is None]
@@ -128,7 +113,7 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             one_line(row["question"]),
             one_line(str(row["answer"])),
-            _format_optional(row["accuracy"], ".3f"),
+            number(row["accuracy"], ".3f"),
             f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}" if binary else "-",
             f"{fmean(response['tokens'] for response in responses):.0f}",
             one_line(_most_frequent_answer(judged)),
@@ -136,8 +121,13 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def _table_by_problem(*numbers: str) -> Table:
+    problem, answer = (Column(name, no_wrap=True, max_width=width) for name, width in (("problem", 60), ("answer", 12)))
+    return titled_table("by problem", problem, answer, *right(*numbers, no_wrap=True))
+
+
 def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
-    """As written in the first response that votes for it; empty if none does."""
+    """The answer as the first response that votes for it writes it; empty if none does."""
     votes = count_votes((response["correct"], response["answer"]) for response in judged)
     if not votes:
         return ""
@@ -149,11 +139,7 @@ def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
 
 def _paired_problem_table(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> Table:
     """One line per problem, from the most worsened to the most improved; problems without a pair come last."""
-    table = Table(title="by problem", title_style="bold", title_justify="left")
-    for name in ("problem", "answer"):
-        table.add_column(name, overflow="ellipsis", no_wrap=True, max_width=60 if name == "problem" else 12)
-    for name in ("first", "second", "difference"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table_by_problem("first", "second", "difference")
     others = {row["id"]: row["accuracy"] for row in second}
     pairs = [(row, row["accuracy"], others[row["id"]]) for row in first]
     differences = [(row, a, b, None if a is None or b is None else b - a) for row, a, b in pairs]
@@ -161,20 +147,12 @@ def _paired_problem_table(first: Sequence[Mapping[str, Any]], second: Sequence[M
         table.add_row(
             one_line(str(row.get("question", row["id"]))),
             one_line(str(row.get("answer", ""))),
-            _format_optional(a, ".3f"),
-            _format_optional(b, ".3f"),
-            _format_optional(difference, "+.3f"),
+            number(a, ".3f"),
+            number(b, ".3f"),
+            number(difference, "+.3f"),
         )
     return table
 
 
-def _format_fraction(value: float, interval: Sequence[float | None], *, binary: bool = True) -> str:
-    style = ".1%" if binary else ".4f"
-    low, high = interval
-    if low is None or high is None:
-        return f"{value:{style}} (no interval)"
-    return f"{value:{style}} ({low:{style}} to {high:{style}})"
-
-
-def _format_optional(value: float | None, style: str) -> str:
-    return "" if value is None else f"{value:{style}}"
+def _fraction(value: float, interval: Sequence[float | None], style: str = ".1%") -> str:
+    return with_interval(value, interval, style, none=" (no interval)")

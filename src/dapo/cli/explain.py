@@ -1,15 +1,16 @@
 """Prints the result of `dapo explain` for a person, equation by equation."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
+from dapo.cli.formatting import number, plural, right
 from dapo.core.terminal import print_json, print_text, printable
 from dapo.core.text import shorten
 from dapo.runs.console import SafeConsole
@@ -27,7 +28,7 @@ _WEIGHTS = {
 
 
 def explain(run_dir: Path, step: int, group: int | None, *, replay: bool, as_json: bool) -> None:
-    """`dapo explain`: what `explain_group` finds, for a person or as JSON."""
+    """`dapo explain`: print the result of `explain_group` for a person, or as JSON."""
     from dapo.analysis.explain import explain_group  # torch
 
     def log(text: str) -> None:
@@ -41,27 +42,34 @@ def explain(run_dir: Path, step: int, group: int | None, *, replay: bool, as_jso
 
 
 def print_explanation(found: Mapping[str, Any]) -> None:
-    """Print what `explain_group` returns."""
+    """Print the result of `explain_group`."""
     console = SafeConsole()
     for part in _parts(found):
         console.print(part)
 
 
-def _parts(found: Mapping[str, Any]) -> list[RenderableType]:
-    parts: list[RenderableType] = [_title(found)]
+def _parts(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield _title(found)
     if found["chosen_because"]:
-        parts.append(_text(f"chosen: {found['chosen_because']}"))
-    parts += [_heading("The prompt, and what the model wrote"), *_prompt(found), _responses(found)]
+        yield f"chosen: {found['chosen_because']}"
+    yield _heading("The prompt and the responses")
+    yield from _prompt(found)
+    yield _responses(found)
     if any(each["finish"] == "length" for each in found["responses"]):
-        parts.append(_text("+: cut off at rollout.max_response_tokens"))
-    parts += [_heading("Eq. 11: is the group trained on?"), _text(_eq11(found))]
-    parts += [_heading("Eq. 13 and 9: from verdicts to advantages"), *map(_text, _eq13(found)), _rewards(found)]
+        yield "+: cut off at rollout.max_response_tokens"
+    yield _heading("Eq. 11: is the group trained on?")
+    yield _eq11(found)
+    yield _heading("Eq. 13 and 9: from verdicts to advantages")
+    yield _eq13(found)
+    yield "reward = score + penalty"
+    yield _rewards(found)
     if found["eq9"] is not None:
-        parts += map(_text, _eq9(found))
-        parts += [_heading("Eq. 8: what each token adds to the loss"), *map(_text, _eq8(found)), *_contributions(found)]
-        parts += _clipped(found)
-    parts += [_text(f"note: {note}") for note in found["notes"]]
-    return parts
+        yield from _eq9(found)
+        yield _heading("Eq. 8: what each token adds to the loss")
+        yield from _eq8(found)
+        yield from _contributions(found)
+        yield from _clipped(found)
+    yield from (f"note: {note}" for note in found["notes"])
 
 
 def _title(found: Mapping[str, Any]) -> Text:
@@ -75,19 +83,15 @@ def _heading(text: str) -> Text:
     return Text(f"\n{text}", style="bold cyan")
 
 
-def _text(text: str) -> Text:
-    return Text(printable(text))
-
-
-def _prompt(found: Mapping[str, Any]) -> list[RenderableType]:
+def _prompt(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     problem = found["problem"]
-    reference = f"reference answer: {problem['answer']}" if problem["answer"] else "no reference answer"
     prompt = shorten(problem["prompt"].strip(), SHOWN_CHARS, keep="ends")
-    return [Padding(_text(prompt), (0, 0, 0, 2)), _text(reference)]
+    yield Padding(prompt, (0, 0, 0, 2))
+    yield f"reference answer: {problem['answer']}" if problem["answer"] else "no reference answer"
 
 
 def _responses(found: Mapping[str, Any]) -> Table:
-    table = Table(Column("#", justify="right"), "verdict", Column("tokens", justify="right"), "response", box=None)
+    table = Table(*right("#"), "verdict", *right("tokens"), "response", box=None)
     for each in found["responses"]:
         length = f"{each['tokens']}{'+' if each['finish'] == 'length' else ''}"
         text = shorten(each["text"].strip(), SHOWN_CHARS, keep="ends")
@@ -109,31 +113,28 @@ def _eq11(found: Mapping[str, Any]) -> str:
     return f"{kept}: {eq11['why']}{errors}"
 
 
-def _eq13(found: Mapping[str, Any]) -> list[str]:
+def _eq13(found: Mapping[str, Any]) -> str:
     eq13 = found["eq13"]
-    if eq13["mode"] == "soft":
-        begin = eq13["max_length"] - eq13["buffer"]
-        rule = (
-            f"a response of up to {begin} tokens has no penalty; it grows from there to {eq13['penalty']:g} at "
-            f"{eq13['max_length']} tokens (L_max = {eq13['max_length']}, L_cache = {eq13['buffer']})"
-        )
-    elif eq13["mode"] == "filter":
-        rule = "overlong.mode=filter: no penalty, and truncated responses do not train"
-    else:
-        rule = "overlong.mode=off: no penalty for length"
-    return [rule, "reward = score + penalty"]
+    if eq13["mode"] == "filter":
+        return "overlong.mode=filter: no penalty, and truncated responses do not train"
+    if eq13["mode"] == "off":
+        return "overlong.mode=off: no penalty for length"
+    longest = eq13["max_length"]
+    return (
+        f"a response of up to {longest - eq13['buffer']} tokens has no penalty; it grows from there to "
+        f"{eq13['penalty']:g} at {longest} tokens (L_max = {longest}, L_cache = {eq13['buffer']})"
+    )
 
 
 def _rewards(found: Mapping[str, Any]) -> Table:
-    numbers = [Column(name, justify="right") for name in ("#", "tokens", "score", "penalty", "reward", "advantage")]
-    table = Table(*numbers, box=None)
+    table = Table(*right("#", "tokens", "score", "penalty", "reward", "advantage"), box=None)
     for each in found["responses"]:
         values = (each["score"], each["overlong_penalty"], each["reward"], each["advantage"])
         table.add_row(f"{each['sample']}", f"{each['tokens']}", *map(_number, values))
     return table
 
 
-def _eq9(found: Mapping[str, Any]) -> list[str]:
+def _eq9(found: Mapping[str, Any]) -> Iterator[str]:
     eq9 = found["eq9"]
     mean, std = f"{eq9['mean']:.6g}", f"{eq9['std']:.6g}"
     above = f"reward {'-' if eq9['mean'] >= 0 else '+'} {abs(eq9['mean']):.6g}"
@@ -141,85 +142,78 @@ def _eq9(found: Mapping[str, Any]) -> list[str]:
     if eq9["scale"] == "std":
         formula = f"({above}) / ({std} + {eq9['eps']:g})"
     elif estimator == "rloo":
-        formula = f"{count} / {count - 1} ({above}), which is the reward minus the mean of the others (RLOO)"
+        formula = f"{count} / {count - 1} ({above}), the reward minus the mean of the other rewards (RLOO)"
     else:
         formula = f"{above} (advantage.scale=none)"
-    rewards = (
-        f"{count:,} rewards of the whole step (REINFORCE++)" if estimator == "reinforce_pp" else f"{count} rewards"
-    )
-    return [
-        f"the {rewards} have mean {mean} and standard deviation {std}: advantage = {formula}",
-        "a response's tokens become more probable where its advantage is above 0, less probable where it is below",
-    ]
+    rewards = f"{count:,} rewards{' of the whole step (REINFORCE++)' if estimator == 'reinforce_pp' else ''}"
+    yield f"the {rewards} have mean {mean} and standard deviation {std}: advantage = {formula}"
+    yield "a response's tokens become more probable where its advantage is above 0, less probable where it is below"
 
 
-def _eq8(found: Mapping[str, Any]) -> list[str]:
+def _eq8(found: Mapping[str, Any]) -> Iterator[str]:
     eq8 = found["eq8"]
     ratios, clip = eq8["ratios"], eq8["clip"]
-    lines = [
+    yield (
         f"update {eq8['update']} of {eq8['updates']} has {eq8['trained_tokens']:,} trained tokens in "
-        f"{eq8['responses']} responses of {len(eq8['groups'])} group{'s' if len(eq8['groups']) > 1 else ''}; "
+        f"{eq8['responses']} responses of {plural(len(eq8['groups']), 'group')}; "
         f"each token weighs {_WEIGHTS[eq8['aggregate']]}"
-    ]
+    )
     dual = "" if clip["dual"] is None else f", or A < 0 and r > {clip['dual']:g}"
     bounds = f"A > 0 and r > {clip['high']:g}, or A < 0 and r < {clip['low']:g}{dual}"
     if ratios["source"] == "first_update":
-        lines.append(f"{ratios['why']} (in later updates where {bounds})")
-    elif not ratios["known"]:
-        lines.append(f"ratios are not known. {ratios['why']}")
-        lines.append("what is above needs none of them; tokens with the engine's log-probabilities: --json")
-    else:
-        replay = ratios["replay"]
-        lines.append(
-            "a token's loss is -weight x min(r A, clip(r) A), where r is its probability now over that before the step "
-            f"(Eq. 6) and A its response's advantage; it is clipped, and loses its gradient, where {bounds}"
-        )
-        equal = f"{replay['metrics_equal']} of {replay['metrics_compared']} logged metrics are equal to the last bit"
-        if replay["metrics_equal"] < replay["metrics_compared"]:
-            equal += f", the others to {replay['largest_relative_difference']:.1g} (relative)"
-        lines.append(f"{ratios['why']}: {equal}")
-    return lines
+        yield f"{ratios['why']} (in later updates where {bounds})"
+        return
+    if not ratios["known"]:
+        yield f"ratios are not known. {ratios['why']}"
+        yield "the values above need no ratios; tokens with the engine's log-probabilities: --json"
+        return
+    yield (
+        "a token's loss is -weight x min(r A, clip(r) A), where r is its probability now over its probability before "
+        f"the step (Eq. 6) and A its response's advantage; it is clipped, and loses its gradient, where {bounds}"
+    )
+    replay = ratios["replay"]
+    equal = f"{replay['metrics_equal']} of {replay['metrics_compared']} logged metrics are equal to the last bit"
+    if replay["metrics_equal"] < replay["metrics_compared"]:
+        equal += f", the rest to {replay['largest_relative_difference']:.1g} (relative)"
+    yield f"{ratios['why']}: {equal}"
 
 
-def _contributions(found: Mapping[str, Any]) -> list[RenderableType]:
+def _contributions(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     eq8 = found["eq8"]
-    has_kl = eq8["kl_coef"] > 0
-    names = ["#", "tokens", "weight per token", "clipped", "ratio", "part of the loss", "part of the gradient"]
-    table = Table(*(Column(name, justify="right") for name in names), box=None)
+    names = ("#", "tokens", "weight per token", "clipped", "ratio", "part of the loss", "part of the gradient")
+    table = Table(*right(*names), box=None)
     for each in found["responses"]:
         if each.get("weight") is None:
             continue
         values = each["token_values"].get("ratios") or []
         ratios = f"{min(values):.3f} to {max(values):.3f}" if values else "-"
-        clipped = "-" if each["clipped"] is None else f"{each['clipped']}"
-        share = "-" if each["gradient_share"] is None else f"{each['gradient_share']:.2%}"
+        clipped, share = number(each["clipped"], "", "-"), number(each["gradient_share"], ".2%", "-")
         row = (f"{each['tokens']}", f"{each['weight']:.4g}", clipped, ratios, _number(each["loss"]), share)
         table.add_row(f"{each['sample']}", *row)
+    yield table
     if eq8["loss"] is None:
-        return [table]
-    with_kl = f", with {eq8['kl_coef']:g} x KL" if has_kl else ""
-    total = (
+        return
+    with_kl = f", with {eq8['kl_coef']:g} x KL" if eq8["kl_coef"] > 0 else ""
+    yield (
         f"the group: {eq8['loss_of_group']:+.6f} of the update's loss of {eq8['loss']:+.6f}{with_kl}, and "
         f"{eq8['gradient_share_of_group']:.1%} of its gradient"
     )
-    meaning = (
-        "part of the gradient: the size of the loss's derivative by each token's log-probability, over the sum of the "
-        "update; a clipped token has none"
+    yield (
+        "part of the gradient: the size of the loss's derivative by each token's log-probability, divided by its sum "
+        "over the update; a clipped token has none"
     )
-    return [table, _text(total), _text(meaning)]
 
 
-def _clipped(found: Mapping[str, Any]) -> list[RenderableType]:
+def _clipped(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     eq8, tokens = found["eq8"], found["clipped_tokens"]
     if not eq8["ratios"]["known"] or eq8["ratios"]["source"] == "first_update":
-        return []
+        return
     if not tokens:
-        return [_text(f"no token of the group is clipped ({eq8['clipped_tokens']} in the update)")]
-    table = Table(Column("#", justify="right"), Column("token", justify="right"), "text", "in its place", box=None)
-    for name in ("A", "ratio", "bound", "gradient without clip"):
-        table.add_column(name, justify="right")
-    plural = "s" if len(tokens) > 1 else ""
-    title = f"\n{len(tokens)} clipped token{plural} of the group ({eq8['clipped_tokens']} in the update)"
+        yield f"no token of the group is clipped ({eq8['clipped_tokens']} in the update)"
+        return
+    numbers = ("A", "ratio", "bound", "gradient without clip")
+    table = Table(*right("#", "token"), "text", "in context", *right(*numbers), box=None)
+    yield f"\n{plural(len(tokens), 'clipped token')} of the group ({eq8['clipped_tokens']} in the update)"
     shown = sorted(tokens, key=lambda each: -each["gradient_share_without_clip"])[:SHOWN_TOKENS]
     for each in shown:
         response = found["responses"][each["sample"]]
@@ -228,12 +222,13 @@ def _clipped(found: Mapping[str, Any]) -> list[RenderableType]:
         share = f"{each['gradient_share_without_clip']:.2%}"
         text = f"{each['id']}" if each["text"] is None else repr(each["text"])
         table.add_row(f"{each['sample']}", f"{each['position']}", text, _context(response, each), *numbers_of, share)
-    rest = [_text(f"and {len(tokens) - len(shown)} more: --json")] if len(tokens) > len(shown) else []
-    return [_text(title), table, *rest]
+    yield table
+    if len(tokens) > len(shown):
+        yield f"and {len(tokens) - len(shown)} more: --json"
 
 
 def _context(response: Mapping[str, Any], token: Mapping[str, Any]) -> Text:
-    """The token among its neighbours, marked."""
+    """The token, marked, with the tokens around it."""
     texts: Sequence[str] | None = response["token_values"]["texts"]
     if texts is None:
         return Text("")

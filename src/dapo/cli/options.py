@@ -1,4 +1,4 @@
-"""`dapo options`: what can be set, printed for a person."""
+"""`dapo options` and `dapo configs`: prints the options, and the configurations that come with the package."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,13 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dapo.config.option_entries import OptionEntry, section_names, yaml_text
+from dapo.config.shipped import first_comment, shipped_configs
+from dapo.core.terminal import print_json, print_text
 from dapo.runs.console import SafeConsole
 
 
 def print_options(entries: Sequence[OptionEntry]) -> None:
-    """Each option with its default, the paper's value, its meaning, and when it has an effect."""
+    """Print each option with its default, the paper's value, its meaning and the condition for its effect."""
     console = SafeConsole()
     for entry in entries:
         values = [f"default {entry.default_text}" if not entry.is_required else "required"]
@@ -23,4 +25,16 @@ def print_options(entries: Sequence[OptionEntry]) -> None:
         console.print(Padding(f"{entry.meaning}{condition}", (0, 0, 0, 4)))
     sections = section_names(entries)
     if len(sections) > 1:
-        console.print(f"\n{len(entries)} options; of one section: dapo options {'|'.join(sections)}", soft_wrap=True)
+        console.print(f"\n{len(entries)} options; one section: dapo options {'|'.join(sections)}", soft_wrap=True)
+
+
+def list_configs(*, as_json: bool) -> None:
+    """Print the name of each shipped configuration with its purpose; as JSON also its file."""
+    found = {name: {"about": first_comment(path), "path": str(path)} for name, path in shipped_configs().items()}
+    if as_json:
+        print_json(found)
+        return
+    width = max(map(len, found), default=0)
+    for name, each in found.items():
+        print_text(f"{name:<{width}}  {each['about']}")
+    print_text("\ndapo train NAME [KEY=VALUE]... trains with one; dapo configs NAME > my.yaml makes a file to change")

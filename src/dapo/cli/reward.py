@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from dapo.config import DataSpec, build_config, parse_data_argument
+from dapo.cli.formatting import right, titled_table
+from dapo.config import build_config, parse_data_argument
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
@@ -33,12 +34,12 @@ class RewardReport:
     audits: Sequence[Audit]
     group_size: int
     group_seconds: float
-    """The time in which a group of so many responses is judged."""
+    """Seconds to judge a group of `group_size` responses."""
     workers: int
 
     @property
     def suspicious(self) -> bool:
-        """Whether there is any issue."""
+        """Whether an audit has an issue."""
         return any(audit.suspicious for audit in self.audits)
 
     def as_json(self) -> dict[str, Any]:
@@ -46,7 +47,7 @@ class RewardReport:
         return {
             "verifier": self.verifier,
             "suspicious": self.suspicious,
-            "problems": [audit_json(audit) for audit in self.audits],
+            "problems": [_audit_json(audit) for audit in self.audits],
             "group_size": self.group_size,
             "group_seconds": self.group_seconds,
             "workers": self.workers,
@@ -54,18 +55,14 @@ class RewardReport:
 
 
 def examine_reward(
-    verifier: str, *, data: DataSpec | None, answer: str | None, right: str | None, overrides: Sequence[str]
+    verifier: str, *, data: str | None, answer: str | None, right: str | None, overrides: Sequence[str]
 ) -> RewardReport:
-    """Audit a reward. Raises ConfigError, DataError or RewardError for an argument that cannot be used.
+    """Audit a reward on the first problems of `data`, or on an example with the reference `answer`.
 
-    Args:
-        verifier: a name or module:function.
-        data: where problems come from; None: an example.
-        answer: the reference of the example.
-        right: a response to it that is known to be right.
-        overrides: `reward.NAME=VALUE`.
+    `right` is a correct response to the example; `overrides` are options of reward. Raises ConfigError, DataError or
+    RewardError for an argument that cannot be used.
     """
-    source = parse_data_argument(data) if isinstance(data, str) else "builtin:sums" if data is None else data
+    source = "builtin:sums" if data is None else parse_data_argument(data)
     raw = {"model": "none", "data": {"train": source}, "reward": {"verifier": verifier}}
     config = resolve_auto_verifier(build_config(raw, overrides, where="dapo reward test"))
     if not all(item.startswith("reward.") for item in overrides):
@@ -89,17 +86,18 @@ def examine_reward(
 
 
 def print_report(report: RewardReport, *, show_all: bool) -> None:
-    """Print the audits; with `show_all` the verdict on every response, not only those with an issue."""
+    """Print the audits; with `show_all`, the verdicts on all responses, otherwise on those with an issue."""
     console = SafeConsole()
     for audit in report.audits:
-        console.print(table_of(audit, show_all=show_all))
-        for line in audit_summary(audit):
+        console.print(_table_of(audit, show_all=show_all))
+        for line in _audit_summary(audit):
             console.print(line, soft_wrap=True)
-    group = f"a group of {report.group_size} responses: {report.group_seconds:.2g} s"
-    console.print(f"{group} with {report.workers} workers", highlight=False)
+    console.print(
+        f"a group of {report.group_size} responses: {report.group_seconds:.2g} s with {report.workers} workers"
+    )
 
 
-def audit_json(audit: Audit) -> dict[str, Any]:
+def _audit_json(audit: Audit) -> dict[str, Any]:
     """An audit as JSON values."""
     return {
         "reference": audit.problem.answer,
@@ -123,29 +121,28 @@ def _check_json(check: CheckResult) -> dict[str, Any]:
 
 
 def _group_seconds(pool: VerifierPool, problem: Problem, size: int) -> float:
-    """The time in which a group of responses without a trick is judged, as in training."""
+    """Measure the seconds to judge a group of ordinary responses, as in training."""
     responses = [f"I think it is this.\nAnswer: {number}" for number in range(size)]
     began = time.perf_counter()
     pool.submit(problem, responses, [()] * size).result()
     return time.perf_counter() - began
 
 
-def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: DataSpec | None) -> None:
-    """Raise DataError where the problems have no columns that a function needs; an example has none of its own."""
+def _require_columns(pool: VerifierPool, problems: Sequence[Problem], data: str | None) -> None:
+    """Raise DataError where the problems lack a column that a function needs; the example has no columns."""
     if data is not None:
         require_columns(problems, pool.needed_columns, where="--data")
         return
     for name, columns in pool.needed_columns.items():
         if missing := missing_columns(columns, problems[0]):
-            have = "audit it on problems of your data that have it: --data train.jsonl"
-            raise DataError(f"{name} needs {missing}, which the example problem does not have; {have}")
+            advice = "audit it on problems of your data that have it: --data train.jsonl"
+            raise DataError(f"{name} needs {missing}, which the example problem does not have; {advice}")
 
 
-def table_of(audit: Audit, *, show_all: bool) -> Table:
+def _table_of(audit: Audit, *, show_all: bool) -> Table:
     """A row for the right response and one for each response with an issue; with `show_all`, for every response."""
-    table = Table(title=f"Reference {audit.problem.answer[:_SHOWN_CHARS]!r}", title_justify="left", title_style="bold")
-    for column in ("response", "verdict", "score", "ms", ""):
-        table.add_column(column, justify="right" if column in ("score", "ms") else "left")
+    title = f"Reference {audit.problem.answer[:_SHOWN_CHARS]!r}"
+    table = titled_table(title, "response", "verdict", *right("score", "ms"), "")
     if audit.right is not None:
         table.add_row(*_cells(audit.right), "")
     for check in audit.checks:
@@ -154,7 +151,7 @@ def table_of(audit: Audit, *, show_all: bool) -> Table:
     return table
 
 
-def audit_summary(audit: Audit) -> list[str]:
+def _audit_summary(audit: Audit) -> list[str]:
     """Lines below the table: times, counts of issues."""
     slowest = max(audit.checks, key=lambda check: check.seconds)
     median_s = statistics.median(check.seconds for check in audit.checks)
@@ -172,12 +169,12 @@ def audit_summary(audit: Audit) -> list[str]:
     if not counts:
         lines.append(f"nothing suspicious in {len(audit.checks)} responses (--all shows each of them)")
     if count := counts["false positive"]:
-        lines.append(f"{count} false positives: wrong responses that it accepts")
+        lines.append(f"{count} false positives: wrong responses that the reward accepts")
     if count := counts["verifier error"]:
         example = next(check for check in audit.checks if "verifier error" in check.issues)
         lines.append(f"{count} verifier errors, for example ({example.name}): {example.verdict.error}")
     if count := counts["non-deterministic"]:
-        lines.append(f"{count} non-deterministic verdicts: different the second time")
+        lines.append(f"{count} non-deterministic verdicts: the second verdict differs")
     return lines
 
 

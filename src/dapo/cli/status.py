@@ -1,9 +1,10 @@
-"""`dapo status`: how runs stand, printed for a person."""
+"""`dapo status`: prints the state of runs."""
 
 from collections.abc import Sequence
 
 from rich.table import Column, Table
 
+from dapo.cli.formatting import number, right
 from dapo.core.terminal import printable
 from dapo.runs.console import SafeConsole, duration, evaluation_line, metric_columns, training_seconds
 from dapo.runs.manifest import Fork
@@ -13,13 +14,13 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def print_status(statuses: Sequence[RunStatus]) -> None:
-    """One run in lines of its own, several as a table with one row each."""
+    """Print one run in several lines, or several runs as a table."""
     console = SafeConsole()
     if len(statuses) == 1:
         for label, text in _details(statuses[0]):
             console.print(f"{label:<12}{text}", soft_wrap=True)
         return
-    numbers = [Column(name, justify="right", no_wrap=True) for name in ("step", "left", "accuracy", "disk")]
+    numbers = right("step", "left", "accuracy", "disk", no_wrap=True)
     table = Table(Column("run", overflow="fold"), "state", *numbers)
     for status in statuses:
         accuracies = [each["accuracy"] for each in status.evaluations.values() if each.get("accuracy") is not None]
@@ -29,7 +30,7 @@ def print_status(statuses: Sequence[RunStatus]) -> None:
             status.state,
             _steps(status),
             "" if status.seconds_left is None else duration(status.seconds_left),
-            "" if accuracy is None else f"{accuracy:.1%}",
+            number(accuracy, ".1%"),
             size(status.disk_bytes["total"]),
         )
     console.print(table)
@@ -43,9 +44,8 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
     if (fork := Fork.of_record(status.fork)) is not None:
         rows.insert(1, ("forked from", printable(fork.describe())))
     if status.seconds_left is not None:
-        since = (
-            "" if status.seconds_since_step is None else f"; the newest step {duration(status.seconds_since_step)} ago"
-        )
+        newest = status.seconds_since_step
+        since = "" if newest is None else f"; the newest step {duration(newest)} ago"
         rows[-1] = ("step", f"{_steps(status)}, about {duration(status.seconds_left)} left{since}")
     if status.metrics:
         values = {name: value for name, value in status.metrics.items() if value is not None}
@@ -59,9 +59,7 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
     checkpoint = status.checkpoint
     rows.append(("checkpoint", "none yet" if checkpoint is None else f"step {checkpoint['step']}"))
     parts = [f"{name} {size(count)}" for name, count in status.disk_bytes.items() if name != "total" and count]
-    rows.append(
-        ("disk", f"{size(status.disk_bytes['total'])}{' (' * bool(parts)}{', '.join(parts)}{')' * bool(parts)}")
-    )
+    rows.append(("disk", size(status.disk_bytes["total"]) + (f" ({', '.join(parts)})" if parts else "")))
     return rows
 
 
@@ -71,7 +69,7 @@ def _state(status: RunStatus) -> str:
             return f"running, process {status.process}" if status.process else "running, just starting"
         case "stopped":
             if status.fork is not None and status.exit_reason is None and status.step <= status.fork["step"]:
-                return f"not trained since it was forked; train it with: dapo resume {status.run}"
+                return f"not trained since the fork; train it with: dapo resume {status.run}"
             why = status.exit_reason.removeprefix("interrupted: ") if status.exit_reason else "its process was killed"
             return f"stopped ({why}); continue with: dapo resume {status.run}"
         case "failed":

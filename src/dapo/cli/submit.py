@@ -1,4 +1,4 @@
-"""`dapo submit`: a batch script that trains on a Slurm allocation, written and handed over."""
+"""`dapo submit`: writes a batch script that trains on a Slurm allocation, and submits it."""
 
 import importlib.util
 import shlex
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.cli.check.summary import explain
+from dapo.cli.formatting import plural
 from dapo.config import Config, dump_config, find_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_text, open_no_link
@@ -16,7 +17,7 @@ from dapo.core.terminal import print_text
 from dapo.distributed.slurm.job import Allocation, Job, batch_script, folder_of, require_sbatch, submit
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 
-JOBS = "jobs"  # the ids of the jobs that a script was submitted as, a line each
+JOBS = "jobs"  # the file with the ids of a script's jobs, one per line
 
 
 def submit_run(
@@ -28,14 +29,14 @@ def submit_run(
     setup: tuple[str, ...],
     dry_run: bool,
 ) -> dict[str, Any]:
-    """Check all that can be checked here, write the script next to the run, and submit it.
+    """Check the configuration, write the script next to the run, and submit it.
 
-    Returns what there is to know, as JSON values: the run, nodes, the script's text and path, and the job's id. With
-    `dry_run` nothing is written, and path and id are None.
+    Returns JSON values: the run, nodes, the script's text and path, and the job's id. With `dry_run` it writes nothing,
+    and path and id are None.
     """
     is_run = RunDirectory.is_run(config_or_run)
     if is_run and run_dir is not None:
-        raise ConfigError(f"{config_or_run} is a run, which continues where it is; leave --run-dir out")
+        raise ConfigError(f"{config_or_run} is a run, which continues in its directory; leave --run-dir out")
     source = RunDirectory.open(config_or_run).config if is_run else find_config(config_or_run)
     config = load_config(source, overrides)
     list(explain(config))  # reads the data that is at hand
@@ -66,13 +67,13 @@ def submit_run(
 
 
 def print_submission(report: Mapping[str, Any]) -> None:
-    """Print the script of a dry run; else which job it is, and where things are."""
+    """Print the script of a dry run; otherwise the job's id, its files and the commands to stop and continue it."""
     if report["job"] is None:
         print_text(report["script"], end="")
         return
-    number, nodes = report["job"], report["nodes"]
+    number = report["job"]
     print_text(
-        f"job {number}: {nodes} node{'s' if nodes > 1 else ''}, run {report['run']}\n"
+        f"job {number}: {plural(report['nodes'], 'node')}, run {report['run']}\n"
         f"  log              {report['log']}\n"
         f"  script           {report['script_path']}\n"
         f"  stop it, saved   scancel --batch --signal=TERM {number}\n"
@@ -81,7 +82,7 @@ def print_submission(report: Mapping[str, Any]) -> None:
 
 
 def _write(job: Job, script: str, config: Config | None) -> Path:
-    """The script, and a new run's configuration as it is now: its file may have changed by the time the job starts."""
+    """Write the script, and a copy of a new run's configuration: its file may change before the job starts."""
     path = job.folder / "job.sh"
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +95,7 @@ def _write(job: Job, script: str, config: Config | None) -> Path:
 
 
 def needs_ray(config: Config, allocation: Allocation) -> bool:
-    """On several nodes, and where the config says so. Raises ConfigError where Ray is not installed."""
+    """Whether the job starts Ray, on several nodes or with launcher=ray. Raises ConfigError if Ray is missing."""
     if allocation.nodes == 1 and config.launcher == "local":
         return False
     if importlib.util.find_spec("ray") is None:
@@ -104,7 +105,7 @@ def needs_ray(config: Config, allocation: Allocation) -> bool:
 
 
 def _refuse_submitted(folder: Path) -> None:
-    """Two jobs that both begin the same run would be one too many."""
+    """Raise CheckpointError if a job for the same run has been submitted."""
     jobs = folder / JOBS
     if jobs.is_file():
         number = jobs.read_text(encoding="ascii").split()[-1]

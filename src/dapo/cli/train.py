@@ -1,4 +1,4 @@
-"""`dapo train`, `dapo resume` and `dapo export`: what they print; what they do is in `api/lifecycle/execute.py`."""
+"""`dapo train`, `dapo resume`, `dapo fork` and `dapo export`; the work is in `api/lifecycle/execute.py`."""
 
 import shlex
 import sys
@@ -19,13 +19,17 @@ from dapo.api.lifecycle.execute import (
     run_training,
 )
 from dapo.config import Config
-from dapo.core.terminal import print_text, warn
+from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import SafeConsole, final_report
-from dapo.runs.directory import RunDirectory, default_run_path
+from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.evaluations import first_and_last_evaluation
+from dapo.runs.manifest import Fork
+from dapo.runs.stored_config import load_run_config
+from dapo.training.fork import create_fork, default_fork_path, plan_fork
+from dapo.training.preflight import open_judge
 
-SHOWN_SAMPLES = 3  # responses that the final report shows from before and after training
+SHOWN_SAMPLES = 3  # problems whose responses before and after training the final report shows
 
 
 def start_run(
@@ -36,14 +40,10 @@ def start_run(
     max_restarts: int = MAX_RESTARTS,
     judge: VerifierPool | None = None,
 ) -> None:
-    """`dapo train`.
+    """`dapo train`: train in `run_dir`, or else in a directory of `runs` named after `config_name` and the time.
 
-    Args:
-        config: the options of the run.
-        run_dir: the directory to make; None: one in `runs` with name and time.
-        config_name: the name for it.
-        max_restarts: times that the run goes back to its last checkpoint by itself when a trainer rank is lost.
-        judge: of `open_judge` for this configuration and directory; None: it is opened here.
+    When a trainer rank is lost, the run returns to its last checkpoint, at most `max_restarts` times. `judge` is the
+    result of `open_judge` for this configuration and directory; without one, it is opened here.
     """
     path = run_dir or default_run_path(config_name, datetime.now())
     with new_run(config, path, command=sys.argv, judge=judge) as ready:
@@ -68,11 +68,11 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
 
 
 def report(config: Config, directory: RunDirectory) -> None:
-    """The end of a run, for a person: before and after, responses, curves, where everything lies."""
+    """Print the end of a run: accuracy and responses before and after training, and the paths of the files."""
     evaluations = first_and_last_evaluation(directory, warn)
     newest = directory.checkpoints.latest(warn=warn)
-    # without held-out problems of its own a run has nothing to be evaluated on; one that has them may get more samples
-    asked = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
+    # a run without held-out problems needs --data
+    arguments = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
     final_report(
         SafeConsole(),
         before=evaluations[0] if evaluations else None,
@@ -84,7 +84,7 @@ def report(config: Config, directory: RunDirectory) -> None:
             **({} if config.log.rollouts == "none" else {"judged responses": directory.rollouts_folder}),
             **({"evaluations": directory.evaluations_folder} if evaluations else {}),
             "checkpoint": newest,
-            "evaluate it": f"dapo eval {directory.path} {asked}",
+            "evaluate it": f"dapo eval {directory.path} {arguments}",
             "export it": f"dapo export {directory.path} my-model",
         },
     )
@@ -117,3 +117,48 @@ def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = F
     """
     config, step = export_model_of(path, out_dir, step=step, adapter=adapter, warn=warn)
     return {"model": str(out_dir), "run": str(path), "step": step, "base": config.model.name, "adapter": adapter}
+
+
+def fork_run(
+    path: Path,
+    *,
+    step: int,
+    overrides: Sequence[str],
+    times: int | None,
+    run_dir: Path | None,
+    trains: bool,
+    as_json: bool,
+) -> None:
+    """`dapo fork`: make one fork with the parent's seed, or `times` branches with their own, and train them in turn.
+
+    `dapo resume` continues a fork that is stopped. Without `run_dir`, the new run is next to its parent.
+    """
+    parent = RunDirectory.open(path)
+    base = run_dir or default_fork_path(parent, step, datetime.now())
+    branches = {base: None} if times is None else {base.with_name(f"{base.name}-{i + 1}"): i + 1 for i in range(times)}
+    plans = {target: plan_fork(parent, step, overrides, branch=branch) for target, branch in branches.items()}
+    for target in plans:
+        require_new_run(target)
+    first = next(iter(plans.values()))
+    with stdout_to_stderr(as_json):
+        with open_judge(load_run_config(parent, overrides), elsewhere=not trains):  # an option may be wrong
+            forks = [create_fork(plan, target, sys.argv) for target, plan in plans.items()]
+        for fork, plan in zip(forks, plans.values(), strict=True):
+            print_text(f"{fork.path} begins with {plan.fork.describe()}")
+        for note in first.notes:
+            print_text(note)
+        for number, fork in enumerate(forks if trains else (), start=1):
+            if len(forks) > 1:
+                print_text(f"\nbranch {number} of {len(forks)}: {fork.path}")
+            resume_run(fork.path, [])
+    if as_json:
+        print_json({"parent": first.fork.parent, "step": step, "forks": [_fork_json(fork) for fork in forks]})
+    elif not trains:
+        print_text(f"train it with: {'; '.join(f'dapo resume {shlex.quote(str(fork.path))}' for fork in forks)}")
+
+
+def _fork_json(run: RunDirectory) -> dict[str, Any]:
+    fork = Fork.of(run)
+    assert fork is not None
+    changed = {name: {"parent": old, "fork": new} for name, (old, new) in fork.changed.items()}
+    return {"run": str(run.path), "branch": fork.branch, "changed": changed, "exit_reason": run.exit_reason()}

@@ -7,20 +7,14 @@ from pathlib import Path
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.report import write_report
 from dapo.analysis.view.server import serve
+from dapo.cli.formatting import plural
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
 from dapo.runs.run_reader import RunReader, find_runs
 
 
 def view_runs(paths: Sequence[Path], *, port: int | None, open_browser: bool, as_json: bool) -> None:
-    """Serve the page of runs until Ctrl-C.
-
-    Args:
-        paths: run directories or folders of them; none: `./runs`.
-        port: the port on 127.0.0.1; None: the usual one, or a free one.
-        open_browser: whether to open the page in the user's browser.
-        as_json: print one JSON object with the address and the runs instead of text.
-    """
+    """Serve the page of runs until Ctrl-C; with `as_json`, print its address and the runs as one JSON object."""
     runs = Runs(find_runs(paths))
 
     def on_ready(url: str) -> None:
@@ -28,8 +22,7 @@ def view_runs(paths: Sequence[Path], *, port: int | None, open_browser: bool, as
             found = [{"name": name, "path": str(run.files.directory.path)} for name, run in runs.runs.items()]
             print_json({"url": url, "runs": found})
             return
-        count = len(runs.runs)
-        print_text(f"{count} {'run' if count == 1 else 'runs'} at {url} (this machine only); Ctrl-C ends")
+        print_text(f"{plural(len(runs.runs), 'run')} at {url} (this machine only); Ctrl-C ends")
         if open_browser:
             webbrowser.open(url)
 
@@ -45,7 +38,7 @@ def report_run(path: Path, output: Path | None, *, as_json: bool) -> None:
     if target.suffix.lower() != ".html":
         raise ConfigError(f"--output {target} must end in .html")
     if target.resolve().is_relative_to(path.resolve()):
-        raise ConfigError(f"{target} is inside the run, into which nothing is written; choose another --output")
+        raise ConfigError(f"{target} is inside the run, which is never changed; choose another --output")
     if not target.parent.is_dir():
         raise ConfigError(f"there is no folder {target.parent} for the report")
     found = write_report(files, target)

@@ -1,14 +1,14 @@
-"""Prints the result of `dapo whatif`: what would have changed, in counts, from -> to, and examples."""
+"""Prints the result of `dapo whatif`: changed outcomes, verdicts and advantages in counts, and examples."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
+from dapo.cli.formatting import number, option_text, right
 from dapo.core.terminal import print_json, print_text, printable
 from dapo.core.text import one_line, shorten
 from dapo.runs.console import SafeConsole
@@ -18,7 +18,7 @@ SHOWN_CHARS = 160
 
 
 def whatif(run_dir: Path, overrides: Sequence[str], *, steps: str, gradient: bool, as_json: bool) -> None:
-    """`dapo whatif`: what `what_if` finds, for a person or as JSON."""
+    """`dapo whatif`: print the result of `what_if` for a person, or as JSON."""
     from dapo.analysis.whatif import what_if  # torch
 
     def log(text: str) -> None:
@@ -33,17 +33,17 @@ def whatif(run_dir: Path, overrides: Sequence[str], *, steps: str, gradient: boo
 
 
 def print_changes(found: Mapping[str, Any]) -> None:
-    """Print what `what_if` returns."""
+    """Print the result of `what_if`."""
     console = SafeConsole()
     steps, total = found["steps"], found["total"]
     of_steps = f"step {steps[0]['step']}" if len(steps) == 1 else f"{len(steps)} steps"
     console.print(_heading(f"{found['run']}: {total['responses']:,} stored responses of {of_steps}"))
     for option in found["options"]:
-        console.print(f"{option['name']}: {_value(option['old'])} -> {_value(option['new'])}")
+        console.print(f"{option['name']}: {option_text(option['old'])} -> {option_text(option['new'])}")
     if not found["options"]:
-        console.print("no option is changed: whatever differs, the verifier does not say the same twice")
+        console.print("no option is changed: any difference comes from a verifier that is not deterministic")
     elif not found["judged_again"]:
-        console.print("no option of the reward is named: the stored verdicts stand")
+        console.print("no option of the reward is changed: the stored verdicts are used")
     console.print(_step_table(steps, total))
     if len(steps) > SHOWN_STEPS:
         console.print(f"the last {SHOWN_STEPS} of {len(steps)} steps are shown: --json has all")
@@ -65,16 +65,10 @@ def _heading(text: str) -> Text:
     return Text(printable(text), style="bold")
 
 
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _step_table(steps: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) -> Table:
-    table = Table(Column("step", justify="right"), box=None)
-    for name in ("groups", "keep rate", "mean reward", "accuracy"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("outcomes", "verdicts", "advantages"):
-        table.add_column(f"changed {name}", justify="right")
+    changed = right(*(f"changed {name}" for name in ("outcomes", "verdicts", "advantages")))
+    values = right("groups", "keep rate", "mean reward", "accuracy", no_wrap=True)
+    table = Table(*right("step"), *values, *changed, box=None)
     for step in steps[-SHOWN_STEPS:]:
         table.add_row(f"{step['step']}", *_cells(step))
     if len(steps) > 1:
@@ -84,13 +78,13 @@ def _step_table(steps: Sequence[Mapping[str, Any]], total: Mapping[str, Any]) ->
 
 def _cells(of: Mapping[str, Any]) -> list[str]:
     old, new, changed = of["old"], of["new"], of["changed"]
-    formats = {"groups": "{}", "keep_rate": "{:.0%}", "reward_mean": "{:+.3f}", "accuracy": "{:.1%}"}
+    formats = {"groups": "", "keep_rate": ".0%", "reward_mean": "+.3f", "accuracy": ".1%"}
     pairs = [_pair(form, old[name], new[name]) for name, form in formats.items()]
     return [*pairs, *(f"{changed[name]}" for name in ("outcomes", "verdicts", "advantages"))]
 
 
 def _pair(form: str, old: float | None, new: float | None) -> str:
-    before, after = ("-" if value is None else form.format(value) for value in (old, new))
+    before, after = (number(value, form, "-") for value in (old, new))
     return before if before == after else f"{before} -> {after}"
 
 
@@ -98,13 +92,13 @@ def _changed(total: Mapping[str, Any]) -> str:
     changed = total["changed"]
     signs = f" ({changed['advantage_signs']} change their sign)" if changed["advantage_signs"] else ""
     return (
-        f"of {total['responses']:,} responses {changed['verdicts']:,} have another verdict, {changed['rewards']:,} "
-        f"another reward and {changed['advantages']:,} another advantage{signs}"
+        f"of {total['responses']:,} responses {changed['verdicts']:,} get a different verdict, {changed['rewards']:,} "
+        f"a different reward and {changed['advantages']:,} a different advantage{signs}"
     )
 
 
 def _transitions(rows: Sequence[Mapping[str, Any]], unit: str) -> Table:
-    table = Table("from", "to", Column(unit, justify="right"), box=None)
+    table = Table("from", "to", *right(unit), box=None)
     for row in rows:
         is_same = row["from"] == row["to"]
         table.add_row(
@@ -143,18 +137,16 @@ def _print_examples(console: SafeConsole, examples: Mapping[str, Sequence[Mappin
 
 
 def _gradients(rows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(box=None)
-    for name in ("step", "at checkpoint", "cosine", "norm", "groups"):
-        table.add_column(name, justify="right")
+    table = Table(*right("step", "at checkpoint", "cosine", "norm", "groups"), box=None)
     for row in rows:
-        cosine = "-" if row["cosine"] is None else f"{row['cosine']:.6f}"
+        cosine = number(row["cosine"], ".6f", "-")
         norms, groups = ((row[f"old_{name}"], row[f"new_{name}"]) for name in ("norm", "groups"))
-        table.add_row(f"{row['step']}", f"{row['checkpoint']}", cosine, _pair("{:.4g}", *norms), _pair("{}", *groups))
+        table.add_row(f"{row['step']}", f"{row['checkpoint']}", cosine, _pair(".4g", *norms), _pair("", *groups))
     return table
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:g}"
+    return number(value, "g", "-")
 
 
 def _shortened(text: str) -> str:

@@ -1,7 +1,7 @@
-"""What a process that trains holds on its device, by arithmetic: `auto` settles by it, and `dapo check` prints it.
+"""The memory of a process that trains, by arithmetic: `auto` is resolved by it, and `dapo check` prints it.
 
-Nothing is allocated and nothing measured. `tests/policy/test_memory_model.py` compares the activations with what
-autograd saves of a forward, for every family of models.
+Nothing is allocated or measured. `tests/policy/test_memory_model.py` compares the activations with the tensors that
+autograd saves in a forward, for every family of models.
 """
 
 from collections.abc import Iterator
@@ -18,18 +18,18 @@ from dapo.policy.model_dimensions import ModelDimensions
 GIB = 2**30
 
 RESERVE = 0.1
-"""The fraction of a device's memory that `auto` leaves: for the fragments of the allocator, NCCL's buffers, kernels'
-workspaces, and what this model leaves out."""
+"""The fraction of a device's memory that `auto` leaves free: for the allocator's fragments, NCCL's buffers, kernels'
+workspaces, and everything that this model does not count."""
 
 USEFUL_TOKENS = 8192
-"""A microbatch of fewer tokens leaves a GPU idle between its kernels: rather than that, `auto` recomputes."""
+"""A microbatch of fewer tokens leaves a GPU idle between its kernels: `auto` recomputes instead."""
 
 MAX_TOKENS = 32768
-"""More tokens per microbatch make no GPU faster: `auto` takes no more, however much memory there is."""
+"""More tokens per microbatch make no GPU faster: the most that `auto` takes."""
 
 ROUNDED_TO = 1024
 CPU_TOKENS = 16384
-"""What `auto` stands for on a CPU, without recomputation."""
+"""The value of `auto` on a CPU, without recomputation."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class ResponseLengths:
 
     @classmethod
     def expected(cls, config: Config) -> "ResponseLengths":
-        """What is assumed where nothing is measured yet."""
+        """Assumed lengths, before any are measured."""
         limit = config.rollout.max_response_tokens
         prompt = 64 if kinds(config.data.train_source) <= {"builtin", "gym"} else 256
-        # a long limit is there for the few; a short one is what the task needs
+        # few responses reach a long limit; a short one is close to the task's length
         response = max(1, round((0.3 if limit > 1024 else 0.7) * limit))
         return cls(min(prompt, config.data.max_prompt_tokens), response)
 
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """The memory of a process that trains: `config.model.dtype` is settled, `lengths` are those of the responses."""
+    """The memory of a process that trains, for a configuration whose `model.dtype` is resolved."""
 
     config: Config
     dimensions: ModelDimensions
@@ -65,18 +65,18 @@ class TrainerMemory:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that trainer and engine compute in."""
+        """The type of weights and activations."""
         found: torch.dtype = getattr(torch, self.config.model.dtype)
         return found
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of a number in the type that trainer and engine compute in."""
+        """Bytes per number of `dtype`."""
         return self.dtype.itemsize
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of a master weight; a gradient and each of AdamW's two moments have as many."""
+        """Bytes of a master weight, a gradient, and each of AdamW's two moments."""
         return max(4, self.element_bytes)
 
     @property
@@ -87,7 +87,7 @@ class TrainerMemory:
 
     @property
     def critic_parameters(self) -> int:
-        """Parameters of the value function: the network without its head, and one of a single number; 0 without it."""
+        """Parameters of the value function: the network with a head of one output; 0 without a critic."""
         if not self.config.has_critic:
             return 0
         dimensions = self.dimensions
@@ -96,7 +96,7 @@ class TrainerMemory:
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens of the longest prompt and response, which is never cut: a microbatch has at least as many."""
+        """Tokens of the longest prompt and response; a sequence is never cut, so a microbatch has room for it."""
         limits = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
         return min(limits, self.dimensions.max_positions or limits)
 
@@ -112,7 +112,7 @@ class TrainerMemory:
         }
 
     def state(self) -> dict[str, float]:
-        """Bytes by part of what stays from one microbatch to the next: weights, gradients, moments."""
+        """Bytes by part that persist between microbatches: weights, gradients, moments."""
         dimensions, n, e, master = self.dimensions, self.ranks, self.element_bytes, self.master_bytes
         trained, lora = self.trainable_parameters, self.config.model.lora
         breakdown: dict[str, float] = {}
@@ -130,7 +130,7 @@ class TrainerMemory:
             breakdown["the critic: weights, gradients, moments"] = copies * self.critic_parameters
         if n > 1:
             layer, ends = dimensions.layer_parameters, dimensions.embedding_parameters
-            # two layers at a time, since the next is on its way; embedding and head stay to the end of the backward
+            # two layers: the next one is gathered ahead; embedding and head stay to the end of the backward
             breakdown["all-gathered layers, embedding and head"] = e * (2 * layer + ends)
             unsharded = max(layer, ends)
             breakdown["unsharded gradients, before the reduce-scatter"] = (e + master) * unsharded
@@ -140,15 +140,17 @@ class TrainerMemory:
         """Bytes per token of a microbatch that autograd keeps from the forward to the backward."""
         dimensions, e = self.dimensions, self.element_bytes
         layer = self._layer_bytes()
-        # cosines and sines of the positions, shared by all layers; and the last norm, whose output is kept by nothing
+        # cosines and sines of the positions, shared by all layers; and the last norm, whose output nothing keeps
         around = 2 * e * dimensions.head_dim + self._norm_bytes(dimensions.hidden) - e * dimensions.hidden
         if not recompute:
             return around + dimensions.layers * layer
         return around + dimensions.layers * e * dimensions.hidden + layer  # each layer's input, and one layer again
 
     def gradient_bytes(self) -> float:
-        """Bytes per token of the gradients that exist at a time: at three products of a feed-forward layer, of its
-        input and of the residual, and of the last hidden states, which are there themselves too.
+        """Bytes per token of the gradients that exist at a time.
+
+        They are those of three products of a feed-forward layer, of its input and of the residual, and the last hidden
+        states with theirs.
         """
         return self.element_bytes * (3 * self.dimensions.intermediate + 4 * self.dimensions.hidden)
 
@@ -157,9 +159,9 @@ class TrainerMemory:
         dimensions, e = self.dimensions, self.element_bytes
         queries, keys = dimensions.heads * dimensions.head_dim, dimensions.kv_heads * dimensions.head_dim
         norms = 2 * self._norm_bytes(dimensions.hidden)
-        if dimensions.gemma_norms:  # their outputs are added to the residual, which keeps nothing
+        if dimensions.gemma_norms:  # their outputs are added to the residual, and not kept
             norms += 2 * (self._norm_bytes(dimensions.hidden) - e * dimensions.hidden)
-        if dimensions.qk_norm:  # what comes out is rotated, which keeps nothing
+        if dimensions.qk_norm:  # the outputs are rotated, and not kept
             norms += self._norm_bytes(queries + keys) - e * (queries + keys)
         products = 4 * e * dimensions.intermediate  # the gate, activated, the other product, both
         return norms + self._attention_bytes(queries, keys) + products
@@ -181,19 +183,19 @@ class TrainerMemory:
         return width * (wide + (wide if self.dimensions.gemma_norms else e) + e)
 
     def _repeated_keys(self) -> float:
-        """Keys per token: a group's prompt is there once, but each response attends to a copy of its keys."""
+        """Keys per token: a group's prompt is packed once, but each response attends to a copy of its keys."""
         size, prompt, response = self.config.rollout.group_size, self.lengths.prompt, self.lengths.response
         return size * (prompt + response) / (prompt + size * response)
 
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """The memory of a GPU that a process which trains may use."""
+    """The memory of a GPU that is available to a process that trains."""
 
     available: float
-    """Bytes that the process may fill, before the reserve: what is free, or its part of a device that several share."""
+    """Bytes before the reserve: the free memory, or the process's part of a device that several processes share."""
     origin: str
-    """Where the number comes from, for a message."""
+    """The origin of the number, for messages."""
 
 
 def resolve_microbatches(
@@ -202,16 +204,16 @@ def resolve_microbatches(
     gpu: FreeMemory | None,
     lengths: ResponseLengths | None = None,
 ) -> tuple[Config, str | None]:
-    """`train.microbatch_tokens` and `train.recompute` instead of `auto`, and a line that says what was chosen and why.
+    """The configuration with `train.microbatch_tokens` and `train.recompute` resolved, and a line with the reason.
 
     Without recomputation if a useful microbatch (USEFUL_TOKENS, and the longest sequence) fits; then as many tokens as
-    fit. Where the model's sizes are not known, what needs the least memory of CPU_TOKENS.
+    fit. Where the model's sizes are not known: CPU_TOKENS with recomputation.
 
     Args:
-        config: The configuration; `model.dtype` is settled.
+        config: The configuration; `model.dtype` is resolved.
         dimensions: The model's sizes; None: not known.
-        gpu: The memory to fill; None: the policy trains on a CPU, where `auto` are fixed values.
-        lengths: Mean lengths; None: what is expected of the configuration.
+        gpu: The memory to fill; None: the policy trains on a CPU, where `auto` has fixed values.
+        lengths: Mean lengths; None: those expected for the configuration.
 
     Raises ConfigError where nothing fits.
     """
@@ -231,16 +233,16 @@ def resolve_microbatches(
 
 
 def _largest_microbatch(memory: TrainerMemory, gpu: FreeMemory) -> tuple[int, bool]:
-    """The tokens of a microbatch and whether to recompute, of which the configuration has settled one at most."""
-    asked, asked_recompute = memory.config.train.microbatch_tokens, memory.config.train.recompute
-    needed = max(asked or 0, memory.longest_sequence)
-    choices = [False, True] if asked_recompute is None else [asked_recompute]
+    """The tokens of a microbatch and whether to recompute; at most one of them is set in the configuration."""
+    given, given_recompute = memory.config.train.microbatch_tokens, memory.config.train.recompute
+    needed = max(given or 0, memory.longest_sequence)
+    choices = [False, True] if given_recompute is None else [given_recompute]
     for recompute in choices:
         fitting = fitting_tokens(memory, gpu, recompute=recompute)
         is_last = recompute == choices[-1]
-        if fitting >= (needed if is_last or asked else max(needed, USEFUL_TOKENS)):
+        if fitting >= (needed if is_last or given else max(needed, USEFUL_TOKENS)):
             rounded = min(MAX_TOKENS, fitting // ROUNDED_TO * ROUNDED_TO)
-            return asked or max(rounded, memory.longest_sequence), recompute
+            return given or max(rounded, memory.longest_sequence), recompute
     raise ConfigError(_too_little(memory, gpu, needed, choices[-1]))
 
 
@@ -248,7 +250,7 @@ def fitting_tokens(memory: TrainerMemory, gpu: FreeMemory, *, recompute: bool) -
     """The tokens of the largest microbatch that fits, at least 0."""
     available = (1 - RESERVE) * gpu.available
     low, high = 0, 10**8
-    while low < high:  # a bisection: the head's chunk stops growing, so the sum is not one straight line
+    while low < high:  # bisection: the head's chunk stops growing, so the sum is not linear
         middle = (low + high + 1) // 2
         fits = sum(_held(memory, middle, recompute=recompute).values()) <= available
         low, high = (middle, high) if fits else (low, middle - 1)
@@ -256,7 +258,7 @@ def fitting_tokens(memory: TrainerMemory, gpu: FreeMemory, *, recompute: bool) -
 
 
 def _held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> dict[str, float]:
-    """The parts on the device, with the weights of an engine in the same process; its cache is empty in an update."""
+    """Bytes by part during an update, with the weights of an engine in the same process, whose cache is then empty."""
     held = memory.breakdown(tokens, recompute=recompute)
     if not memory.config.is_multiprocess:
         held["the engine's weights"] = memory.element_bytes * memory.dimensions.parameters
@@ -283,8 +285,8 @@ def _too_little(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: 
     return (
         f"an update in microbatches of train.microbatch_tokens={tokens} {recomputed} takes "
         f"{sum(held.values()) / GIB:.1f} GiB, the largest part of it {largest} ({held[largest] / GIB:.1f} GiB), and "
-        f"there are {_kept(gpu)}: {', '.join(_ways_out(memory, recompute))}; or set both train.microbatch_tokens and "
-        "train.recompute to have nothing checked"
+        f"available are {_kept(gpu)}: {', '.join(_ways_out(memory, recompute))}; or set both train.microbatch_tokens "
+        "and train.recompute to skip this check"
     )
 
 

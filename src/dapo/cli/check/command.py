@@ -1,4 +1,4 @@
-"""`dapo check`: prints what a configuration would run and need, and with `--probe` what was measured."""
+"""`dapo check`: prints the description of a configuration, its memory, and with `--probe` measurements."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +12,6 @@ from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
-from dapo.policy.memory_model import GIB
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.training.assemble.resolve import require_hardware
@@ -24,28 +23,24 @@ class ProbeRequest:
     """The arguments of `--probe`."""
 
     problems: int | None = None
-    """None: those of a few steps."""
+    """The number of problems; None: those of a few steps."""
     samples: int | None = None
-    """None: rollout.group_size."""
+    """Responses per problem; None: rollout.group_size."""
     against: Path | None = None
-    """A run with whose first steps the probe is compared."""
+    """A run to compare the probe with."""
 
 
 def check_config(
     config: Config, assume: Sequence[str], *, path: Path, probe: ProbeRequest | None, as_json: bool
 ) -> bool:
-    """Print what there is to know about a configuration; whether it can run.
+    """Print the description of a configuration, and return whether it can run.
 
-    Args:
-        config: The configuration.
-        assume: `NAME=VALUE` over the assumptions of the estimate.
-        path: The file of the configuration; that of a fork says where the run was forked from.
-        probe: Measure with the real model, too, if the configuration can run.
-        as_json: Print one JSON object.
+    If it can, `probe` measures with the real model, too. For a `path` in the directory of a fork, the fork's origin
+    is printed as well.
     """
     elsewhere = bool(assume) or config.uses_ray
     if probe is not None and assume:
-        raise ConfigError("--probe measures on this machine, and --assume is for another: give one of them")
+        raise ConfigError("--probe measures this machine, and --assume describes a different one: give one of them")
     with open_judge(config, elsewhere=elsewhere) as judge:
         needed_columns = judge.needed_columns
     if not elsewhere:
@@ -53,7 +48,9 @@ def check_config(
     if as_json:
         found = check_as_json(config, needed_columns, assume)
         if probe is not None and not found["problems"]:
-            found["probe"] = _probe_as_json(config, probe)
+            from dapo.cli.check.probe import probe_as_json, run_probe
+
+            found["probe"] = probe_as_json(run_probe(config, probe.problems, probe.samples), probe.against)
         print_json(found)
         return not found["problems"]
     if (fork := Fork.of(RunDirectory(path.parent))) is not None:
@@ -68,28 +65,13 @@ def check_config(
         print_text(line)
         faults += line.startswith("problem: ")
     if probe is not None and not faults:
-        _print_probe(config, probe)
-    return not faults
+        from dapo.cli.check.probe import describe_probe, run_probe
 
-
-def _probe_as_json(config: Config, request: ProbeRequest) -> dict[str, Any]:
-    from dapo.cli.check.probe import probe_as_json, run_probe
-
-    measured = run_probe(config, problems=request.problems, samples=request.samples)
-    return probe_as_json(measured, request.against)
-
-
-def _print_probe(config: Config, request: ProbeRequest) -> None:
-    from dapo.cli.check.probe import describe_against, describe_probe, run_probe
-
-    print_text()
-    measured = run_probe(config, problems=request.problems, samples=request.samples)
-    for line in describe_probe(config, measured):
-        print_text(line)
-    if request.against is not None:
         print_text()
-        for line in describe_against(measured, request.against):
+        measured = run_probe(config, probe.problems, probe.samples)
+        for line in describe_probe(config, measured, probe.against):
             print_text(line)
+    return not faults
 
 
 def check_as_json(
@@ -97,14 +79,7 @@ def check_as_json(
 ) -> dict[str, Any]:
     """The result of `dapo check` as JSON values; `problems` is empty where the configuration can run.
 
-    Args:
-        config: The configuration.
-        needed_columns: The columns that each function of the reward cannot be called without (`VerifierPool`).
-        assume: `NAME=VALUE` over the assumptions of the estimate.
-
-    Raises:
-        DataError: A data source that is at hand cannot be read, or lacks what the reward reads.
-        RewardError: The reward can judge none of its rows.
+    Raises DataError and RewardError, as `explain` does.
     """
     config = resolve_auto_verifier(config)
     data, num_removed = data_facts(config, needed_columns)
@@ -134,12 +109,11 @@ def check_as_json(
 
 
 def _data_json(data: DataFacts) -> dict[str, Any]:
-    if data.problems is None:
-        return {"source": data.label, "problems": None, "distinct": None, "sources": {}, "warnings": []}
+    problems = data.problems
     return {
         "source": data.label,
-        "problems": len(data.problems),
-        "distinct": data.num_distinct,
+        "problems": None if problems is None else len(problems),
+        "distinct": None if problems is None else data.num_distinct,
         "sources": dict(data.sources),
         "warnings": list(data.warnings),
     }
@@ -155,7 +129,7 @@ def _estimate_json(estimate: ResourceEstimate) -> dict[str, Any]:
         "parameters": estimate.dimensions.parameters,
         "devices": estimate.devices,
         "memory_bytes": memory,
-        "memory_available_bytes": estimate.profile.memory_gib * GIB,
+        "memory_available_bytes": estimate.available,
         "weight_sync_bytes": estimate.sync_bytes,
         "generated_responses_per_step": estimate.generated_responses,
         "assumed": asdict(estimate.profile),

@@ -1,4 +1,4 @@
-"""What each process of a run holds in memory, and how much a step samples and sends: arithmetic, nothing is started.
+"""Estimates the memory of each process of a run, and the responses and bytes of a step, without starting anything.
 
 The inputs are a configuration, the model's sizes, and a profile of the hardware and the responses.
 """
@@ -84,7 +84,7 @@ def _trains_on_cpu(config: Config) -> bool:
 
 @dataclass(frozen=True)
 class ResourceEstimate:
-    """A run's processes and sizes, from which everything else follows; `model.dtype` is settled."""
+    """The memory and the counts of a run, for a configuration whose `model.dtype` is resolved."""
 
     config: Config
     dimensions: ModelDimensions
@@ -96,14 +96,14 @@ class ResourceEstimate:
 
     @property
     def memory(self) -> TrainerMemory:
-        """The model of memory for a process that trains."""
+        """The memory of a process that trains."""
         lengths = ResponseLengths(self.profile.prompt_tokens, self.profile.mean_response_tokens)
         device_type = "cpu" if self.profile.device == "cpu" else "cuda"
         return TrainerMemory(self.config, self.dimensions, lengths, device_type)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of a number in `model.dtype`, in which trainer and engine compute."""
+        """Bytes per number of `model.dtype`."""
         return self.memory.element_bytes
 
     @property
@@ -113,12 +113,17 @@ class ResourceEstimate:
 
     @property
     def is_colocated(self) -> bool:
-        """Policy and engine are in one process, on one device."""
+        """Whether policy and engine are in one process, on one device."""
         return not self.config.is_multiprocess
 
     @property
+    def available(self) -> float:
+        """Bytes of memory per device."""
+        return self.profile.memory_gib * GIB
+
+    @property
     def devices(self) -> int:
-        """GPUs in all; on CPUs 1, the machine."""
+        """The number of GPUs; 1 on CPUs."""
         if self.profile.device == "cpu" or self.is_colocated:
             return 1
         return self.ranks + max(1, self.config.engine_processes) * self.config.gpus_per_engine
@@ -130,7 +135,7 @@ class ResourceEstimate:
 
     @property
     def microbatch_tokens(self) -> int:
-        """The most tokens that one backward pass can have: longer sequences go alone, uncut."""
+        """The most tokens of one backward pass; a longer sequence is a microbatch of its own."""
         mean_prompt = round(self.profile.prompt_tokens) + self.config.rollout.max_response_tokens
         return max(self.config.microbatch_tokens, mean_prompt)
 
@@ -148,21 +153,21 @@ class ResourceEstimate:
         if self.profile.device == "cpu" and dimensions.tied:
             breakdown["prepacked head"] = e * dimensions.embedding_parameters
         native = self.config.rollout.native
-        # slots grow to the longest sequence that lives: a typical prompt's
+        # slots grow to the longest sequence in them
         longest = self.profile.prompt_tokens + self.config.rollout.max_response_tokens
         cache = self.cached_token_bytes * native.slots * longest
         logits = SAMPLING_FLOATS * 4 * native.slots * dimensions.vocabulary
         if self.profile.device == "gpu":
             resident = sum(self.memory.state().values()) if self.is_colocated else 0
-            free = self.profile.memory_gib * GIB - resident - breakdown["weights"] - logits
+            free = self.available - resident - breakdown["weights"] - logits
             cache = min(cache, max(self.cached_token_bytes, CACHE_SHARE * free))
         return breakdown | {"cache": cache, "logits": logits}
 
     def vllm_cache(self, others: float) -> float:
-        """Bytes of vLLM's cache on each device, of which it takes `others` bytes for the rest."""
+        """Bytes of vLLM's cache on each device, where weights and overhead take `others` bytes."""
         given = self.config.rollout.vllm.cache_gib
         if given is None and self.profile.device == "gpu":
-            return max(0.0, GPU_MEMORY * self.profile.memory_gib * GIB - others)
+            return max(0.0, GPU_MEMORY * self.available - others)
         return (given or CPU_CACHE_GIB) * GIB
 
     @property
@@ -172,7 +177,7 @@ class ResourceEstimate:
 
     @property
     def load_host_bytes(self) -> float:
-        """Bytes of a node's main memory while all its ranks load; the page cache, which gives way, is not counted."""
+        """Bytes of a node's main memory while all its ranks load, without the page cache."""
         # the largest weight's rows, as read and in the type to compute in
         rows = (2 + self.element_bytes) * self.dimensions.vocabulary * self.dimensions.hidden / self.ranks
         return min(self.ranks, self.profile.devices_per_node) * (CUDA_PROCESS_BYTES + rows)
@@ -206,7 +211,7 @@ class ResourceEstimate:
 
     @property
     def sync_bytes(self) -> int:
-        """Bytes of the weights that engines get per step, in the type that the trainer computes in."""
+        """Bytes of the weights that engines get per step."""
         return self.element_bytes * self.dimensions.parameters
 
     @property
@@ -216,7 +221,7 @@ class ResourceEstimate:
 
     @property
     def generated_responses(self) -> float:
-        """Responses per step, whatever becomes of their groups."""
+        """Sampled responses per step, of dropped groups too."""
         rollout = self.config.rollout
         wanted = rollout.prompts_per_step / self.profile.keep_rate
         return min(wanted, self.config.max_groups_per_step) * rollout.group_size

@@ -9,6 +9,7 @@ from typing import Any
 
 from dapo.analysis.probe import FIRST_STEPS, TOLERANCE, Probe, compare_with_run, default_problems, probe_run
 from dapo.cli.check.report import estimate_of
+from dapo.cli.formatting import with_interval
 from dapo.config import Config
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
@@ -20,7 +21,7 @@ from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
 _BAR, _WIDTH = 30, 110
 
 
-def run_probe(config: Config, *, problems: int | None, samples: int | None) -> Probe:
+def run_probe(config: Config, problems: int | None, samples: int | None) -> Probe:
     """Probe a configuration on this machine, with a progress bar on the standard error."""
     config = resolve_auto(config)
     with VerifierPool(config.reward) as judge:
@@ -32,7 +33,7 @@ def run_probe(config: Config, *, problems: int | None, samples: int | None) -> P
 
 
 def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
-    """A probe, and its comparison with a run, as JSON values."""
+    """A probe as JSON values, with its comparison with a run if one is given."""
     found: dict[str, Any] = asdict(probe)
     if against is not None:
         checks = compare_with_run(probe, RunDirectory.open(against))
@@ -43,11 +44,11 @@ def probe_as_json(probe: Probe, against: Path | None) -> dict[str, Any]:
     return found
 
 
-def describe_probe(config: Config, probe: Probe) -> Iterator[str]:
-    """Lines for a person: pass rates, responses per step, lengths, speed and memory."""
+def describe_probe(config: Config, probe: Probe, against: Path | None = None) -> Iterator[str]:
+    """Lines for a person: pass rates, responses per step, lengths, speed, memory, and a comparison with a run."""
     yield f"probe of {probe.problems} problems x {probe.samples} responses with the real model:"
     if probe.accuracy is not None:
-        yield f"  accuracy    {probe.accuracy:.1%}{_interval(probe.accuracy_interval)}"
+        yield f"  accuracy    {with_interval(probe.accuracy, probe.accuracy_interval)}"
         yield "  pass rate   problems"
         for each in probe.histogram:
             bar = "#" * round(_BAR * each.fraction)
@@ -58,7 +59,7 @@ def describe_probe(config: Config, probe: Probe) -> Iterator[str]:
     yield f"  per step    {groups:,.0f} groups = {groups * probe.group_size:,.0f} responses, for {wanted} that train"
     quantiles = ", ".join(f"{name} {value:,.0f}" for name, value in probe.response_quantiles.items())
     yield f"  length      {probe.response_tokens:,.1f} tokens on average; quantiles: {quantiles}"
-    yield f"  truncated   {probe.truncated:.1%}{_interval(probe.truncated_interval)}"
+    yield f"  truncated   {with_interval(probe.truncated, probe.truncated_interval)}"
     if probe.verifier_errors:
         yield f"  errors      {probe.verifier_errors} responses have no verdict"
     for found in probe.findings:
@@ -66,12 +67,15 @@ def describe_probe(config: Config, probe: Probe) -> Iterator[str]:
         yield from wrap(text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     yield ""
     yield from _speed(resolve_auto(config), probe)
+    if against is not None:
+        yield ""
+        yield from _compare(probe, against)
 
 
-def describe_against(probe: Probe, run: Path) -> Iterator[str]:
-    """A table: the probe beside the first steps of a run."""
+def _compare(probe: Probe, run: Path) -> Iterator[str]:
+    """A table of the probe's values and those of a run's first steps."""
     checks = compare_with_run(probe, RunDirectory.open(run))
-    yield f"beside steps 1 to {FIRST_STEPS} of {run}:"
+    yield f"compared with steps 1 to {FIRST_STEPS} of {run}:"
     yield f"  {'':24}{'probe':>12}{'measured':>12}{'ratio':>8}"
     for each in checks:
         verdict = "" if each.is_close else f"  differs by more than {TOLERANCE:.0%}"
@@ -84,10 +88,10 @@ def _keep_rate(probe: Probe) -> str:
     kept = f"{probe.kept:.1%} of the judged groups would train"
     if probe.expected_keep_rate is None:
         return kept
-    interval = _interval(probe.expected_keep_interval)
-    expected = f"{probe.expected_keep_rate:.1%}{interval} expected for groups of {probe.group_size}"
+    rate = with_interval(probe.expected_keep_rate, probe.expected_keep_interval)
+    expected = f"{rate} expected for groups of {probe.group_size}"
     if probe.samples < probe.group_size:
-        expected += f", roughly: {probe.samples} responses per problem are fewer than that"
+        expected += f", roughly: there are only {probe.samples} responses per problem"
     return expected if math.isclose(probe.expected_keep_rate, probe.kept) else f"{expected}; here {kept}"
 
 
@@ -112,7 +116,3 @@ def _rate(rate: float | None) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.{1 if value >= 10 else 3}f}"
-
-
-def _interval(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f" ({interval[0]:.1%} to {interval[1]:.1%})"

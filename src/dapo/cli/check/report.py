@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 from math import ceil
 
 from dapo.cli.check.estimate import HardwareProfile, ResourceEstimate, hardware_profile_for
+from dapo.cli.formatting import plural
 from dapo.config import Config, LoraConfig, ModelConfig
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
@@ -63,7 +64,7 @@ def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str 
     Where nothing fits, the estimate is of the smallest update, and the line is a problem.
     """
     is_gpu, memory = estimate.profile.device == "gpu", estimate.memory
-    gpu = FreeMemory(estimate.profile.memory_gib * GIB, "--assume memory_gib") if is_gpu else None
+    gpu = FreeMemory(estimate.available, "--assume memory_gib") if is_gpu else None
     try:
         config, reason = resolve_microbatches(estimate.config, estimate.dimensions, gpu, memory.lengths)
     except ConfigError as error:
@@ -74,7 +75,7 @@ def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str 
 
 
 def describe_response_end(config: Config) -> Iterator[str]:
-    """Where responses end, if the model's tokenizer is on this machine. Raises DataError if a template is missing."""
+    """The end tokens of responses, if the tokenizer is on this machine. Raises DataError if a template is missing."""
     found = load_local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
     if found is None:
         return
@@ -112,12 +113,12 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
         shared = "" if config.engine_processes == 1 else ", in lockstep" if config.rollout.reproducible else ", by load"
         each = _each(estimate, config.gpus_per_engine)
         yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {each}"
-    workers = f"{config.reward.workers} process{'es' * (config.reward.workers > 1)}"
-    yield f"  verifiers    {workers}, at most {config.reward.memory_gib:g} GiB each"
+    processes = "1 process" if config.reward.workers == 1 else f"{config.reward.workers} processes"
+    yield f"  verifiers    {processes}, at most {config.reward.memory_gib:g} GiB each"
     if estimate.profile.device == "gpu":
         per_node = estimate.profile.devices_per_node
         nodes = ceil(estimate.devices / per_node)
-        yield f"  GPUs         {estimate.devices} = {nodes} node{'s' * (nodes > 1)} of {per_node}"
+        yield f"  GPUs         {estimate.devices} = {plural(nodes, 'node')} of {per_node}"
 
 
 def _adapters(lora: LoraConfig, linears: int, trained: int, parameters: int) -> str:
@@ -128,7 +129,7 @@ def _adapters(lora: LoraConfig, linears: int, trained: int, parameters: int) -> 
 
 
 def _adapters_of_layers(model: ModelConfig, lora: LoraConfig) -> Iterator[str]:
-    """The adapters of a model of another family, counted on its own layers where its configuration is here."""
+    """The adapters of a model of another family, counted on its layers if its config.json is on this machine."""
     try:
         meta = load_meta_model(model.name, trust_remote_code=model.trust_remote_code, local_files_only=True)
     except ConfigError:
@@ -144,16 +145,15 @@ def _each(estimate: ResourceEstimate, devices: int) -> str:
 
 
 def _memory(estimate: ResourceEstimate) -> Iterator[str]:
-    available = estimate.profile.memory_gib * GIB
     device = "GPU" if estimate.profile.device == "gpu" else "process"
     if estimate.is_colocated:
-        yield from _table(f"memory of the {device} that samples and trains", estimate.process_memory(), available)
+        yield from _table(estimate, f"memory of the {device} that samples and trains", estimate.process_memory())
         if estimate.profile.device == "gpu" and estimate.checkpoint_copy_bytes():
             copied = _gib(estimate.checkpoint_copy_bytes())
             yield f"  and {copied} of main memory for the copy that a checkpoint is written from"
         return
-    yield from _table(f"memory of a trainer's {device}", estimate.trainer_memory(), available)
-    yield from _table(f"memory of an engine's {device}", estimate.engine_memory(), available)
+    yield from _table(estimate, f"memory of a trainer's {device}", estimate.trainer_memory())
+    yield from _table(estimate, f"memory of an engine's {device}", estimate.engine_memory())
     if estimate.config.engine_processes:
         versions = _gib(2 * estimate.sync_bytes)
         yield f"  main memory where the weights come from: {versions} for the newest two versions"
@@ -165,40 +165,40 @@ def _memory(estimate: ResourceEstimate) -> Iterator[str]:
     )
 
 
-def _table(title: str, breakdown: Mapping[str, float], available: float) -> Iterator[str]:
+def _table(estimate: ResourceEstimate, title: str, breakdown: Mapping[str, float]) -> Iterator[str]:
     yield f"{title}:"
     for name, size in breakdown.items():
         yield f"  {_gib(size):>10}  {name}"
-    yield f"  {_gib(sum(breakdown.values())):>10}  total, of {_gib(available)}"
+    yield f"  {_gib(sum(breakdown.values())):>10}  total, of {_gib(estimate.available)}"
 
 
 def _step(estimate: ResourceEstimate) -> Iterator[str]:
     tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
     yield f"each step: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens"
-    times = f", {estimate.sync_copies} time{'s' * (estimate.sync_copies > 1)} (one per node)"
-    yield f"weight sync, each step: {estimate.sync_bytes / 1e9:,.2f} GB{'' if estimate.is_colocated else times}"
+    times = "" if estimate.is_colocated else f", {plural(estimate.sync_copies, 'time')} (one per node)"
+    yield f"weight sync, each step: {estimate.sync_bytes / 1e9:,.2f} GB{times}"
 
 
 def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
-    """What cannot work, and what to change."""
-    config, dimensions, available = estimate.config, estimate.dimensions, estimate.profile.memory_gib * GIB
+    """Yield each reason why the configuration cannot run, with the option to change."""
+    config, dimensions = estimate.config, estimate.dimensions
     if dimensions.max_positions is not None and config.rollout.max_response_tokens >= dimensions.max_positions:
         yield (
             f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the "
             f"{dimensions.max_positions:,} positions of the model"
         )
     if estimate.is_colocated:
-        yield from _too_large(estimate, "the process", estimate.process_memory(), available)
+        yield from _too_large(estimate, "the process", estimate.process_memory())
         return
     trainer, engine = estimate.trainer_memory(), estimate.engine_memory()
     if estimate.profile.device == "cpu" and not config.uses_ray:
         number = config.engine_processes
         copies = {f"{number} x {name}": number * value for name, value in engine.items()}
         all_processes = {name: estimate.ranks * value for name, value in trainer.items()} | copies
-        yield from _too_large(estimate, "all processes of this machine", all_processes, available)
+        yield from _too_large(estimate, "all processes of this machine", all_processes)
     else:
-        yield from _too_large(estimate, "a trainer rank", trainer, available)
-        yield from _engine_too_large(estimate, engine, available)
+        yield from _too_large(estimate, "a trainer rank", trainer)
+        yield from _engine_too_large(estimate, engine)
     if config.rollout.engine == "vllm":
         yield from _vllm_problems(estimate)
 
@@ -218,30 +218,25 @@ def _vllm_problems(estimate: ResourceEstimate) -> Iterator[str]:
         )
 
 
-def _too_large(
-    estimate: ResourceEstimate, owner: str, breakdown: Mapping[str, float], available: float
-) -> Iterator[str]:
-    total = sum(breakdown.values())
+def _too_large(estimate: ResourceEstimate, owner: str, breakdown: Mapping[str, float]) -> Iterator[str]:
+    total, available = sum(breakdown.values()), estimate.available
     if total <= available:
         return
     largest = max(breakdown, key=lambda name: breakdown[name])
-    fixes = [] if owner.startswith("all") else list(_suggest_fixes(estimate, available))
+    fixes = [] if owner.startswith("all") else list(_suggest_fixes(estimate))
     fixes = fixes or [
         "use a smaller model or more memory (--assume memory_gib=...), or lower rollout.max_response_tokens"
     ]
+    is_cpu = estimate.profile.device == "cpu"
+    note = ". This is for the processor of this machine; for a run on a GPU add --assume device=gpu" if is_cpu else ""
     yield (
-        f"{owner} needs {_gib(total)}, and there are {_gib(available)}; the largest part is {largest} "
-        f"({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}{_other_device(estimate)}"
+        f"{owner} needs {_gib(total)}, and {_gib(available)} are available; the largest part is {largest} "
+        f"({_gib(breakdown[largest])}). To make it fit: {'; or '.join(fixes)}{note}"
     )
 
 
-def _other_device(estimate: ResourceEstimate) -> str:
-    on_cpu = estimate.profile.device == "cpu"
-    return ". This is for the processor of this machine; for a run on a GPU add --assume device=gpu" if on_cpu else ""
-
-
-def _suggest_fixes(estimate: ResourceEstimate, available: float) -> Iterator[str]:
-    """Single changes of the configuration with which it would fit."""
+def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
+    """Yield single changes of the configuration that make it fit."""
     halves = [estimate.config.microbatch_tokens // 2**k for k in range(1, 8)]
     ranks = [estimate.ranks * 2**k for k in range(1, 12)] if estimate.profile.device == "gpu" else []
     for section, option, values in (
@@ -252,13 +247,13 @@ def _suggest_fixes(estimate: ResourceEstimate, available: float) -> Iterator[str
         for value in values:
             changed = estimate.changed(section, **{option: value})
             breakdown = changed.process_memory() if changed.is_colocated else changed.trainer_memory()
-            if sum(breakdown.values()) <= available:
+            if sum(breakdown.values()) <= estimate.available:
                 yield f"{section}.{option}={str(value).lower()}"
                 break
 
 
-def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float], available: float) -> Iterator[str]:
-    total = sum(breakdown.values())
+def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]) -> Iterator[str]:
+    total, available = sum(breakdown.values()), estimate.available
     if total <= available:
         return
     remaining = available - (total - breakdown["cache"])
@@ -268,13 +263,13 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
         name = "rollout.vllm.cache_gib" if is_vllm else "rollout.native.slots"
         limit = remaining / GIB if is_vllm else slots * remaining / breakdown["cache"]
         yield (
-            f"a GPU of an engine needs {_gib(total)}, and there are {_gib(available)}: set {name} to at most "
+            f"a GPU of an engine needs {_gib(total)}, and {_gib(available)} are available: set {name} to at most "
             f"{int(limit):,}"
         )
     else:
         yield (
-            f"a GPU of an engine needs {_gib(total - breakdown['cache'])} before any cache, and there are "
-            f"{_gib(available)}: raise rollout.vllm.tensor_parallel above {estimate.config.gpus_per_engine}"
+            f"a GPU of an engine needs {_gib(total - breakdown['cache'])} before any cache, and {_gib(available)} are "
+            f"available: raise rollout.vllm.tensor_parallel above {estimate.config.gpus_per_engine}"
         )
 
 

@@ -1,4 +1,4 @@
-"""`dapo check`: what a configuration would run, which options have no effect, where it differs from the paper."""
+"""Describes a configuration for `dapo check`: data, step and run, ignored options, differences from the paper."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
+from dapo.cli.formatting import option_text, weighted
 from dapo.config import Config, LossConfig
 from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
@@ -17,15 +18,10 @@ from dapo.types import Problem
 
 
 def explain(config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS) -> Iterator[str]:
-    """Lines for a person.
+    """Describe a configuration in lines for a person; `needed_columns` are those of each function of the reward.
 
-    Args:
-        config: the configuration.
-        needed_columns: the columns that each function of the reward cannot be called without (`VerifierPool`).
-
-    Raises:
-        DataError: a data source that is at hand cannot be read, or lacks what the reward reads.
-        RewardError: the reward can judge none of its rows.
+    Raises DataError if a local data source cannot be read or lacks a column that the reward reads, and RewardError if
+    the reward can judge none of its rows.
     """
     config = resolve_auto_verifier(config)
     dtype = "bfloat16 where the processor is fast at it, else float32" if config.model.dtype == "auto" else None
@@ -51,13 +47,13 @@ def value_of(config: Config, name: str) -> Any:
 
 
 def differences_from_paper(config: Config) -> Iterator[str]:
-    """Where a configuration leaves the paper's values (section 4.1)."""
+    """Describe each option whose value differs from the paper's (section 4.1)."""
     for name, value, paper in changed_paper_values(config):
-        yield f"{name}: {_show(value)} (paper: {_show(paper)})"
+        yield f"{name}: {option_text(value)} (paper: {option_text(paper)})"
 
 
 def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
-    """Each option whose value is not the paper's, with both values."""
+    """Yield each option whose value differs from the paper's, with both values."""
     for name, info in options_of():
         known = known_about(info)
         if "paper" in known and (value := value_of(config, name)) != known["paper"]:
@@ -65,7 +61,7 @@ def changed_paper_values(config: Config) -> Iterator[tuple[str, Any, Any]]:
 
 
 def safeguards(config: Config) -> Iterator[str]:
-    """What can skip an update, change it or end the run, and is not in the paper (docs/paper.md, Safeguards)."""
+    """Describe the rules beyond the paper that skip or change an update or end the run (docs/paper.md, Safeguards)."""
     from dapo.algo.loss import LOG_RATIO_BOUND
     from dapo.policy.objective import MAX_OLD_LOGPROB_GAP
     from dapo.training.divergence import ENTROPY_COLLAPSE_STEPS, MAX_SKIPPED_UPDATES, MIN_ENTROPY
@@ -84,21 +80,24 @@ def safeguards(config: Config) -> Iterator[str]:
         )
     if config.loss.function is None:
         yield f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no gradient"
-    yield f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are left out"
+    yield f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are dropped"
     if sampling.enabled:
         short = {"train": "a short batch is trained on", "stop": "a short batch ends the run"}[sampling.on_shortfall]
         bound = f"dynamic_sampling.max_groups_per_step={config.max_groups_per_step:,}"
         yield f"a step ends at {bound}: {short} (dynamic_sampling.on_shortfall={sampling.on_shortfall})"
-        yield f"{MAX_EMPTY_STEPS} steps in a row without a group to train on end the run, at the start one"
+        yield (
+            f"{MAX_EMPTY_STEPS} steps in a row without a group to train on end the run; before any step has trained, "
+            "one does"
+        )
     yield (
-        "responses without a verdict train nothing, nor do groups with fewer than two verdicts; more than "
-        f"{MAX_ERROR_RATE:.0%} of errors end the run"
+        "responses without a verdict and groups with fewer than two verdicts do not train; an error rate above "
+        f"{MAX_ERROR_RATE:.0%} ends the run"
     )
-    yield (f"{ENTROPY_COLLAPSE_STEPS} steps in a row with an entropy below {MIN_ENTROPY:g} nats per token end the run")
+    yield f"{ENTROPY_COLLAPSE_STEPS} steps in a row with an entropy below {MIN_ENTROPY:g} nats per token end the run"
 
 
 def ignored_options(config: Config) -> Iterator[str]:
-    """Options that are set but have no effect, and why."""
+    """Describe each option that is set but has no effect, with the reason."""
     for name, info in options_of():
         condition = known_about(info).get("only_with")
         if condition is None or not _is_set(config, name):
@@ -107,16 +106,16 @@ def ignored_options(config: Config) -> Iterator[str]:
         value = value_of(config, other)
         if not (value == wanted if wanted else value):
             shown = f"{name}.*" if section_in(info.annotation) and name != "dynamic_sampling.filter" else name
-            unmet = f"{other} is {'not set' if value is None else _show(value)}"
+            unmet = f"{other} is {'not set' if value is None else option_text(value)}"
             yield f"{shown}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
     yield from _kl_without_pull(config)
     verifier = config.reward.verifier
     if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
-        yield "reward.threshold: the verifier says correct or wrong and gives no score"
+        yield "reward.threshold: the verifier gives no score, only correct or wrong"
 
 
 def _kl_without_pull(config: Config) -> Iterator[str]:
-    """Where the divergence to the reference is estimated in a way that leaves it without the gradient one expects."""
+    """Describe a KL estimator whose gradient vanishes where `loss.kl_in` puts it."""
     loss = config.loss
     if loss.has_kl_term and loss.kl_estimator == "k1":
         yield (
@@ -131,7 +130,7 @@ def _kl_without_pull(config: Config) -> Iterator[str]:
 
 
 def _is_set(config: Config, name: str) -> bool:
-    """Whether a configuration sets an option, by whatever means, instead of leaving it at its default."""
+    """Whether a configuration, its preset included, sets an option instead of leaving it at its default."""
     section: Any = config
     for part in name.split("."):
         if part not in section.model_fields_set:
@@ -142,12 +141,12 @@ def _is_set(config: Config, name: str) -> bool:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a configuration's data is."""
+    """The training or the evaluation data of a configuration."""
 
     role: Literal["train", "eval"]
     label: str
     problems: Sequence[Problem] | None
-    """None where they are not on this machine."""
+    """The problems; None where they are not on this machine."""
     warnings: Sequence[str] = ()
 
     @property
@@ -164,7 +163,7 @@ class DataFacts:
 def data_facts(
     config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
 ) -> tuple[list[DataFacts], int]:
-    """The training data and, if there is any, the evaluation data; the number of problems that are in both.
+    """Read the training and the evaluation data, if any, and count the problems that are in both.
 
     Raises DataError and RewardError, as `explain` does.
     """
@@ -189,7 +188,7 @@ def _data(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Iter
     for each in found:
         label = f"{each.role:9} {each.label}"
         if each.problems is None:
-            yield f"{label}: not counted here, it lies on the hub"
+            yield f"{label}: not counted: it is on the hub"
             continue
         counts = ", ".join(f"{count} {source}" for source, count in each.sources.most_common(6))
         yield f"{label}: {len(each.problems):,} problems, {each.num_distinct:,} distinct ({counts})"
@@ -198,7 +197,7 @@ def _data(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Iter
     if config.data.eval_source is None:
         yield "eval      none: data.eval is not set, so nothing measures progress on held-out problems"
     if num_removed:
-        yield f"          {num_removed} training problems are left out because their text is in the evaluation set"
+        yield f"          {num_removed} training problems are dropped because their text is in the evaluation set"
 
 
 def _step(config: Config) -> Iterator[str]:
@@ -206,9 +205,9 @@ def _step(config: Config) -> Iterator[str]:
     responses = rollout.prompts_per_step * rollout.group_size
     microbatch = "as many as fit" if train.microbatch_tokens is None else f"{train.microbatch_tokens:,}"
     yield "one step:"
-    kept = "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "whatever their verdicts"
+    kept = "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "with any verdicts"
     yield f"  prompts     {rollout.prompts_per_step:,} {kept}; at most {config.max_groups_per_step:,} are judged"
-    yield f"  responses   {responses:,} train: {rollout.group_size} to each prompt"
+    yield f"  responses   {responses:,} train: {rollout.group_size} per prompt"
     yield (
         f"  tokens      at most {responses * rollout.max_response_tokens:,} response tokens train "
         f"({rollout.max_response_tokens:,} per response)"
@@ -255,8 +254,7 @@ def _surrogate(config: Config) -> str:
 
 
 def _reward(config: Config) -> str:
-    verifier = config.reward.verifier
-    named = verifier if isinstance(verifier, str) else " + ".join(f"{w:g} x {name}" for name, w in verifier.items())
+    named = weighted(config.reward.verifier)
     options = ", ".join(f"{key}: {value}" for key, value in config.reward.options.items())
     return f"{named} ({options})" if options else named
 
@@ -269,7 +267,7 @@ def _run(config: Config) -> Iterator[str]:
         f"{config.optim.lr:g} after {config.optim.warmup_steps} steps of warm-up"
     )
     if train.token_budget is not None:
-        yield f"  ends before that with the step that reaches {train.token_budget:,} generated tokens"
+        yield f"  ends earlier with the step that reaches {train.token_budget:,} generated tokens"
     if config.data.eval is not None:
         when = f"after every {train.eval_every} steps" if train.eval_every else "after the last step"
         yield (
@@ -280,8 +278,8 @@ def _run(config: Config) -> Iterator[str]:
     yield f"  checkpoints {when}, newest {train.keep_checkpoints} kept"
     if config.schedule == "one_step_off":
         yield (
-            "  schedule    one_step_off: while a step trains, the next one's responses are sampled with the weights "
-            f"that it began with; corrected by each token's loss times {_correction(config)}"
+            "  schedule    one_step_off: while a step trains, the next step's responses are sampled with the weights "
+            f"from its start; each token's loss is multiplied by {_correction(config)}"
         )
 
 
@@ -289,11 +287,5 @@ def _correction(config: Config) -> str:
     cap = config.loss.engine_correction or 0.0
     ratio = "pi_old / pi_sampler" + (" of its response" if config.loss.engine_ratio == "sequence" else "")
     if config.loss.engine_over_cap == "mask":
-        return f"{ratio}, or 0 where that is not from {1 / cap:g} to {cap:g}"
+        return f"{ratio}, or 0 where that is outside {1 / cap:g} to {cap:g}"
     return f"min({ratio}, {cap:g})"
-
-
-def _show(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,155 @@
+"""The commands that read runs: view, report, compare, explain, whatif, doctor, ablate."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from dapo.cli.arguments import AsJson, Overrides, Run
+from dapo.core.errors import ConfigError
+from dapo.core.terminal import print_json
+
+# as in main.py, each command imports what it needs, so that --help answers at once
+
+commands = typer.Typer(rich_markup_mode=None)
+
+
+@commands.command()
+def view(
+    runs: Annotated[
+        list[Path] | None, Argument(metavar="RUN", help="run directories, or folders of them; default: ./runs")
+    ] = None,
+    port: Annotated[
+        int | None, Option(min=0, max=65_535, help="port on 127.0.0.1; default: 8020, or a free one; 0: a free one")
+    ] = None,
+    no_browser: Annotated[bool, Option("--no-browser", help="only print the address")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show runs on a local page: curves, responses, problems, evaluations and comparisons."""
+    from dapo.cli.view import view_runs
+
+    view_runs(runs or [], port=port, open_browser=not no_browser and not as_json, as_json=as_json)
+
+
+@commands.command()
+def report(
+    run: Run,
+    output: Annotated[Path | None, Option(metavar="FILE.html", help="default: the run's name, here")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's page as one HTML file that opens without a network: curves, sampled responses, evaluations."""
+    from dapo.cli.view import report_run
+
+    report_run(run, output, as_json=as_json)
+
+
+@commands.command()
+def compare(
+    runs: Annotated[list[Path], Argument(metavar="RUN_A RUN_B [RUN_C ...]", help="run directories")],
+    by_step: Annotated[bool, Option("--by-step", help="with two runs: also print differences by step")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: options, paired differences of accuracy and of training curves, tokens and seconds."""
+    if len(runs) < 2:
+        raise ConfigError("dapo compare takes two runs or more; each is compared with the first")
+    from dapo.cli.compare import print_comparisons
+
+    print_comparisons(runs, by_step=by_step, as_json=as_json)
+
+
+@commands.command("explain")
+def explain_command(
+    run_dir: Run,
+    step: Annotated[int, Option(min=1, help="a finished step")],
+    group: Annotated[int | None, Option(help="the group's id; default: the group with the most clipped tokens")] = None,
+    no_replay: Annotated[bool, Option("--no-replay", help="do not repeat the step to compute ratios")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show equations 11, 13, 9 and 8 with the numbers of one group of a step."""
+    from dapo.cli.explain import explain
+
+    explain(run_dir, step, group, replay=not no_replay, as_json=as_json)
+
+
+@commands.command("whatif")
+def whatif_command(
+    run_dir: Run,
+    overrides: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[KEY=VALUE]...",
+            help="options of reward, overlong, advantage, dynamic_sampling.enabled or .filter; --gradient: also loss",
+        ),
+    ] = None,
+    steps: Annotated[str, Option(metavar="A:B", help="steps from A to B, both included")] = ":",
+    gradient: Annotated[
+        bool, Option("--gradient", help="also compare policy gradients, at stored checkpoints")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Judge and filter a run's stored responses again with changed options; trains nothing."""
+    from dapo.cli.whatif import whatif
+
+    whatif(run_dir, overrides or [], steps=steps, gradient=gradient, as_json=as_json)
+
+
+@commands.command()
+def doctor(
+    run_dir: Run,
+    as_json: AsJson = False,
+    strict: Annotated[bool, Option("--strict", help="exit 1 if there is an error or a warning")] = False,
+) -> None:
+    """Report the problems of a run: findings with evidence, the prompts they show on, and the option to change."""
+    from dapo.cli.doctor import examine, print_diagnosis
+
+    diagnosis = examine(run_dir)
+    if as_json:
+        print_json({"run": str(run_dir), **diagnosis.to_json()})
+    else:
+        print_diagnosis(run_dir, diagnosis)
+    if strict and any(case.holds for case in diagnosis.alarms):
+        raise typer.Exit(1)
+
+
+@commands.command("ablate")
+def ablate_command(
+    config: Annotated[
+        Path | None, Argument(metavar="FILE.yaml", help="an experiment file; or a configuration for the ladder")
+    ] = None,
+    overrides: Overrides = None,
+    ladder: Annotated[str | None, Option(help="with a configuration: table1 (the default) or leave-one-out")] = None,
+    seeds: Annotated[str | None, Option(metavar="LIST", help="0,1,2 or 100-104; default: the file's")] = None,
+    folder: Annotated[Path | None, Option(help="folder of the runs; default: runs/NAME")] = None,
+    output: Annotated[Path | None, Option(help="write results.json and pictures there; default: the folder")] = None,
+    jobs: Annotated[int, Option(min=1, max=1024, help="number of concurrent runs, which share the threads")] = 1,
+    report: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="FOLDER", help="table and pictures of stored results; several folders are merged; start nothing"
+        ),
+    ] = None,
+    show: Annotated[str | None, Option(metavar="LADDER", help="print a shipped ladder")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="check and list the runs; start nothing")] = False,
+    no_run: Annotated[bool, Option("--no-run", help="print the table of finished runs; start nothing")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train variants of a configuration with several seeds and compare them: Table 1's ladder, or your own."""
+    from dapo.cli.ablate import AblateRequest, ablate
+
+    request = AblateRequest(
+        config=config,
+        overrides=tuple(overrides or ()),
+        ladder=ladder,
+        seeds=seeds,
+        folder=folder,
+        output=output,
+        report=tuple(report or ()),
+        show=show,
+        jobs=jobs,
+        dry_run=dry_run,
+        no_run=no_run,
+        as_json=as_json,
+    )
+    if not ablate(request):
+        raise typer.Exit(1)

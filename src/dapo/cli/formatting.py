@@ -1,0 +1,66 @@
+"""How the commands write tables, numbers, counts and values of options."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
+from rich.text import TextType
+
+TITLE: Mapping[str, Any] = {"title_style": "bold", "title_justify": "left"}
+
+
+def right(*names: str, **options: Any) -> list[Column]:
+    """Right-aligned columns, for numbers."""
+    return [Column(name, justify="right", **options) for name in names]
+
+
+def titled_table(title: TextType, *columns: str | Column, **options: Any) -> Table:
+    """A table with a bold title above its left edge."""
+    return Table(*columns, title=title, **TITLE, **options)
+
+
+def ruled_table(first: Column, *numbers: str, **options: Any) -> Table:
+    """A table with one rule below its head, of names and numbers."""
+    return Table(first, *right(*numbers, no_wrap=True), box=SIMPLE_HEAD, pad_edge=False, **options)
+
+
+def number(value: float | None, style: str, missing: str = "") -> str:
+    """A number in a format such as `.1%`; `missing` for None."""
+    return missing if value is None else f"{value:{style}}"
+
+
+def with_interval(value: float, interval: Sequence[float | None] | None, style: str = ".1%", none: str = "") -> str:
+    """A number and its interval, `62.5% (45.3% to 77.1%)`; the number and `none` where there is no interval.
+
+    >>> with_interval(0.625, (0.453, 0.771))
+    '62.5% (45.3% to 77.1%)'
+    """
+    low, high = interval or (None, None)
+    if low is None or high is None:
+        return f"{value:{style}}{none}"
+    return f"{value:{style}} ({low:{style}} to {high:{style}})"
+
+
+def plural(number: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "run"), plural(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def option_text(value: object) -> str:
+    """The value of an option as a configuration file writes it."""
+    if value is None:
+        return "none"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value, default=str) if isinstance(value, bool | list | dict) else str(value)
+
+
+def weighted(names: str | Mapping[str, float]) -> str:
+    """A verifier's name, or several with their weights: `0.8 x math + 0.2 x format`."""
+    return names if isinstance(names, str) else " + ".join(f"{weight:g} x {name}" for name, weight in names.items())
