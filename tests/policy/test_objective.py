@@ -1,4 +1,4 @@
-"""Each surrogate has one place: a change there moves the gradient that trains and the logged metrics together."""
+"""The losses of `loss.surrogate`: a change of one moves gradient and metrics together, and all keep the contract."""
 
 import importlib
 import inspect
@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from dapo.algo.loss import policy_loss
+from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import LossConfig
+from dapo.policy import objective
 
 MODULES = ("dapo.algo.loss", "dapo.algo.surrogates", "dapo.policy.objective")
 LOG_RATIOS = torch.tensor([0.5, 0.1, -0.5, 0.5, 0.0], dtype=torch.float64)
@@ -22,17 +25,16 @@ BOUNDS = {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 1.5}
 def mutated(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Loads the objective with one line of `algo` changed."""
 
+    sources = {name: inspect.getsource(importlib.import_module(name)) for name in MODULES}
+
     def load(file: str = "", old: str = "", new: str = "") -> ModuleType:
-        found = False
-        for name in MODULES:
-            source, module = inspect.getsource(importlib.import_module(name)), ModuleType(name)
+        for name, source in sources.items():
+            module = ModuleType(name)
             if name == f"dapo.algo.{file}":
                 assert source.count(old) == 1, "there is one place"
-                source, found = source.replace(old, new), True
+                source = source.replace(old, new)
             exec(compile(source, name, "exec"), vars(module))
             monkeypatch.setitem(sys.modules, name, module)
-        assert found or not file
-        monkeypatch.undo()
         return module
 
     return load
@@ -103,3 +105,66 @@ def test_another_gate_of_sapo_moves_gradient_and_loss_together(mutated: Any) -> 
     assert steeper == pytest.approx([2 * value for value in gradient])
     assert other_loss == pytest.approx(2 * loss)
     assert counts == {}  # nothing is clipped
+
+
+def packed(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Six tokens of three responses, of which the fourth token does not train."""
+    mask = torch.tensor([1, 1, 1, 0, 1, 1], dtype=torch.bool)
+    tokens = {
+        "logprobs": torch.tensor([-1.0, -0.5, -2.0, -1.0, -0.2, -3.0], dtype=torch.float64),
+        "old": torch.tensor([-1.4, -0.5, -1.0, -1.1, -0.9, -2.9], dtype=torch.float64),
+        "advantages": torch.tensor([1.0, 1.0, -0.5, -0.5, 0.7, 0.7], dtype=torch.float64),
+        "mask": mask,
+        "weights": torch.where(mask, 0.2, 0.0).double(),
+        "responses": torch.tensor([0, 0, 1, 1, 2, 2]),
+    }
+    return tokens | changed
+
+
+def trained(name: str, tokens: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    """The gradient that trains, and the logged sums."""
+    config = LossConfig(surrogate=name)
+    rest = {key: value for key, value in tokens.items() if key != "logprobs"}
+    gradient, _ = objective.objective_gradient(tokens["logprobs"], objective.gradient_terms(rest, config), config)
+    sums = objective.objective_sums(tokens["logprobs"], torch.zeros(len(gradient)), rest, config)
+    return gradient, {key: float(value) for key, value in sums.items()}
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_loss_gradient_and_sums_of_each_loss_add_up_over_parts_of_whole_responses(name: str) -> None:
+    whole, parts = packed(), [packed(), packed()]
+    for part, chosen in zip(parts, (slice(0, 2), slice(2, 6)), strict=True):
+        part.update({key: value[chosen] for key, value in whole.items()})
+    parts[1]["responses"] = parts[1]["responses"] - 1
+    gradient, sums = trained(name, whole)
+    gradients, sums_of_parts = zip(*(trained(name, part) for part in parts), strict=True)
+    torch.testing.assert_close(torch.cat(gradients), gradient)
+    assert sums == pytest.approx({key: sum(part[key] for part in sums_of_parts) for key in sums})
+    assert sums["tokens"] == 5
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf])
+@pytest.mark.parametrize("name", SURROGATES)
+def test_what_a_masked_token_holds_changes_no_loss(name: str, garbage: float) -> None:
+    gradient, sums = trained(name, packed())
+    spoilt, same_sums = trained(name, packed(logprobs=torch.where(packed()["mask"], packed()["logprobs"], garbage)))
+    assert spoilt.tolist() == gradient.tolist()
+    assert gradient[3] == 0
+    assert sums == same_sums
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_on_policy_each_loss_has_the_gradient_of_the_policy_gradient_in_each_response(name: str) -> None:
+    tokens = packed(old=packed()["logprobs"])
+    gradient, _ = trained(name, tokens)
+    expected = torch.where(tokens["mask"], -tokens["weights"] * tokens["advantages"], 0.0)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_each_row_names_options_of_the_loss_and_what_its_function_takes(name: str) -> None:
+    row = SURROGATES[name]
+    keywords = set(inspect.signature(row.load()).parameters) - set(inspect.signature(policy_loss).parameters)
+    assert set(row.bounds) <= LossConfig.model_fields.keys() & inspect.signature(row.load()).parameters.keys()
+    assert ("responses" in keywords) == row.needs_whole_responses
+    assert row.summary.format(low=0.8, high=1.28)

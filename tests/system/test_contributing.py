@@ -1,6 +1,7 @@
 """The how-to texts of CONTRIBUTING.md, carried out in a copy of the package: what they say is enough."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from helpers.paths import ROOT
@@ -90,6 +92,26 @@ with VerifierPool(RewardConfig(verifier="even", workers=1)) as pool:
         "[1.0, -1.0]",
     ]
     output_of(copy, "-m", "dapo", "reward", "test", "even", "--right", "42")
+
+
+def test_a_loss_is_a_function_and_a_row_of_the_table(copy: Path):
+    carry_out("A loss", copy)
+    options = ("tiny", "loss.surrogate=reinforce", "train.num_steps=1", "train.minibatch_groups=4", "data.eval=null")
+    output_of(copy, "-m", "dapo", "train", *options, "--run-dir", "run")
+    (logged,) = map(json.loads, (copy / "run" / "metrics.jsonl").read_text().splitlines())
+    rows = pq.read_table(copy / "run" / "rollouts").to_pylist()
+    trained = [row for row in rows if row["outcome"] == "trained"]
+    num_tokens = sum(row["response_tokens"] for row in trained)
+    loss = -sum(row["advantage"] * math.fsum(row["engine_logprobs"]) for row in trained) / num_tokens
+    assert abs(loss) > 1e-3
+    assert logged["loss/policy"] == pytest.approx(loss, abs=1e-6)
+    assert "  loss        REINFORCE, without a ratio, averaged by token\n" in output_of(
+        copy, "-m", "dapo", "check", *options
+    )
+    assert " reinforce: A log pi; clip: " in output_of(copy, "-m", "dapo.config.page")
+    output_of(
+        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "policy" / "test_objective.py")
+    )
 
 
 def test_an_option_is_a_field_that_is_read_where_its_section_arrives(copy: Path):

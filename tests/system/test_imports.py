@@ -19,7 +19,8 @@ ROOT = where.ROOT / "src" / PACKAGE
 
 LAYERS = [
     {"core"},
-    {"config", "types", "algo"},
+    {"algo"},
+    {"config", "types"},
     {"data", "rewards", "engines", "policy"},
     {"distributed"},
     {"evaluation"},
@@ -398,7 +399,7 @@ def test_walker_names_file_line_and_layers(tmp_path):
         tmp_path, {"rewards/math": "", "config": "import os\n\nfrom dapo.rewards.verifiers.math import verify\n"}
     )
     assert downward_imports(root) == [
-        "config.py:3 imports dapo.rewards.verifiers.math.verify: layer 1 must not import layer 2"
+        "config.py:3 imports dapo.rewards.verifiers.math.verify: layer 2 must not import layer 3"
     ]
 
 

@@ -56,7 +56,7 @@ def gspo_loss(
     Raises:
         ValueError: the shapes do not fit.
     """
-    trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights, responses=responses)
+    trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights, responses=responses)
     total, length = over_responses(log_ratio, trained, responses)
     log_ratio = torch.where(trained, total / length.clamp(min=1), 0.0)
     clipped = clip_log_ratio(log_ratio, *clip_bounds(advantages, clip_low=clip_low, clip_high=clip_high))
@@ -88,7 +88,7 @@ def cispo_loss(
     Raises:
         ValueError: the shapes do not fit.
     """
-    trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
+    trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     clipped = log_ratio.detach().clamp(max=math.log1p(clip_high))
     scored = torch.where(trained, logprobs, 0.0).to(clipped.dtype)
     sums = describe_tokens(logprobs, log_ratio, trained, clipped_high=clipped < log_ratio)
@@ -125,14 +125,14 @@ def sapo_loss(
     Raises:
         ValueError: the shapes do not fit.
     """
-    trained, log_ratio = _token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
+    trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     tau = torch.full_like(log_ratio, negative_temperature).masked_fill(advantages > 0, positive_temperature)
     gate = 4 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1))
     sums = describe_tokens(logprobs, log_ratio, trained)
     return -(torch.where(trained, gate, 0.0) * advantages * weights).sum(), sums
 
 
-def _token_log_ratios(
+def token_log_ratios(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor, **more: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Which tokens train, and log r of each, clamped to +-20, 0 where nothing trains."""

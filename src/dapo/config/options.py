@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, model_validator
 from pydantic.fields import FieldInfo
 
+from dapo.algo.surrogate_table import SURROGATES, surrogates_with
 from dapo.config.data_spec import kinds
 from dapo.config.model_options import DataConfig, ModelConfig
 from dapo.config.reward_options import AuditConfig, OverlongConfig, RewardConfig
@@ -105,18 +106,21 @@ class Config(Section):
 
     @property
     def clips_low(self) -> bool:
-        """Whether the loss clips ratios below."""
-        return self.has_ratios and self.loss.surrogate in ("clip", "gspo")
+        """Whether `loss.clip_low` bounds a ratio."""
+        return self._clips("clip_low")
 
     @property
     def clips_high(self) -> bool:
-        """Whether the loss clips ratios above."""
-        return self.has_ratios and self.loss.surrogate != "sapo"
+        """Whether `loss.clip_high` bounds a ratio."""
+        return self._clips("clip_high")
 
     @property
-    def clips_ratios(self) -> bool:
-        """Whether the loss is Eq. 8's, and has ratios to clip."""
-        return self.has_ratios and self.loss.surrogate == "clip"
+    def clips_dual(self) -> bool:
+        """Whether `loss.dual_clip` would bound a ratio."""
+        return self._clips("dual_clip")
+
+    def _clips(self, bound: str) -> bool:
+        return self.has_ratios and bound in SURROGATES[self.loss.surrogate].bounds
 
     @property
     def corrects_engine(self) -> bool:
@@ -210,13 +214,11 @@ class Config(Section):
                 f"loss.dual_clip={self.loss.dual_clip:g} bounds the ratio of the paper's loss, which "
                 f"loss.function={self.loss.function} replaces; set one of the two"
             )
-        if self.loss.surrogate != "clip":
-            for option, value in (("function", self.loss.function), ("dual_clip", self.loss.dual_clip)):
-                if value is not None:
-                    raise ValueError(
-                        f"loss.surrogate={self.loss.surrogate} replaces the loss that loss.{option}={value} "
-                        f"{'replaces too' if option == 'function' else 'bounds'}; set one of the two"
-                    )
+        surrogate, other = self.loss.surrogate, f"loss.surrogate={self.loss.surrogate} replaces the loss that loss."
+        if surrogate != "clip" and self.loss.function is not None:
+            raise ValueError(f"{other}function={self.loss.function} replaces too; set one of the two")
+        if "dual_clip" not in SURROGATES[surrogate].bounds and self.loss.dual_clip is not None:
+            raise ValueError(f"{other}dual_clip={self.loss.dual_clip} bounds; set one of the two")
         if self.loss.entropy_target is not None and self.loss.entropy_coef:
             raise ValueError(
                 f"loss.entropy_target={self.loss.entropy_target:g} sets the entropy's weight in each update, which "
@@ -376,9 +378,10 @@ class Config(Section):
 
 _SEVERAL_UPDATES = "several updates per step (in the first the ratio is 1, and nothing is clipped)"
 CONDITIONS = {
-    "clips_high": f"{_SEVERAL_UPDATES}, and loss.surrogate=clip, gspo or cispo (no loss.function)",
-    "clips_low": f"{_SEVERAL_UPDATES}, and loss.surrogate=clip or gspo (no loss.function)",
-    "clips_ratios": f"{_SEVERAL_UPDATES}, and the loss of the paper (loss.surrogate=clip, no loss.function)",
+    **{
+        condition: f"{_SEVERAL_UPDATES}, and loss.surrogate={surrogates_with(bound)} (no loss.function)"
+        for condition, bound in (("clips_low", "clip_low"), ("clips_high", "clip_high"), ("clips_dual", "dual_clip"))
+    },
     "corrects_engine": "loss.engine_correction",
     "decays_lr": "optim.schedule=linear or cosine",
     "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",

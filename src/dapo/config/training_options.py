@@ -1,10 +1,11 @@
 """Options of the algorithm and of the training: `advantage`, `loss`, `optim`, `critic`, `train`."""
 
 import re
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.section import Auto, Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
 
 TIS_CAP = 2.0  # the usual cap of truncated importance sampling, which `loss.engine_correction: tis` stands for
@@ -13,6 +14,11 @@ TIS_CAP = 2.0  # the usual cap of truncated importance sampling, which `loss.eng
 def _weight_cap(value: object) -> object:
     return {"none": None, "tis": TIS_CAP}.get(value, value) if isinstance(value, str) else reject_bool(value)
 
+
+if TYPE_CHECKING:
+    SurrogateName: TypeAlias = str
+else:
+    SurrogateName = Literal[tuple(SURROGATES)]
 
 Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 
@@ -47,11 +53,10 @@ class LossConfig(Section):
         "-> (loss, metrics), see docs/losses.md. none: the loss of the paper.",
         paper=None,
     )
-    surrogate: Literal["clip", "gspo", "cispo", "sapo"] = option(
+    surrogate: SurrogateName = option(
         "clip",
-        "Contribution of a token to the loss, by its ratio r. clip: min(r A, clip(r) A) (Eq. 8); gspo: the same "
-        "with one ratio per response, the geometric mean over its tokens; cispo: min(r, 1 + clip_high) A log pi, with "
-        "a gradient of log pi only; sapo: a smooth gate in place of the clip. docs/losses.md has the equations.",
+        "Contribution of a token to the loss, by its ratio r. "
+        f"{'; '.join(f'{name}: {row.term}' for name, row in SURROGATES.items())}. docs/losses.md has the equations.",
         paper="clip",
         only_with="has_ratios",
     )
@@ -65,7 +70,7 @@ class LossConfig(Section):
         None,
         "Largest ratio where the advantage is negative (the released scripts: 10); none: no limit.",
         paper=None,
-        only_with="clips_ratios",
+        only_with="clips_dual",
         gt=1,
     )
     aggregate: Literal["token", "group", "sequence", "constant"] = option(
@@ -155,7 +160,8 @@ class LossConfig(Section):
     @property
     def needs_whole_responses(self) -> bool:
         """Whether what a token contributes depends on the other tokens of its response."""
-        return self.surrogate == "gspo" or (self.engine_correction is not None and self.engine_ratio == "sequence")
+        correction_needs_them = self.engine_correction is not None and self.engine_ratio == "sequence"
+        return SURROGATES[self.surrogate].needs_whole_responses or correction_needs_them
 
     @property
     def needs_every_sample(self) -> bool:

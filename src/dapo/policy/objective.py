@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dapo.algo.kl import kl_gradient, kl_penalty
-from dapo.algo.loss import clip_bounds, clipped_gradient, engine_weights, policy_loss
-from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
+from dapo.algo.loss import clip_bounds, clipped_gradient, engine_weights
+from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import LossConfig
 from dapo.core.errors import EngineError
 from dapo.policy.custom_loss import CustomLoss, custom_metrics
@@ -43,7 +43,7 @@ def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str
     mask, weights, advantages = tokens["mask"], tokens["weights"], tokens["advantages"]
     terms = {}
     if config.is_clipped:
-        low, high = clip_bounds(advantages, **_clip(config))
+        low, high = clip_bounds(advantages, **_bounds(config))
         terms = {"scale": torch.where(mask, -weights * advantages, 0.0), "low": low, "high": high}
     if config.entropy_coef > 0:
         terms["entropy"] = torch.where(mask, -config.entropy_coef * weights, 0.0)
@@ -84,14 +84,11 @@ def _surrogate_loss(
     logprobs: Tensor, old: Tensor, weights: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of `loss.surrogate`, and the sums about its tokens."""
-    packed = (logprobs, old, tokens["advantages"], tokens["mask"], weights)
-    if config.surrogate == "gspo":
-        return gspo_loss(*packed, tokens["responses"], clip_low=config.clip_low, clip_high=config.clip_high)
-    if config.surrogate == "cispo":
-        return cispo_loss(*packed, clip_high=config.clip_high)
-    if config.surrogate == "sapo":
-        return sapo_loss(*packed)
-    return policy_loss(*packed, **_clip(config))
+    surrogate = SURROGATES[config.surrogate]
+    keywords = _bounds(config)
+    if surrogate.needs_whole_responses:
+        keywords["responses"] = tokens["responses"]
+    return surrogate.load()(logprobs, old, tokens["advantages"], tokens["mask"], weights, **keywords)
 
 
 def _engine_weights(old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig) -> Tensor:
@@ -157,8 +154,8 @@ def add_values(parts: Sequence[Mapping[str, Tensor | float]]) -> dict[str, Tenso
     return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
 
-def _clip(config: LossConfig) -> dict[str, Any]:
-    return {"clip_low": config.clip_low, "clip_high": config.clip_high, "dual_clip": config.dual_clip}
+def _bounds(config: LossConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in SURROGATES[config.surrogate].bounds}
 
 
 def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:

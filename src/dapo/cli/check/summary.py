@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
+from dapo.algo.surrogate_table import SURROGATES
 from dapo.cli.formatting import option_text, weighted
 from dapo.config import Config, LossConfig
 from dapo.config.data_spec import Source, kinds
@@ -233,7 +234,7 @@ def _step(config: Config) -> Iterator[str]:
             f"{critic.gae_lambda:g}, whitened over the tokens of the batch"
         )
     yield (
-        f"  loss        {config.loss.function or _surrogate(config)}, averaged by {config.loss.aggregate}"
+        f"  loss        {config.loss.function or _surrogate(config.loss)}, averaged by {config.loss.aggregate}"
         f"{_kl(config.loss)}"
     )
 
@@ -242,15 +243,8 @@ def _kl(loss: LossConfig) -> str:
     return f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
 
 
-def _surrogate(config: Config) -> str:
-    loss = config.loss
-    bounds = f"clipped to [{1 - loss.clip_low:g}, {1 + loss.clip_high:g}]"
-    return {
-        "clip": f"ratio {bounds}",
-        "gspo": f"GSPO, one ratio per response {bounds}",
-        "cispo": f"CISPO, weights of log pi of at most {1 + loss.clip_high:g}",
-        "sapo": "SAPO, a smooth gate of the ratio",
-    }[loss.surrogate]
+def _surrogate(loss: LossConfig) -> str:
+    return SURROGATES[loss.surrogate].summary.format(low=1 - loss.clip_low, high=1 + loss.clip_high)
 
 
 def _reward(config: Config) -> str:
