@@ -23,15 +23,14 @@ if sys.platform == "win32":
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dapo.api.callbacks import TrainingInterrupted
     from dapo.api.entry_points import load, resume, train
-    from dapo.api.run import Run
+    from dapo.api.run import Run, TrainingInterrupted
     from dapo.api.session import session
     from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
 
 _HOMES = {
     "Run": "dapo.api.run",
-    "TrainingInterrupted": "dapo.api.callbacks",
+    "TrainingInterrupted": "dapo.api.run",
     "load": "dapo.api.entry_points",
     "resume": "dapo.api.entry_points",
     "session": "dapo.api.session",

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import dapo
-from dapo.api.keywords import options_from, sized_to_fit
+from dapo.api.keywords import options_from, scale_defaults
 from dapo.api.notebook import NotebookDisplay
 from dapo.config import dump_config, load_config
 from dapo.core.errors import CheckpointError
@@ -145,7 +145,7 @@ def test_a_dataset_of_hugging_face_is_written_as_it_is(tmp_path: Path):
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an ambiguous keyword": (
         {"temperature": 0.5},
-        "'temperature' may be rollout.temperature or eval.temperature: write the whole name, as in "
+        "'temperature' is ambiguous (rollout.temperature or eval.temperature); write the whole name, as in "
         '**{"rollout.temperature": ...}',
     ),
     "an unknown keyword": (
@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"group_sizes": 4},
         "unknown option 'group_sizes'; did you mean group_size (rollout.group_size)?",
     ),
-    "a keyword like none": ({"xyzzy": 4}, "unknown option 'xyzzy'; docs/options.md has all of them"),
+    "a keyword like none": ({"xyzzy": 4}, "unknown option 'xyzzy'; docs/options.md lists all options"),
     "an option set twice": ({"num_steps": 3}, "num_steps: train.num_steps is set twice in one call"),
     "an unknown option of a section": (
         {"loss.clip_hih": 0.3},
@@ -223,7 +223,7 @@ def test_keywords_are_the_names_of_options():
     ],
 )
 def test_options_sized_for_the_paper_follow_a_smaller_size_unless_set(raw: dict[str, Any], expected: dict[str, Any]):
-    assert sized_to_fit(raw) == expected
+    assert scale_defaults(raw) == expected
 
 
 def test_a_callback_and_a_sink_get_every_step(tmp_path: Path):
@@ -279,7 +279,7 @@ def test_a_signal_saves_and_raises_keyboard_interrupt_with_the_run():
     run = stopped.value.run
     assert run.status == "stopped"
     assert run.state.checkpoint is not None
-    assert re.search(r"stopped by SIGINT; look at it with dapo.load\('runs/", str(stopped.value))
+    assert re.search(r"stopped by SIGINT; inspect it with dapo.load\('runs/", str(stopped.value))
 
 
 def test_in_another_thread_a_run_touches_no_signal():

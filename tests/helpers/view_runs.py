@@ -13,7 +13,7 @@ import pytest
 
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.server import listen, make_server
-from dapo.api.lifecycle.execute import Frontend, new_run, run_training
+from dapo.api.lifecycle.execute import RunCallbacks, new_run, run_training
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory
 from dapo.runs.run_reader import find_runs
 from helpers.tiny_runs import tiny
@@ -39,7 +39,7 @@ SHORT = (
 def make_run(path: Path, *overrides: str) -> Path:
     """A finished run of the tiny model, four steps with three evaluations."""
     with new_run(tiny(*SHORT, *overrides), path, command=["dapo", "train"]) as ready:
-        run_training(ready, Frontend(warn=pytest.fail))
+        run_training(ready, RunCallbacks(warn=pytest.fail))
     return path
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,25 @@ def _modules(target: str, root: Path) -> list[Path]:
     return []
 
 
+def circle(root: Path) -> list[str]:
+    """A circle of files that import each other, the first again at its end; empty if there is none.
+
+    Imports in functions and under `if TYPE_CHECKING:` count. The package's own `__init__.py` does not: it only says
+    where the public names are.
+    """
+    surface = Path("__init__.py")
+    graph: dict[Path, set[Path]] = {}
+    for found in imports_of(root):
+        if found.file != surface:
+            targets = set(_modules(found.target, root)) - {found.file, surface}
+            graph.setdefault(found.file, set()).update(targets)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [str(file) for file in error.args[1]]
+    return []
+
+
 # --- the package
 
 
@@ -240,6 +260,18 @@ def test_every_module_is_in_the_list_of_layers():
 
 def test_imports_point_up_the_list_of_layers_only():
     assert downward_imports(ROOT) == []
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert circle(ROOT) == []
+
+
+def test_the_commands_import_nothing_of_api_but_the_life_of_a_run():
+    surface = {f"dapo.{name}" for name in ("train", "resume", "load", "session", "Run")}
+    targets = {each.target for each in imports_of(ROOT) if _part(each.file) == "cli"}
+    found = {target for target in targets if target.startswith("dapo.api.") or target in surface}
+    assert found
+    assert [target for target in found if not target.startswith("dapo.api.lifecycle.")] == []
 
 
 def test_optional_packages_are_imported_inside_functions_of_their_own_file():
@@ -392,6 +424,22 @@ def test_walker_finds_each_way_to_write_an_import_that_points_down_or_sideways(t
 def test_walker_lets_imports_up_the_list_pass(tmp_path, importer, text):
     files = dict.fromkeys(["rewards/math", "rollout", "config", "assemble"], "")
     assert downward_imports(tree(tmp_path, {**files, importer: text})) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from dapo.core.a import A",
+        "def late():\n    from dapo.core import a",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from dapo.core.a import A",
+    ],
+)
+def test_walker_finds_a_circle_of_files_by_each_kind_of_import(tmp_path: Path, text: str):
+    files = {"core/a": "from dapo.core.b import B", "core/b": "from dapo.core.c import C", "core/c": ""}
+    assert circle(tree(tmp_path / "tree", {**files, "__init__": "from dapo.core.a import A"})) == []
+    found = circle(tree(tmp_path / "circle", {**files, "core/c": text}))
+    assert found[0] == found[-1]
+    assert sorted(found[1:]) == ["core/a.py", "core/b.py", "core/c.py"]
 
 
 def test_walker_names_file_line_and_layers(tmp_path):

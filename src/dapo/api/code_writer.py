@@ -96,6 +96,10 @@ class CodeWriter:
         self._define(name, function)
         return f":{name}"
 
+    def qualified(self, name: str) -> str:
+        """The import path `module:function` of a name that `add` returned, once everything is added."""
+        return f"{self.module().name}{name}" if name.startswith(":") else name
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing had to be written."""

@@ -1,4 +1,4 @@
-"""Keywords of Python calls as options of the configuration and as arguments of a command line. Imports no torch."""
+"""Converts keywords of Python calls to options of the configuration and to command-line arguments. Imports no torch."""
 
 import json
 import shlex
@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from dapo.config import Config
-from dapo.config.load import as_literal, parse_overrides
+from dapo.config import PRESETS, Config, build_config, find_config
+from dapo.config.load import as_literal, merge_options, parse_overrides, read_options
 from dapo.config.options import options_of
 from dapo.config.other_names import called_elsewhere
 from dapo.core.errors import ConfigError
@@ -19,19 +19,18 @@ ALIASES: Mapping[str, str] = {
     "eval_data": "data.eval",
     "lr": "optim.lr",
 }
-"""Keywords that stand for an option of another name, or for one of several that end alike."""
-PAPER_MINIBATCH_GROUPS, PAPER_WARMUP_STEPS, PAPER_STEPS = 32, 20, 300
-PAPER_BUFFER_TOKENS, PAPER_RESPONSE_TOKENS = 4096, 20480
+"""Keywords for options of another name, or for one of several options with the same last part."""
+DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()}
 
 
 def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Options by their dotted names: `{"steps": 18, "loss.clip_high": 0.3}` -> `{"train.num_steps": 18, ...}`.
 
     Args:
-        keywords: names of options without their section where only one ends so, dotted names otherwise.
+        keywords: option names, without the section if the last part is unique.
 
     Raises:
-        ConfigError: a name is unknown or stands for several options, or two names stand for the same one.
+        ConfigError: a name is unknown or ambiguous, or two names mean the same option.
     """
     found: dict[str, Any] = {}
     for keyword, value in keywords.items():
@@ -43,9 +42,9 @@ def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_named(keyword: str) -> str:
-    """The dotted name of the option that a keyword stands for. Raises ConfigError."""
+    """The dotted name of the option that a keyword means. Raises ConfigError."""
     if "." in keyword or keyword in Config.model_fields:
-        return keyword  # what is unknown below a section is refused with the nearest name when the config is built
+        return keyword  # building the config refuses an unknown name in a section and suggests the nearest one
     if keyword in ALIASES:
         return ALIASES[keyword]
     names = [name for name, _ in options_of()]
@@ -54,7 +53,9 @@ def option_named(keyword: str) -> str:
         return candidates[0]
     if candidates:
         example = f'**{{"{candidates[0]}": ...}}'
-        raise ConfigError(f"{keyword!r} may be {' or '.join(candidates)}: write the whole name, as in {example}")
+        raise ConfigError(
+            f"{keyword!r} is ambiguous ({' or '.join(candidates)}); write the whole name, as in {example}"
+        )
     if elsewhere := called_elsewhere(keyword):
         raise ConfigError(f"unknown option {keyword!r}; {elsewhere}")
     known = [*ALIASES, *(name.rpartition(".")[2] for name in names)]
@@ -63,7 +64,7 @@ def option_named(keyword: str) -> str:
         each: [ALIASES[each]] if each in ALIASES else [n for n in names if n.endswith(f".{each}")] for each in near
     }
     hints = [f"{each} ({' or '.join(options)})" if options else each for each, options in whole.items()]
-    hint = f"did you mean {' or '.join(hints)}?" if hints else "docs/options.md has all of them"
+    hint = f"did you mean {' or '.join(hints)}?" if hints else "docs/options.md lists all options"
     raise ConfigError(f"unknown option {keyword!r}; {hint}")
 
 
@@ -85,35 +86,65 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
     return raw
 
 
-def sized_to_fit(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What follows from a smaller size for options that are not set, whose defaults are those of the paper's size.
-
-    An update takes at most the groups of a step, the penalty on length begins at the same fraction of the limit, and
-    the warm-up is the same fraction of the steps.
-
-    Args:
-        raw: a configuration as it is before defaults are filled in.
+def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[str, Any], list[str], str]:
+    """Read the configuration that options override.
 
     Returns:
-        Options by dotted names; none where everything fits.
+        Its options, the arguments that name it on the command line, and a title for its runs.
+    """
+    if config is None:
+        return {}, [], "run"
+    if not isinstance(config, Mapping):
+        found = find_config(config)
+        return read_options(found), [str(config)], found.stem
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        inner = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {name: value}
+        flat |= inner
+    return config, as_overrides(flat), "run"
+
+
+def build_scaled(base: Mapping[str, Any], options: Mapping[str, Any], *, where: str) -> tuple[Config, dict[str, Any]]:
+    """Build a configuration from a base and options by dotted names that override it.
+
+    Returns:
+        The configuration, and the options that `scale_defaults` added.
+    """
+    raw = merge_options(base, nested(options))
+    scaled = scale_defaults(raw)
+    return build_config(merge_options(raw, nested(scaled)), where=where), scaled
+
+
+def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Scale defaults that fit only the paper's sizes to the sizes that are set.
+
+    A minibatch holds at most the groups of a step; the overlong penalty starts at the same fraction of the length
+    limit; the warm-up is the same fraction of the steps.
+
+    Args:
+        raw: a configuration before defaults are filled in.
+
+    Returns:
+        The scaled options by dotted names, without those that are set or whose default fits.
 
     Example:
-        >>> sized_to_fit({"rollout": {"prompts_per_step": 8}})
+        >>> scale_defaults({"rollout": {"prompts_per_step": 8}})
         {'train.minibatch_groups': 8}
     """
-    more: dict[str, Any] = {}
+    with_preset = merge_options(PRESETS.get(str(raw.get("preset")), {}), raw)
     prompts, length, steps = (
         _count(raw, name) for name in ("rollout.prompts_per_step", "rollout.max_response_tokens", "train.num_steps")
     )
-    if prompts and _option(raw, "train.minibatch_groups") is None and prompts % PAPER_MINIBATCH_GROUPS:
-        limit = min(prompts, PAPER_MINIBATCH_GROUPS)
-        more["train.minibatch_groups"] = max(n for n in range(1, limit + 1) if prompts % n == 0)
-    is_soft = _option(raw, "overlong.mode") in (None, "soft") and _option(raw, "preset") != "grpo"
-    if length and is_soft and _option(raw, "overlong.buffer_tokens") is None and length < PAPER_BUFFER_TOKENS:
-        more["overlong.buffer_tokens"] = max(1, length * PAPER_BUFFER_TOKENS // PAPER_RESPONSE_TOKENS)
-    if steps and _option(raw, "optim.warmup_steps") is None and steps < PAPER_STEPS:
-        more["optim.warmup_steps"] = round(steps * PAPER_WARMUP_STEPS / PAPER_STEPS)
-    return more
+    groups, buffer, warmup = "train.minibatch_groups", "overlong.buffer_tokens", "optim.warmup_steps"
+    scaled: dict[str, Any] = {}
+    if prompts and _option(raw, groups) is None and prompts % DEFAULTS[groups]:
+        scaled[groups] = max(n for n in range(1, min(prompts, DEFAULTS[groups]) + 1) if prompts % n == 0)
+    is_soft = _option(with_preset, "overlong.mode") in (None, "soft")
+    if length and is_soft and _option(raw, buffer) is None and length < DEFAULTS[buffer]:
+        scaled[buffer] = max(1, length * DEFAULTS[buffer] // DEFAULTS["rollout.max_response_tokens"])
+    if steps and _option(raw, warmup) is None and steps < DEFAULTS["train.num_steps"]:
+        scaled[warmup] = round(steps * DEFAULTS[warmup] / DEFAULTS["train.num_steps"])
+    return scaled
 
 
 def _option(raw: Mapping[str, Any], name: str) -> Any:
@@ -124,24 +155,24 @@ def _option(raw: Mapping[str, Any], name: str) -> Any:
 
 
 def _count(raw: Mapping[str, Any], name: str) -> int:
-    """An option that is a positive integer; 0 where it is not set, or is something else, which is refused elsewhere."""
+    """An option that is a positive integer; 0 if it is not set or invalid, which building the config refuses."""
     value = _option(raw, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def as_overrides(options: Mapping[str, Any]) -> list[str]:
-    """The options as arguments of the command line, `key=value`."""
+    """Format options as command-line arguments `key=value`."""
     return [f"{name}={_yaml(value)}" for name, value in options.items()]
 
 
 def command_line(arguments: Iterable[str], *, environment: Mapping[str, str] | None = None) -> str:
-    """Arguments as one line that a shell reads as they are, after the variables that they need."""
+    """Quote arguments for a shell, on one line behind the environment variables that they need."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items()]
     return " ".join([*variables, shlex.join(arguments)])
 
 
 def _yaml(value: Any) -> str:
-    """A value as `parse_overrides` reads it; text stands as it is where that gives the same text."""
+    """Format a value for `parse_overrides`; text stays unquoted if it is read back unchanged."""
     plain = str(value)
     if isinstance(value, str) and "\n" not in value:
         try:
@@ -153,7 +184,7 @@ def _yaml(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value as YAML has it: paths as text, numbers of numpy as Python's, tuples as lists."""
+    """Convert a value to YAML's types: paths to text, numpy numbers to Python's, tuples to lists."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):

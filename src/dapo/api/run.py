@@ -1,4 +1,4 @@
-"""A run as a Python object: what it has written, and what its model answers."""
+"""A run as a Python object: its files as tables and figures, and its model, which answers and is evaluated."""
 
 import signal
 import tempfile
@@ -8,7 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dapo.api.callbacks import translate_errors
 from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, write_rows
 from dapo.api.keywords import as_overrides, command_line, options_from
 from dapo.api.result_types import Comparison, Curves, EvaluationResult
@@ -20,23 +19,21 @@ from dapo.runs.console import METRIC_COLUMNS
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import RunStatus, run_status
 from dapo.runs.stored_config import CODE_FOLDER, load_run_config
+from dapo.training.signals import Interrupted, ListenerFailed
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from dapo.api.callbacks import OnStep, StepSink
     from dapo.api.lifecycle.evaluate_models import EvalRequest
-    from dapo.api.lifecycle.execute import Frontend
     from dapo.api.lifecycle.generate import OpenModel
 
-"""The columns of rollouts with a number per token, which `Run.rollouts` leaves out."""
 SHOWN_METRICS = ("reward/mean", "reward/accuracy", "rollout/keep_rate", "rollout/response_tokens_mean", "loss/entropy")
 
 
 class Run:
-    """A run directory: `dapo.train`, `dapo.resume` and `dapo.load` return one.
+    """A run directory, as `dapo.train`, `dapo.resume` and `dapo.load` return it.
 
-    Everything is read when it is asked for, so the run may go on in another process meanwhile.
+    Every property reads the files when it is used, so another process may continue the run meanwhile.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -48,12 +45,12 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """Every option, as run: `run.config.optim.lr`."""
+        """Every option of the run: `run.config.optim.lr`."""
         return load_run_config(self._directory)
 
     @property
     def state(self) -> RunStatus:
-        """How the run stands: step, seconds left, newest metrics, checkpoint, bytes on disk."""
+        """The state of the run: step, seconds left, newest metrics, checkpoint, bytes on disk."""
         return run_status(self.path)
 
     @property
@@ -63,7 +60,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The command line that starts such a run, for a shell; functions of the run are imported from its `code`."""
+        """A shell command that starts the same run; its functions are imported from the run's folder `code`."""
         manifest = read_json(self._directory.manifest)
         code = self.path / CODE_FOLDER
         folders = [*([str(code)] if code.is_dir() else []), *manifest.get("module_folders", [])]
@@ -83,9 +80,9 @@ class Run:
 
     @property
     def rollouts(self) -> "pd.DataFrame":
-        """Every judged response of every step that is kept, without its tokens.
+        """Every stored response of every step, without its tokens.
 
-        A large run has millions of them: `read_rollouts` reads some steps and some columns.
+        A large run has millions of them: `read_rollouts` reads a selection of steps and columns.
         """
         import pandas as pd
 
@@ -97,10 +94,10 @@ class Run:
     def read_rollouts(
         self, *, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
     ) -> "pd.DataFrame":
-        """The judged responses of some steps.
+        """The stored responses of a selection of steps.
 
         Args:
-            steps: the steps; None: all that are kept (`log.rollouts`).
+            steps: the steps; None: all that `log.rollouts` keeps.
             columns: the columns, such as `["step", "response", "reward", "outcome"]`; None: all, with the tokens and
                 their log-probabilities.
 
@@ -113,13 +110,13 @@ class Run:
 
         tables = self._directory.rollout_tables()
         if missing := [step for step in steps or () if step not in tables]:
-            raise DataError(f"{self.path} has no rollouts of step {missing[0]} (log.rollouts says which are kept)")
+            raise DataError(f"{self.path} has no rollouts of step {missing[0]} (log.rollouts sets which are kept)")
         paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
         return read_rollouts(paths, columns or all_columns(paths[0])).to_pandas() if paths else pd.DataFrame()
 
     @property
     def problems(self) -> "pd.DataFrame":
-        """Each problem that was sampled, with its visits, right answers and last step, as of the newest checkpoint."""
+        """Every sampled problem with its visits, correct responses and last step, as of the newest checkpoint."""
         import pandas as pd
 
         from dapo.runs.rollout_table import read_rollouts
@@ -129,12 +126,12 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """How the run has ended: steps, seconds, tokens, first and last evaluation; None until then."""
+        """Steps, seconds, tokens, first and last evaluation of a run that has ended; None until then."""
         return self.state.summary
 
     @property
     def evaluations(self) -> "pd.DataFrame":
-        """The run's own evaluations by step: accuracy (avg@k) with its 95 % interval, and what else was measured."""
+        """The run's own evaluations by step: accuracy (avg@k) with its 95 % interval, and further measurements."""
         import pandas as pd
 
         paths = self._directory.evaluations().values()
@@ -145,10 +142,10 @@ class Run:
         """One of the run's own evaluations with every response.
 
         Args:
-            step: the step after which it was made; None: the last one.
+            step: the step after which the run was evaluated; None: the last evaluation.
 
         Raises:
-            DataError: there is none.
+            DataError: the run has no such evaluation.
         """
         stored = self._directory.evaluations()
         path = stored.get(max(stored, default=0) if step is None else step)
@@ -157,7 +154,7 @@ class Run:
         return EvaluationResult.of(read_json(path))
 
     def curves(self) -> Curves:
-        """The curves of the run as a figure, which a notebook shows: accuracy, length, entropy, outcomes of groups.
+        """The curves of the run as a figure for notebooks: accuracy, length, entropy, outcomes of groups.
 
         Raises:
             DataError: there are no metrics yet.
@@ -176,22 +173,22 @@ class Run:
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
-        """What the model answers, as of the newest checkpoint, with the prompts written as in training.
+        """Sample answers from the newest checkpoint, with prompts formatted as in training.
 
         The model stays loaded for the next call, until `close()`.
 
         Args:
             prompt: a question, a list of chat messages, or a list of questions.
-            samples: how many answers to each.
-            temperature: 0 takes the most probable token each time.
-            max_new_tokens: the most tokens of an answer; None: as many as in training.
-            seed: another one gives other answers; the same one the same.
+            samples: the number of answers to each question.
+            temperature: the sampling temperature; 0: the most likely token.
+            max_new_tokens: the length limit of an answer; None: `rollout.max_response_tokens`.
+            seed: equal seeds give equal answers.
 
         Returns:
-            The answer as text, or a list of `samples` of them; for several questions, a list of that.
+            The answer as text, or a list of `samples` texts; for a list of questions, a list of these.
 
         Raises:
-            CheckpointError: there is no checkpoint yet.
+            CheckpointError: the run has no checkpoint yet.
 
         Example:
             >>> answers = run.generate(["17 + 25?", "3 + 4?"], samples=2, max_new_tokens=4)
@@ -208,7 +205,7 @@ class Run:
         )
 
     def close(self) -> None:
-        """Free the model that `generate` has loaded."""
+        """Free the model that `generate` loaded."""
         if self._model is not None:
             self._model.close()
         self._model = None
@@ -219,13 +216,13 @@ class Run:
         """Evaluate the newest checkpoint, as `dapo eval` does.
 
         Args:
-            data: a data source or rows, as for `dapo.train`; None: those on which the run was evaluated.
+            data: a data source or rows, as for `dapo.train`; None: the run's `data.eval`.
             samples_per_problem: the k of avg@k.
-            **options: options that are to be others than the run's, named as for `dapo.train`.
+            **options: changes to the run's options, named as for `dapo.train`.
 
         Raises:
-            ConfigError: there is no data.
-            CheckpointError: there is no checkpoint yet.
+            ConfigError: no data is given and the run has no `data.eval`.
+            CheckpointError: the run has no checkpoint yet.
 
         Example:
             >>> run.evaluate([{"prompt": "2 + 2 =", "answer": "4"}], samples_per_problem=4).table["responses"].map(len)
@@ -245,7 +242,7 @@ class Run:
         samples_per_problem: int | None = None,
         **options: Any,
     ) -> Comparison:
-        """Evaluate this run and another model on the same problems with the same random numbers, as pairs.
+        """Compare this run with another model: both answer the same problems with the same random numbers.
 
         Args:
             other: a run, a run directory, or a model: an alias, a Hugging Face id, a directory.
@@ -266,7 +263,7 @@ class Run:
     def _evaluation_request(
         self, data: Data, samples_per_problem: int | None, options: Mapping[str, Any]
     ) -> "Iterator[EvalRequest]":
-        """The arguments of an evaluation, whose rows stand in a file while the block runs."""
+        """The request of an evaluation; its rows are in a temporary file until the block ends."""
         from dapo.api.lifecycle.evaluate_models import EvalRequest
 
         overrides = tuple(as_overrides(options_from(options)))
@@ -288,7 +285,7 @@ class Run:
         Args:
             path: the directory to write; must not exist.
             step: the checkpoint; None: the newest.
-            adapter: write only the adapter, of a run with `lora`.
+            adapter: write only the adapter of a run with `model.lora`.
 
         Returns:
             The directory.
@@ -301,34 +298,11 @@ class Run:
         export_model_of(self.path, Path(path), step=step, adapter=adapter, warn=warn)
         return Path(path)
 
-    def frontend(self, on_step: "OnStep | Sequence[OnStep]", sinks: "Sequence[StepSink]") -> "Frontend":
-        """How this run is shown when it trains, and what is called after each step."""
-        from dapo.api.lifecycle.execute import Frontend
-        from dapo.api.notebook import open_display
-
-        calls = [on_step] if callable(on_step) else list(on_step)
-
-        def after_step(step: int, metrics: Mapping[str, float]) -> None:
-            for sink in sinks:
-                sink.write(step, metrics)
-            if step and any(
-                not name.startswith("eval/") for name in metrics
-            ):  # no evaluation before or after all steps
-                for call in calls:
-                    call(self, {"step": step, **metrics})
-
-        return Frontend(
-            warn=warn,
-            open_display=open_display,
-            on_step=[after_step],
-            on_second_interrupt=signal.default_int_handler,
-        )
-
     def __repr__(self) -> str:
         return f"<Run {self.path}: {', '.join(self._facts().values())}>"
 
     def _facts(self) -> dict[str, str]:
-        """What a person wants to know first, by a label."""
+        """The state, the step and the newest metrics as texts, by label."""
         try:
             state = self.state
         except (DapoError, OSError) as error:
@@ -347,9 +321,30 @@ class Run:
         return facts
 
     def _repr_html_(self) -> str:
-        """The same for a notebook, with what to do next."""
+        """A table of the same facts for a notebook."""
         rows = "".join(
             f"<tr><th style='text-align:left'>{escape(label)}</th><td style='text-align:left'>{escape(text)}</td></tr>"
             for label, text in {"run": str(self.path), **self._facts()}.items()
         )
         return f"<table>{rows}</table>"
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Ctrl-C stopped a run; its state is saved. `dapo.resume(error.run)` continues it."""
+
+    def __init__(self, run: Run, reason: str) -> None:
+        super().__init__(f"{reason}; inspect it with dapo.load({str(run.path)!r}), continue it with dapo.resume(...)")
+        self.run = run
+
+
+@contextmanager
+def translate_errors(run: Run) -> Iterator[None]:
+    """Translate errors for Python callers: Ctrl-C becomes TrainingInterrupted; a callback's own exception is raised."""
+    try:
+        yield
+    except Interrupted as error:
+        if error.exit_code - 128 == signal.SIGINT:
+            raise TrainingInterrupted(run, str(error)) from None
+        raise
+    except ListenerFailed as error:
+        raise error.__cause__ or error from None

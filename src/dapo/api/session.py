@@ -11,14 +11,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.batch import CollectedBatch
-from dapo.api.entry_points import base_of, laid_over
 from dapo.api.in_memory_data import Data, is_source, write_rows
-from dapo.api.keywords import options_from, sized_to_fit
+from dapo.api.keywords import build_scaled, load_base, options_from
 from dapo.api.lifecycle.generate import answers_of
 from dapo.api.result_types import EvaluationResult
-from dapo.api.rewards import Reward, named_rewards
-from dapo.config import Config, build_config
-from dapo.config.load import resolve_auto_verifier
+from dapo.api.rewards import Reward, verifier_option, weights_by_name
+from dapo.config import Config
+from dapo.config.load import merge_options, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import print_text
 from dapo.evaluation.evaluate import EngineSampler, evaluate
@@ -246,9 +245,15 @@ class Session:
             config = config.changed("data", train=self._source(problems))
         elif self.config.data.train == NO_DATA:
             raise DataError("there are no problems: give them to session(data=...) or to collect(problems, reward)")
-        functions: Mapping[str, Callable[..., Any]] = {}
+        functions: dict[str, Callable[..., Any]] = {}
         if reward is not None:
-            verifier, functions = named_rewards(reward)
+
+            def name_of(function: Callable[..., Any]) -> str:
+                kind = function if hasattr(function, "__qualname__") else type(function)
+                functions[name := f"{kind.__module__}:{kind.__qualname__}"] = function
+                return name
+
+            verifier = verifier_option(weights_by_name(reward, name_of))
             own = verifier == config.reward.verifier
             config = config.changed("reward", verifier=verifier, options=config.reward.options if own else {})
         config = resolve_auto_verifier(config)
@@ -347,14 +352,10 @@ def session(
         >>> int(metrics["step"])
         1
     """
-    base = base_of(config)[0]
-    given: dict[str, Any] = {} if model is None else {"model.name": str(model)}
-    named = options_from(options)
-    raw = laid_over(base, given | named)
-    if not raw.get("data", {}).get("train"):
-        raw = laid_over(raw, {"data.train": NO_DATA})
-    fitting = sized_to_fit(raw)
-    return Session(build_config(laid_over(raw, fitting), where="dapo.session"), data=data, reward=reward)
+    base = merge_options({"data": {"train": NO_DATA}}, load_base(config)[0])
+    given = {} if model is None else {"model.name": str(model)}
+    built, _ = build_scaled(base, given | options_from(options), where="dapo.session")
+    return Session(built, data=data, reward=reward)
 
 
 def _require_one_process(config: Config) -> None:

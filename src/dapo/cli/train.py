@@ -11,7 +11,7 @@ from typing import Any
 from dapo.api.lifecycle.execute import (
     MAX_RESTARTS,
     Finished,
-    Frontend,
+    RunCallbacks,
     continued_run,
     draw_curves,
     export_model_of,
@@ -47,7 +47,7 @@ def start_run(
     """
     path = run_dir or default_run_path(config_name, datetime.now())
     with new_run(config, path, command=sys.argv, judge=judge) as ready:
-        run_training(ready, Frontend(warn), max_restarts=max_restarts)
+        run_training(ready, RunCallbacks(warn), max_restarts=max_restarts)
     report(ready.config, ready.directory)
 
 
@@ -57,7 +57,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
         if isinstance(run, Finished):
             draw_curves(run.config, run.directory, warn=warn)
         else:
-            run_training(run, Frontend(warn))
+            run_training(run, RunCallbacks(warn))
     report(run.config, run.directory)
     if isinstance(run, Finished):
         train = run.config.train

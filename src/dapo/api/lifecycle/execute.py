@@ -50,7 +50,7 @@ def ignore_warning(text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Frontend:
+class RunCallbacks:
     """How a run is shown to the person who started it, and what else follows it."""
 
     warn: Callable[[str], None]
@@ -171,17 +171,17 @@ def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
         return read_inputs(config, judge.needed_columns, on_progress=update_progress)
 
 
-def run_training(ready: ReadyRun, frontend: Frontend, *, max_restarts: int = MAX_RESTARTS) -> None:
+def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS) -> None:
     """Train to the end and draw the curves; where a trainer rank is lost, go back to the newest checkpoint.
 
     Args:
         ready: the run.
-        frontend: what shows it.
+        callbacks: what shows it.
         max_restarts: times that it goes back to its newest checkpoint by itself.
     """
     for restarts in count():
         try:
-            with open_run(ready, frontend) as run:
+            with open_run(ready, callbacks) as run:
                 SCHEDULES[ready.config.schedule](run)
             break
         except TrainerLost as error:
@@ -192,20 +192,20 @@ def run_training(ready: ReadyRun, frontend: Frontend, *, max_restarts: int = MAX
                     f"(at most {max_restarts}); continue it with: dapo resume {path}"
                 ) from error
             again = f"time {restarts + 1} of {max_restarts}"
-            frontend.warn(f"{error}; the run goes back to its last checkpoint by itself, {again}")
-    draw_curves(ready.config, ready.directory, warn=frontend.warn)
+            callbacks.warn(f"{error}; the run goes back to its last checkpoint by itself, {again}")
+    draw_curves(ready.config, ready.directory, warn=callbacks.warn)
 
 
 @contextmanager
-def open_run(ready: ReadyRun, frontend: Frontend) -> Iterator[Run]:
+def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
     """A run at its newest checkpoint (or its beginning); signals ask it to stop; its summary is written at the end."""
     config, inputs, judge, directory = ready.config, ready.inputs, ready.judge, ready.directory
-    checkpoint = truncate_after_checkpoint(config, directory, frontend.warn)
+    checkpoint = truncate_after_checkpoint(config, directory, callbacks.warn)
     step = step_of(checkpoint) if checkpoint else 0
-    display = frontend.open_display(config.train.num_steps, step + 1, config.train.token_budget)
+    display = callbacks.open_display(config.train.num_steps, step + 1, config.train.token_budget)
     with ExitStack() as stack:
-        stop = stack.enter_context(signals_as_requests(on_second=frontend.on_second_interrupt))
-        listeners = [StepListener(stop, call) for call in frontend.on_step]
+        stop = stack.enter_context(signals_as_requests(on_second=callbacks.on_second_interrupt))
+        listeners = [StepListener(stop, call) for call in callbacks.on_step]
         run = stack.enter_context(
             build_run(config, inputs, judge, directory, display, first_step=step + 1, listeners=listeners)
         )
@@ -222,7 +222,7 @@ def open_run(ready: ReadyRun, frontend: Frontend) -> Iterator[Run]:
             display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
         if config.schedule == "sync":  # the run may have had another, whose prefetched batch is stale
             one_step_off.requeue(run)
-        with summary_written(run, frontend.warn):
+        with summary_written(run, callbacks.warn):
             yield run
 
 
