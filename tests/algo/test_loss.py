@@ -101,7 +101,7 @@ def one_token(ratio: float, advantage: float, dual_clip: float | None = None) ->
 # --- trap 1: any cut into microbatches and ranks
 
 
-@pytest.mark.parametrize("dual_clip", [None, 1.5])
+@pytest.mark.parametrize("dual_clip", [None, 1.5, 1.1])
 @pytest.mark.parametrize("aggregate", AGGREGATES)
 def test_loss_and_gradient_equal_those_of_the_double_loop(aggregate, dual_clip):
     new, old = ragged(seed=1)
