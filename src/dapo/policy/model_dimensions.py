@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,42 +15,16 @@ from dapo.policy.model import load_meta_model
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma3_text")
 """Values of `model_type` whose memory is modelled."""
 
-_QWEN25 = {"model_type": "qwen2", "max_position_embeddings": 32768, "vocab_size": 151936, "tie_word_embeddings": True}
-PUBLISHED: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "smollm2-135m-instruct": {
-            "model_type": "llama",
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 30,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-            "vocab_size": 49152,
-            "tie_word_embeddings": True,
-            "max_position_embeddings": 8192,
-        },
-        "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25
-        | {
-            "hidden_size": 896,
-            "intermediate_size": 4864,
-            "num_hidden_layers": 24,
-            "num_attention_heads": 14,
-            "num_key_value_heads": 2,
-        },
-        "Qwen/Qwen2.5-32B": _QWEN25
-        | {
-            "hidden_size": 5120,
-            "intermediate_size": 27648,
-            "num_hidden_layers": 64,
-            "num_attention_heads": 40,
-            "num_key_value_heads": 8,
-            "vocab_size": 152064,
-            "tie_word_embeddings": False,
-            "max_position_embeddings": 131072,
-        },
-    }
+_FIELDS = (
+    *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "tie_word_embeddings", "max_position_embeddings"),
 )
-"""The published config.json of the models of the shipped configurations, so that these can be checked offline."""
+PUBLISHED: Mapping[str, tuple[Any, ...]] = {
+    "smollm2-135m-instruct": ("llama", 576, 1536, 30, 9, 3, 49152, True, 8192),
+    "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", 896, 4864, 24, 14, 2, 151936, True, 32768),
+    "Qwen/Qwen2.5-32B": ("qwen2", 5120, 27648, 64, 40, 8, 152064, False, 131072),
+}
+"""The sizes in the published config.json of the shipped configurations' models, which can so be checked offline."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +72,7 @@ def find_dimensions(model: ModelConfig, *, local_files_only: bool = True) -> Mod
     config.json that is not on this machine is downloaded.
     """
     if model.name in PUBLISHED:
-        return dimensions_from_config(**PUBLISHED[model.name])
+        return dimensions_from_sizes(*PUBLISHED[model.name])
     try:
         meta = load_meta_model(model.name, trust_remote_code=model.trust_remote_code, local_files_only=local_files_only)
     except ConfigError:
@@ -107,10 +80,11 @@ def find_dimensions(model: ModelConfig, *, local_files_only: bool = True) -> Mod
     return dimensions_of(meta)
 
 
-def dimensions_from_config(model_type: str, **sizes: Any) -> ModelDimensions | None:
-    """The sizes of a model by the content of its config.json."""
+def dimensions_from_sizes(*sizes: Any, **more: Any) -> ModelDimensions | None:
+    """The dimensions of a model by the values of _FIELDS in its config.json, and of further fields."""
     with torch.device("meta"):
-        return dimensions_of(AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes)))
+        config = AutoConfig.for_model(**dict(zip(_FIELDS, sizes, strict=True)), **more)
+        return dimensions_of(AutoModelForCausalLM.from_config(config))
 
 
 def dimensions_of(model: PreTrainedModel) -> ModelDimensions | None:
