@@ -44,7 +44,7 @@ def with_interval(value: float, interval: Sequence[float | None] | None, style: 
 
 
 def plural(number: int, noun: str) -> str:
-    """A count with its noun.
+    """A count and its noun.
 
     >>> plural(1, "run"), plural(1200, "run")
     ('1 run', '1,200 runs')

@@ -111,9 +111,9 @@ def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> lis
 
 
 def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = False) -> dict[str, Any]:
-    """`dapo export`: a checkpoint as a Hugging Face model directory, or its `adapter` alone as peft's.
+    """`dapo export`: write a checkpoint as a Hugging Face model directory, or its `adapter` alone in peft's format.
 
-    Returns what was written, as JSON values: model, run, step, base, and whether it is an adapter.
+    Returns JSON values: model, run, step, base, and whether it is an adapter.
     """
     config, step = export_model_of(path, out_dir, step=step, adapter=adapter, warn=warn)
     return {"model": str(out_dir), "run": str(path), "step": step, "base": config.model.name, "adapter": adapter}
