@@ -69,7 +69,7 @@ def table(found: dict[str, list[Diagnosis]], seeds: Sequence[int]) -> list[str]:
         right, first = right + hits, first + leading
     total = len(FAULTS) * len(seeds)
     healthy = [each for case in HEALTHY for each in found[case.name]]
-    alarms = sum(bool(each.alarms) for each in healthy)
+    alarms = sum(bool(each.issues) for each in healthy)
     lines += [
         "",
         f"Found: {right} of {total} ({len(FAULTS)} faults, {len(seeds)} seeds), {first} of them as the first.",

@@ -257,5 +257,5 @@ HEALTHY = (
 def judged_right(case: Case, diagnosis: Diagnosis) -> bool:
     """Whether the doctor named the planted cause, or raised no alarm where there is none."""
     if case.expected is None:
-        return not diagnosis.alarms
+        return not diagnosis.issues
     return case.expected in {found.finding.name for found in diagnosis.cases}

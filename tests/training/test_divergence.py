@@ -24,9 +24,10 @@ from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.divergence import sampled_entropy
+from dapo.training.divergence import entropy_collapse_steps
 from dapo.training.rollout import Batch
 from dapo.training.state import Run
+from dapo.training.step_metrics import batch_metrics
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 from helpers.paths import TINY
@@ -288,10 +289,11 @@ def batch_with(*logprobs: tuple[float, ...], outcome: str = "trained") -> Batch:
 
 
 def test_entropy_is_estimated_from_every_sampled_token_of_decided_groups():
-    assert sampled_entropy(batch_with((-1.0, -2.0), (-6.0,))) == 3.0
-    assert sampled_entropy(batch_with((-1.0,), outcome="all_correct")) == 1.0
-    assert sampled_entropy(batch_with((-1.0,), outcome="excess")) is None
-    assert sampled_entropy(batch_with(())) is None
+    assert batch_metrics(batch_with((-1.0, -2.0), (-6.0,)), ())["rollout/entropy_estimate"] == 3.0
+    assert batch_metrics(batch_with((-1.0,), outcome="all_correct"), ())["rollout/entropy_estimate"] == 1.0
+    steps = (((-1e-5,), "trained", 3), ((-1.0,), "trained", 0), ((-1.0,), "excess", 2), ((), "trained", 2))
+    for rows, outcome, in_a_row in steps:
+        assert entropy_collapse_steps(batch_metrics(batch_with(rows, outcome=outcome), ()), 2) == in_a_row
 
 
 def test_an_entropy_collapse_ends_the_run_saved_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

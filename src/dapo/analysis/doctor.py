@@ -70,7 +70,7 @@ class Diagnosis:
     """Tables of responses that are there to be read."""
 
     @property
-    def alarms(self) -> list[Case]:
+    def issues(self) -> list[Case]:
         """The cases that are worse than a note, past ones included."""
         return [case for case in self.cases if case.finding.severity != "note"]
 

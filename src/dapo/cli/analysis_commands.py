@@ -108,7 +108,7 @@ def doctor(
         print_json({"run": str(run_dir), **diagnosis.to_json()})
     else:
         print_diagnosis(run_dir, diagnosis)
-    if strict and any(case.holds for case in diagnosis.alarms):
+    if strict and any(case.holds for case in diagnosis.issues):
         raise typer.Exit(1)
 
 

@@ -37,11 +37,11 @@ def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
     if not diagnosis.steps and not diagnosis.cases:
         yield f"{path}: nothing to look at yet; no step has been logged"
         return
-    if not diagnosis.alarms:
+    if not diagnosis.issues:
         yield f"{path}: nothing wrong found in {seen}"
     else:
-        now = sum(case.holds for case in diagnosis.alarms)
-        past = len(diagnosis.alarms) - now
+        now = sum(case.holds for case in diagnosis.issues)
+        past = len(diagnosis.issues) - now
         first = plural(now, "finding") if now else "nothing wrong at the end"
         over = f", {plural(past, 'past finding')}" if past else ""
         yield f"{path}: {first}{over} in {seen}"

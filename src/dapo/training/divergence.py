@@ -1,11 +1,8 @@
 """Ends a diverged run once its step is finished and can be saved; warnings come from `dapo.training.rules`."""
 
-import math
-
-import numpy as np
+from collections.abc import Mapping
 
 from dapo.core.errors import NumericsError
-from dapo.training.rollout import Batch
 from dapo.training.state import Run
 
 MAX_SKIPPED_UPDATES = 10
@@ -18,27 +15,19 @@ ENTROPY_COLLAPSE_STEPS = 5
 """Steps in a row below MIN_ENTROPY that end a run: one such step may be a batch of easy problems."""
 
 
-def entropy_collapse_steps(batch: Batch, before: int) -> int:
-    """How many steps in a row, this one included, the policy was all but deterministic."""
-    entropy = sampled_entropy(batch)
-    if entropy is None:
-        return before
-    return before + 1 if entropy < MIN_ENTROPY else 0
+def entropy_collapse_steps(metrics: Mapping[str, float], before: int) -> int:
+    """Count the steps in a row, up to the one with these metrics, in which the policy was all but deterministic.
 
-
-def sampled_entropy(batch: Batch) -> float | None:
-    """The policy's entropy in nats per token, estimated by the mean of -log p over the tokens that it sampled.
-
-    Unlike loss/entropy it includes groups without a signal, most of the groups of a collapsing policy. Like every
-    metric it leaves out the groups in flight when the batch closed. None where no token was sampled.
+    The entropy is `rollout/entropy_estimate`: unlike loss/entropy it includes groups without a signal, most of the
+    groups of a collapsing policy. A step without a sampled token changes nothing.
     """
-    rows = [generation.logprobs for group, _ in batch.decided for generation in group.generations]
-    count = sum(map(len, rows))
-    return -math.fsum(float(np.sum(row, dtype=np.float64)) for row in rows) / count if count else None
+    if not metrics["rollout/response_tokens_max"]:
+        return before
+    return before + 1 if metrics["rollout/entropy_estimate"] < MIN_ENTROPY else 0
 
 
 def check_divergence(run: Run) -> None:
-    """Raise NumericsError where training on would be in vain. The finished step is worth saving."""
+    """Raise NumericsError where further training is useless. The finished step is worth saving."""
     skipped = run.policy.skipped_in_a_row
     if skipped >= MAX_SKIPPED_UPDATES:
         raise NumericsError(

@@ -100,7 +100,7 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     if errors:
         most_frequent = Counter(errors).most_common(1)[0][0]
         run.tracker.message(f"step {step}: {len(errors)} verifier errors, most often: {most_frequent}")
-    state.entropy_collapse_steps = entropy_collapse_steps(batch, state.entropy_collapse_steps)
+    state.entropy_collapse_steps = entropy_collapse_steps(metrics, state.entropy_collapse_steps)
     run.problem_stats.record((group for group, _ in batch.decided), step=step)
     state.empty_steps = 0 if batch.groups else state.empty_steps + 1
     state.advance(metrics, tokens_generated=batch.num_generated_tokens, tokens_trained=tokens_trained)

@@ -86,7 +86,7 @@ def _starvation(history: MetricHistory, config: Config, name: str) -> Finding | 
     cause, change, advice = _STARVATION[name]
     right, wrong = history.mean("rollout/all_correct_fraction"), history.mean("rollout/all_wrong_fraction")
     if config.dynamic_sampling.enabled and name in ("too_easy", "too_hard"):
-        cause += f" (all right in {right:.0%} of the groups, all wrong in {wrong:.0%})"
+        cause += f" (all correct in {right:.0%} of the groups, all wrong in {wrong:.0%})"
     bigger = 2 * config.rollout.group_size
     evidence = {
         "rollout/keep_rate": keep_rate,
