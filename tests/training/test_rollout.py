@@ -15,7 +15,7 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
 from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
-from dapo.training.shortfall import MAX_EMPTY_STEPS, ProblemsSolved, require_groups
+from dapo.training.shortfall import MAX_EMPTY_STEPS, ProblemsSolved, describe_short_batch, require_groups
 from dapo.types import Generation, GenerationRequest, Group, Verdict
 from helpers.fake_rollout import (
     BROKEN,
@@ -242,7 +242,10 @@ def test_verdicts_with_an_error_do_not_count_and_a_group_of_them_is_invalid():
 
 def test_only_verifier_errors_are_named_as_the_cause():
     batch = run(in_order(9), ScriptedEngine(by_group(lambda problem: "eeee")), sampler(prompts=1, bound=3))
-    assert batch.reason.endswith("3 with fewer than two verdicts; 12 verifier errors, most often: timed out after 1 s")
+    assert describe_short_batch(batch) == (
+        "nothing to learn from, in 3 groups: 3 with fewer than two verdicts (12 verifier errors, most often: timed out "
+        "after 1 s)"
+    )
 
 
 def test_without_dynamic_sampling_every_valid_group_trains():

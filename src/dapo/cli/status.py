@@ -6,9 +6,10 @@ from rich.table import Column, Table
 
 from dapo.cli.formatting import number, right
 from dapo.core.terminal import printable
-from dapo.runs.console import SafeConsole, duration, evaluation_line, metric_columns, training_seconds
+from dapo.runs.console import SafeConsole, duration, evaluation_line, metric_columns
 from dapo.runs.manifest import Fork
 from dapo.runs.status import RunStatus
+from dapo.runs.time_left import training_seconds
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 

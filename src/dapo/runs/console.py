@@ -3,10 +3,9 @@
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -21,10 +20,10 @@ from dapo.core.terminal import UNSAFE, print_text, printable
 from dapo.core.text import excerpt
 from dapo.runs.metric_table import PHASES, metric_of
 from dapo.runs.outcomes import VERDICT_WORDS, verdict_word
+from dapo.runs.time_left import TimeLeft, training_seconds
 
 REFRESHES_PER_SECOND = 2  # 0.7 % of a core
 BAR_WIDTH = 32
-STEPS_FOR_ETA = 20
 _UNITS = {"fraction": "%", "tokens/s": " tok/s", "s": " s"}
 
 
@@ -86,15 +85,12 @@ class ProgressDisplay:
     ) -> None:
         self._stream = stream if stream is not None else sys.stdout
         self._num_steps = num_steps
-        self._token_budget = token_budget
-        self._tokens: list[float] = []
+        self._time_left = TimeLeft(token_budget)
         self._finished_steps = first_step - 1
         self._phase: tuple[str, int, int] | None = ("start", 0, 0)
         self._phase_started = time.monotonic()
         self._accuracies: list[float] = []
         self._note = ""
-        self._training_seconds: deque[float] = deque(maxlen=STEPS_FOR_ETA)
-        self._evaluation_seconds: deque[float] = deque(maxlen=STEPS_FOR_ETA)
         self._live = self._start_live()
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
@@ -111,11 +107,9 @@ class ProgressDisplay:
         evaluation = evaluation_line(step, metrics)
         if step > 0 and any(not name.startswith("eval/") for name in metrics):
             self._finished_steps = step
+            self._time_left.add(metrics)
             metrics = {**metrics, "time/step_s": training_seconds(metrics)}
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
-            _append_finite(self._training_seconds, metrics["time/step_s"])
-            _append_finite(self._tokens, metrics.get("rollout/tokens_generated"))
-            self._evaluation_seconds.append(metrics.get("time/evaluate_s", 0.0))
             self._print(step_line(step, self._num_steps, metrics, self._seconds_left()), cut=True)
         if evaluation:
             self.message(evaluation)
@@ -124,7 +118,7 @@ class ProgressDisplay:
         """Read the metrics of the steps before a resume, for the curve and the generated tokens."""
         for metrics in earlier_steps:
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
-            _append_finite(self._tokens, metrics.get("rollout/tokens_generated"))
+            self._time_left.add(metrics, timed=False)
 
     def message(self, text: str) -> None:
         """Print a message; on a terminal it appears above the live display."""
@@ -162,8 +156,7 @@ class ProgressDisplay:
             self._live.console.print(text, no_wrap=cut, overflow="ellipsis" if cut else None)
 
     def _seconds_left(self) -> float | None:
-        left = steps_left(self._num_steps - self._finished_steps, self._tokens, self._token_budget)
-        return seconds_left(self._training_seconds, self._evaluation_seconds, left)
+        return self._time_left.seconds(self._num_steps - self._finished_steps)
 
     def _render(self) -> RenderableType:
         rows = Table.grid(padding=(0, 2))
@@ -182,7 +175,7 @@ class ProgressDisplay:
         done, total = self._finished_steps, self._num_steps
         left = self._seconds_left()
         # with a budget of tokens the run ends with whichever comes first
-        part = max(done / total, min(1.0, sum(self._tokens) / self._token_budget) if self._token_budget else 0.0)
+        part = max(done / total, self._time_left.budget_fraction())
         note = f"{part:.0%}" if left is None or part >= 1 else f"{part:.0%}, {duration(left)} left"
         bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
         return Text(f"step {min(done + 1, total)}/{total}", style="bold"), bar, note
@@ -223,37 +216,6 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
         entries.append(f"{name} {accuracy:{style}}{interval}")
     took = f", in {stopwatch(metrics['time/evaluate_s'])}" if metrics.get("time/evaluate_s") is not None else ""
     return f"step {step}: evaluation: {', '.join(entries)}{took}" if entries else ""
-
-
-def training_seconds(metrics: Mapping[str, float]) -> float:
-    """The seconds of a step without its evaluation; nan where they were not measured."""
-    return metrics.get("time/step_s", math.nan) - metrics.get("time/evaluate_s", 0.0)
-
-
-def steps_left(steps: int, tokens: Sequence[float], token_budget: int | None) -> int:
-    """The steps that a run still makes, until `train.num_steps` or until its token budget is spent.
-
-    Args:
-        steps: The steps that are left of `train.num_steps`.
-        tokens: The generated tokens of each step so far; the latest STEPS_FOR_ETA predict the tokens per step.
-        token_budget: `train.token_budget`; None without one.
-    """
-    latest = tokens[-STEPS_FOR_ETA:]
-    if token_budget is None or sum(latest) <= 0:
-        return max(0, steps)
-    return max(0, min(steps, math.ceil((token_budget - sum(tokens)) / fmean(latest))))
-
-
-def seconds_left(training: Iterable[float], evaluation: Iterable[float], steps: int) -> float | None:
-    """Estimate the seconds that `steps` more steps take; None where none is measured.
-
-    Args:
-        training: The seconds of the latest steps without their evaluations, at most STEPS_FOR_ETA of them.
-        evaluation: The seconds of their evaluations, 0 for a step that had none.
-        steps: The number of steps that are left.
-    """
-    measured = [seconds for seconds in training if math.isfinite(seconds)]
-    return (median(measured) + fmean(evaluation)) * steps if measured else None
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -313,7 +275,7 @@ def final_report(
         console.print(line, soft_wrap=True)  # a path that is broken over two lines cannot be copied
 
 
-def _append_finite(values: list[float] | deque[float], value: float | None) -> None:
+def _append_finite(values: list[float], value: float | None) -> None:
     if isinstance(value, float | int) and math.isfinite(value):
         values.append(value)
 

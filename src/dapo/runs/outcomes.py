@@ -44,6 +44,11 @@ VERDICT_SQL = """CASE WHEN error IS NOT NULL THEN 'error' WHEN correct THEN 'cor
 """The name of a verdict from the columns of a table of responses: `verdict_name` in SQL."""
 
 
+def count_dropped(counts: Mapping[Outcome, int]) -> str:
+    """Format the counts of decided groups that do not train: `3 all wrong, 1 all correct`; empty without any."""
+    return ", ".join(f"{counts[outcome]} {words}" for outcome, words in DROPPED.items() if counts.get(outcome))
+
+
 def verdict_name(correct: bool | None, error: str | None) -> VerdictName:
     """Return the name of a verdict."""
     if error is not None:

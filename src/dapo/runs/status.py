@@ -1,6 +1,5 @@
 """The status of a run, read from its directory alone; the run is neither disturbed nor changed."""
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,10 @@ from dapo.config import load_config
 from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_json
-from dapo.runs.console import STEPS_FOR_ETA, seconds_left, steps_left, training_seconds
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.runs.metrics_file import read_metrics
+from dapo.runs.time_left import TimeLeft
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
 """`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`: an error has."""
@@ -92,7 +91,7 @@ def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> Run
         exit_reason=reason,
         step=step,
         num_steps=num_steps,
-        seconds_left=_seconds_left(steps, _steps_left(steps, num_steps, step, configured)) if holder else None,
+        seconds_left=_seconds_left(steps, num_steps, configured) if holder else None,
     )
 
 
@@ -159,23 +158,15 @@ def _configured(run: RunDirectory) -> TrainConfig | None:
         return None
 
 
-def _steps_left(
-    steps: list[dict[str, Any]], num_steps: int | None, step: int, configured: TrainConfig | None
-) -> int | None:
-    """The steps that are left, those until the tokens of `train.token_budget` are generated if these are fewer."""
+def _seconds_left(
+    steps: Sequence[Mapping[str, Any]], num_steps: int | None, configured: TrainConfig | None
+) -> float | None:
     if num_steps is None:
         return None
-    tokens = [each.get("rollout/tokens_generated") or 0 for each in steps]
-    return steps_left(num_steps - step, tokens, None if configured is None else configured.token_budget)
-
-
-def _seconds_left(steps: list[dict[str, Any]], steps_left: int | None) -> float | None:
-    if steps_left is None:
-        return None
-    latest = [{name: value for name, value in each.items() if value is not None} for each in steps[-STEPS_FOR_ETA:]]
-    times = [(training_seconds(each), each.get("time/evaluate_s", 0.0)) for each in latest]
-    measured = [pair for pair in times if math.isfinite(pair[0])]
-    return seconds_left([pair[0] for pair in measured], [pair[1] for pair in measured], steps_left)
+    time_left = TimeLeft(None if configured is None else configured.token_budget)
+    for each in steps:
+        time_left.add(each)
+    return time_left.seconds(num_steps - max((each["step"] for each in steps), default=0))
 
 
 def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:

@@ -69,7 +69,6 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
         "group_counts": dict(batch.group_counts),
         "token_counts": dict(batch.token_counts),
         "shortfall": batch.shortfall,
-        "reason": batch.reason,
         "epoch": batch.epoch,
         "prediction": batch.prediction and batch.prediction.state(),
     }
@@ -94,7 +93,6 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
         group_counts={outcome: state["group_counts"][outcome] for outcome in OUTCOMES},
         token_counts={outcome: state["token_counts"][outcome] for outcome in OUTCOMES},
         shortfall=state["shortfall"],
-        reason=state["reason"],
         epoch=state["epoch"],
         prediction=state.get("prediction") and Prediction.of_state(state["prediction"]),
     )

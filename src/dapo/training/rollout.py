@@ -1,7 +1,7 @@
 """Collects one training batch: exactly the groups wanted, and a count of everything else that was generated."""
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -15,7 +15,7 @@ from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
 from dapo.rewards.judge import Judge
-from dapo.runs.outcomes import DROPPED, OUTCOMES, Outcome
+from dapo.runs.outcomes import OUTCOMES, Outcome, count_dropped
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.selection import Decision, Prediction, ProblemSelector
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
@@ -61,8 +61,6 @@ class Batch:
     token_counts: Mapping[Outcome, int]
     shortfall: int
     """Groups missing from a full batch; above 0 only where `max_groups_per_step` was reached."""
-    reason: str = ""
-    """The reason for a short batch, with counts."""
     epoch: int = 0
     """The epoch of the problem that came next when the batch closed."""
     prediction: Prediction | None = None
@@ -170,7 +168,7 @@ def collect(
 
     Groups are accepted in the order in which they were submitted, whichever finishes first. When the batch closes the
     stream stands right after the last decided problem: later groups are dropped, counted, and sampled again next step.
-    At `max_groups_per_step` the batch is short, and `reason` explains it.
+    At `max_groups_per_step` the batch is short.
 
     Args:
         sampling: The parts that sample. `sampling.start` is set, so that `roll_back` can undo a step that fails.
@@ -225,14 +223,12 @@ class _Collector:
                 self.polls += 1
             self.classify()
         self.abort_excess()
-        reason = self.explain_shortfall() if self.shortfall else ""
         return Batch(
             tuple(self.accepted),
             tuple(self.judged),
             self.counts,
             self.tokens,
             shortfall=self.shortfall,
-            reason=reason,
             epoch=self.sampling.stream.epoch,
             prediction=self.prediction(),
         )
@@ -361,22 +357,8 @@ class _Collector:
 
     def outcomes_so_far(self) -> str:
         """The outcomes of the decided groups as text; empty while all of them train."""
-        message = self.dropped()
+        message = count_dropped(self.counts)
         return f"{len(self.judged)} judged: {message}" if message else ""
-
-    def dropped(self) -> str:
-        return ", ".join(f"{count} {words}" for outcome, words in DROPPED.items() if (count := self.counts[outcome]))
-
-    def explain_shortfall(self) -> str:
-        decided = [group for group, outcome in self.judged if outcome != "excess"]
-        message = self.dropped()
-        errors = [v.error for group in decided for v in group.verdicts if v.error is not None]
-        if errors:
-            message += f"; {len(errors)} verifier errors, most often: {Counter(errors).most_common(1)[0][0]}"
-        return (
-            f"{len(decided)} groups were judged (dynamic_sampling.max_groups_per_step) and {len(self.accepted)} of the "
-            f"{self.sampling.sampler.prompts_per_step} wanted carry a signal: {message}"
-        )
 
 
 def sampling_plan(rollout: RolloutConfig, stop_ids: Sequence[int], *, seed: int) -> SamplingPlan:

@@ -11,7 +11,7 @@ from collections import Counter
 
 from dapo.config import DataConfig, RewardConfig
 from dapo.core.errors import ShortfallError
-from dapo.runs.outcomes import DROPPED, Outcome
+from dapo.runs.outcomes import Outcome, count_dropped
 from dapo.training.dynamic_sampling import REWARD_TEST
 from dapo.training.rollout import Batch
 from dapo.training.rules.sampling_rules import EASIER_PROBLEMS
@@ -79,15 +79,18 @@ def reward_test_command(reward: RewardConfig, data: DataConfig) -> str:
     return f"dapo reward test {shlex.quote(name)} --data {shlex.quote(source)}"
 
 
+def describe_short_batch(batch: Batch) -> str:
+    """Describe on one line how many groups a short batch has, and the outcomes of the others."""
+    wanted = len(batch.groups) + batch.shortfall
+    learn = f"{len(batch.groups)} of the {wanted} groups wanted" if batch.groups else "nothing"
+    errors = Counter(v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None)
+    cause = f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})" if errors else ""
+    dropped = count_dropped(Counter(outcome for _, outcome in batch.decided))
+    return f"{learn} to learn from, in {len(batch.decided)} groups: {dropped}{cause}"
+
+
 def _explain(batch: Batch, found: Counter[Outcome], *, step: int, empty_steps: int, reward_test: str) -> str:
     """One line with the counts, and one with the remedy."""
-    judged = ", ".join(f"{count} {DROPPED[outcome]}" for outcome, count in found.most_common())
-    errors = Counter(v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None)
-    if errors:
-        judged += f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})"
-    wanted = len(batch.groups) + batch.shortfall
     steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
-    learn = f"{len(batch.groups)} of the {wanted} groups wanted" if batch.groups else "nothing"
     advice = _ADVICE[found.most_common(1)[0][0]].replace("{reward_test}", reward_test)
-    where = f"to learn from, in {len(batch.decided)} groups: {judged}"
-    return f"{steps}step {step}: {learn} {where}\n{advice}"
+    return f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}"

@@ -21,7 +21,7 @@ from dapo.training.divergence import entropy_collapse_steps
 from dapo.training.rollout import Batch
 from dapo.training.rollout_metrics import mean_of_updates, prediction_metrics, reflection_metrics, rollout_metrics
 from dapo.training.second_verifier import AuditedStep
-from dapo.training.shortfall import require_groups, reward_test_command
+from dapo.training.shortfall import describe_short_batch, require_groups, reward_test_command
 from dapo.training.state import Run
 from dapo.training.token_advantages import critic_metrics
 from dapo.types import Sample
@@ -66,7 +66,7 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
                 reward_test=reward_test_command(run.config.reward, run.config.data),
             )
             if batch.shortfall:
-                run.tracker.message(f"step {step}: short batch: {batch.reason}")
+                run.tracker.message(f"step {step}: short batch: {describe_short_batch(batch)}")
             yield text_metrics
         finally:
             may_begin.set()
