@@ -39,19 +39,19 @@ ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "evidence" / "base.yaml"
 NAME = "evidence-base"
 ORIGIN = "made_from.json"
-"""The file of the cached model that says how, on what, and at which commit it was made."""
+"""The file of the cached model that records its recipe, its machine and its commit."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the model is and how it is trained."""
+    """The shape of the model and the options of its training."""
 
     hidden_size: int = 128
     intermediate_size: int = 576
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
-    """Half as many: a decode step of a small model mostly reads keys and values."""
+    """Half the heads: a decode step of a small model mostly reads keys and values."""
     updates: int = 4500
     problems_per_update: int = 8
     texts_per_problem: int = 4
@@ -59,11 +59,11 @@ class Recipe:
     warmup_updates: int = 50
     beta2: float = 0.98
     seed: int = 1000
-    """Of problems and texts; the runs' problems have other seeds."""
+    """The seed of problems and texts; the problems of runs have other seeds."""
 
 
 def model_directory() -> Path:
-    """Where the model is, or will be: the place that `evidence/base.yaml` names."""
+    """The folder of the model, as named in `evidence/base.yaml`."""
     return cache_folder() / "models" / NAME
 
 

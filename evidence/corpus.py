@@ -1,8 +1,8 @@
 """The texts that the base model learns from: solutions of built-in problems, written in several ways at random.
 
 A pretrained model has read many ways of answering, few of them good, and mixes them. So does this corpus. How a problem
-is answered is sampled by `SHARES`, whatever the problem; what is worked out has slips at a fixed rate. Nothing of it
-depends on how the model will be trained later.
+is answered is sampled by `SHARES`, independently of the problem; worked solutions have slips at a fixed rate. Nothing
+here depends on how the model will be trained later.
 """
 
 import random
@@ -15,16 +15,16 @@ from dapo.core.rng import keyed_seed
 from dapo.types import Problem
 
 SHARES: Mapping[str, float] = {"guessed": 0.38, "worked": 0.10, "checked": 0.10, "unmarked": 0.27, "rambling": 0.15}
-"""How often each way of answering is taken; `WAYS` says what they are."""
+"""The fraction of each way of answering; see `WAYS`."""
 
 RIGHT_GUESSES = 0.3
-"""The part of the answers without working that are right."""
+"""The fraction of answers without working that are right."""
 
 SLIP_RATE = 0.03
-"""The probability that the result of a step of the working is wrong; what follows goes on from there."""
+"""The probability that a step of the working has a wrong result, from which the next steps continue."""
 
 ENDLESS = 0.4
-"""The part of the rambling texts that repeat a sentence and never come to an answer."""
+"""The fraction of rambling texts that repeat a sentence and never reach an answer."""
 
 GO_ON = 0.5
 """The probability that another sentence follows in a rambling text that does."""
@@ -109,7 +109,7 @@ def insert_digits(problem: Problem, writer: Writer, *, backwards: bool = False) 
 
 
 class Method(NamedTuple):
-    """How problems of a task are answered."""
+    """The ways to answer the problems of a task."""
 
     work: Callable[..., Working]
     wrong_guess: Callable[[Problem, random.Random], str]

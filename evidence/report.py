@@ -2,9 +2,9 @@
 
 A document has pairs of equal marker lines. Between two lines `<!-- evidence: NAME -->` comes the table of the
 experiment `evidence/results/NAME`, one for each condition; between two lines `<!-- grid: NAME -->` come its conditions
-and rows beside each other; between two lines `<!-- claims: NAME ... -->` come the claims of `claims.yaml` that these
-experiments test, with what was measured and the verdict. Pictures go to a folder `evidence` beside the document.
-Nothing is run: all of it is made from the stored files.
+and rows in one table; between two lines `<!-- claims: NAME ... -->` come the claims of `claims.yaml` that these
+experiments test, with the measurement and the verdict. Pictures go to the folder `evidence` next to the document.
+Nothing is run: everything is made from the stored files.
 """
 
 import argparse
@@ -35,12 +35,12 @@ CLAIMS = FOLDER / "claims.yaml"
 _MARKERS = re.compile(r"^<!-- (evidence|grid|claims): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL)
 _PERCENT = 100
 _ROWS_OF_A_PICTURE = 5
-"""From so many on, over all conditions, the differences between rows have a picture."""
+"""The number of rows, over all conditions, from which the differences between rows have a picture."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of `claims.yaml`, below the name of its experiment: what is expected of a number of an experiment."""
+    """One row of `claims.yaml`, below the name of its experiment: the expected value of a number."""
 
     text: str
     experiment: str
@@ -52,29 +52,29 @@ class Claim:
     metric: str = ACCURACY
     condition: str = ""
     headline: bool = False
-    """Whether it stands in a document's `<!-- claims: headlines -->`."""
+    """Whether a document's `<!-- claims: headlines -->` includes it."""
     during: str = "last"
-    """Of a metric: `last` is its mean over the last tenth of the steps, `all` over all steps."""
+    """The steps of a metric's mean: `last` is the last tenth, `all` all steps."""
     tokens_to: float | None = None
-    """Where given, what is measured is the number of generated tokens at which the accuracy first has this value, by a
-    line between two evaluations."""
+    """An accuracy: the claim is then about the number of generated tokens at which it is first reached, interpolated
+    linearly between two evaluations."""
     at_step: int | None = None
-    """Where given, the accuracy is that after this step, at which every run was evaluated, not after the last one."""
+    """The step whose evaluation counts instead of the last one; every run was evaluated after it."""
 
     @property
     def kind(self) -> str:
-        """The first word of what is expected."""
+        """The first word of `expected`."""
         return self.expected.partition(" ")[0]
 
     @property
     def bound(self) -> float:
-        """What the measured number is compared with: 0 for a difference; with `within`, the largest distance from 0."""
+        """The bound of the measured number: 0 for a difference; with `within`, the largest distance from 0."""
         return float(self.expected.partition(" ")[2] or 0)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was measured for a claim."""
+    """The measurement for a claim."""
 
     mean: float
     low: float | None
@@ -82,7 +82,7 @@ class Finding:
     seeds: int
 
     def verdict(self, claim: Claim) -> str:
-        """Confirmed, refuted, or open where the interval holds the bound."""
+        """Confirmed, refuted, or open if the interval contains the bound."""
         if claim.kind == "within" and self.low is not None and self.high is not None:
             if -claim.bound <= self.low and self.high <= claim.bound:
                 return "confirmed"
@@ -92,9 +92,9 @@ class Finding:
         return "confirmed" if (self.mean > claim.bound) == (claim.kind in ("more", "grows", "above")) else "refuted"
 
     def seeds_needed(self, claim: Claim) -> int | None:
-        """About how many seeds would leave the bound outside, if the mean and the spread stayed; None beyond 1,000.
+        """Estimate the seeds whose interval would exclude the bound, at equal mean and spread; None beyond 1,000.
 
-        All of the spread is taken for one of seeds, so this is too few where more problems were needed as well.
+        It attributes all of the spread to seeds, so it is too low if more problems are needed as well.
         """
         if self.low is None or self.high is None or self.seeds < 2:
             return None
@@ -111,15 +111,15 @@ def load_claims(path: Path = CLAIMS) -> list[Claim]:
 
 @cache
 def stored(name: str) -> Results:
-    """The results of an experiment that are kept in the repository."""
+    """The stored results of an experiment."""
     return read_results(STORED / name)
 
 
 def find(claim: Claim, results: Results) -> Finding:
-    """What the results of an experiment say about a claim.
+    """Measure a claim in the results of an experiment.
 
     Raises:
-        ValueError: A name in the claim is in no table.
+        ValueError: No table has a name in the claim.
     """
     is_final = claim.tokens_to is None and claim.at_step is None
     if claim.metric == ACCURACY and claim.kind not in ("grows", "falls") and is_final:
@@ -140,7 +140,7 @@ def find(claim: Claim, results: Results) -> Finding:
 
 
 def _accuracy(claim: Claim, results: Results) -> Finding:
-    """From the table, an accuracy or a difference of two: with intervals over seeds and problems."""
+    """An accuracy or a difference of two from the table, with intervals over seeds and problems."""
     rows = {
         row["variant"]: row
         for table in make_table(results)
@@ -163,9 +163,9 @@ def _accuracy(claim: Claim, results: Results) -> Finding:
 
 
 def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
-    """For each seed, the metric at the end or in the mean; for what grows or falls, the end minus the beginning.
+    """For each seed, the metric at the end or its mean; for `grows` and `falls`, the end minus the beginning.
 
-    With `tokens_to`, the tokens at which the accuracy has that value; with `at_step`, the accuracy after that step.
+    With `tokens_to`, the tokens at which the accuracy reaches it; with `at_step`, the accuracy after this step.
     """
     at = "step" if claim.tokens_to is None else "tokens"
     curves = {
@@ -196,11 +196,7 @@ def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
 
 
 def _crossing(points: Sequence[tuple[int, float]], target: float) -> float:
-    """The first position at which a line through points has the target.
-
-    Raises:
-        ValueError: It never has.
-    """
+    """The first position at which a line through points reaches the target. Raises ValueError if it never does."""
     for (start, low), (end, high) in pairwise(points):
         if low < target <= high:
             return start + (end - start) * (target - low) / (high - low)
@@ -208,7 +204,7 @@ def _crossing(points: Sequence[tuple[int, float]], target: float) -> float:
 
 
 def claims_table(names: Sequence[str]) -> str:
-    """The claims about some experiments, or the `headlines`, with what was measured."""
+    """The claims about some experiments, or the `headlines`, with measurements and verdicts."""
     lines = ["| claim | measured | verdict |", "|---|---|---|"]
     for claim in load_claims():
         if claim.experiment in names or (
@@ -255,7 +251,7 @@ def _number(value: float, signed: bool, is_percent: bool) -> str:
 
 
 def experiment_tables(name: str, pictures: Path) -> str:
-    """For each condition, the table of a stored experiment below its picture, which is in a folder."""
+    """For each condition, the table of a stored experiment below its picture."""
     experiment = stored(name).facts["experiment"]
     tables = make_table(stored(name))
     parts = []
@@ -272,7 +268,7 @@ def experiment_tables(name: str, pictures: Path) -> str:
 
 
 def _made_by(name: str) -> str:
-    """The command that gives the results, with the seeds where the file lists others, and the processor it ran on."""
+    """The command that made the results, with the seeds if the file lists different ones, and its processor."""
     made_with, seeds = stored(name).facts["made_with"], stored(name).facts["experiment"]["seeds"]
     listed = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))["seeds"]
     chosen = "" if seeds == listed else f" --seeds {','.join(map(str, seeds))}"
@@ -280,7 +276,7 @@ def _made_by(name: str) -> str:
 
 
 def grid_tables(name: str, pictures: Path) -> str:
-    """A line for each condition of a stored experiment: accuracies and differences, then how the rows end."""
+    """A line for each condition of a stored experiment: accuracies and differences, then final metrics of the rows."""
     tables, baseline = make_table(stored(name)), stored(name).facts["experiment"]["baseline"]
     variants = [row["variant"] for row in tables[0]["rows"]]
     others = [variant for variant in variants if variant != baseline]
@@ -302,7 +298,7 @@ def grid_tables(name: str, pictures: Path) -> str:
 
 
 def write_pictures(name: str, folder: Path, shown: str) -> None:
-    """Draw those pictures of a stored experiment that a text shows.
+    """Draw the pictures of a stored experiment that a text shows.
 
     They are `NAME.png`, or `NAME-CONDITION.png` for each condition, and `NAME-differences.png`.
     """
@@ -315,7 +311,7 @@ def write_pictures(name: str, folder: Path, shown: str) -> None:
 
 
 def _markdown(condition: Mapping[str, Any], baseline: str) -> Iterator[str]:
-    """Rows with accuracies and paired differences in %, and what the runs have cost."""
+    """Rows with accuracies and paired differences in %, and the cost of the runs."""
     rows = condition["rows"]
     shows_previous = any(row["previous"] not in (None, baseline) for row in rows)
     columns = ["", "accuracy, %", *(["vs row before"] if shows_previous else [])]
@@ -357,7 +353,7 @@ def _cost(name: str, mean: float | None) -> str:
 
 
 def fill(text: str, pictures: Path, *, with_pictures: bool = True) -> str:
-    """A document with the blocks between its markers made anew; pictures are written into a folder."""
+    """A document with new blocks between its markers; pictures are written into a folder."""
 
     def made(match: re.Match[str]) -> str:
         kind, names = match[1], match[2]

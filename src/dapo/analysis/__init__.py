@@ -1,1 +1,1 @@
-"""What looks at runs: it reads run directories and writes nothing into them."""
+"""Analysis of runs: reads run directories and writes nothing into them."""

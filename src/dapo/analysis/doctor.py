@@ -1,4 +1,4 @@
-"""A whole run through the rules: which findings hold, since when, and which problems and responses show them."""
+"""Applies the rules to a whole run: the findings, since when, and the problems and responses that show them."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from dapo.training.rules.history import WINDOW, MetricHistory
 
 MAX_PROBLEMS = 3
 MAX_ROWS = 20_000
-"""Responses that are read for examples: those of the newest tables of a finding's steps."""
+"""The number of responses read for examples, from the newest tables of a finding's steps."""
 _SHOWN_CHARS = 160
 
 
@@ -24,15 +24,15 @@ class Case:
     """One finding of a whole run."""
 
     finding: Finding
-    """As of the last step in which it held."""
+    """The finding in the last step in which it held."""
     since: int
-    """The step in which it held first."""
+    """The first step in which it held."""
     holds: bool
     """Whether it holds at the end."""
     problems: Sequence[tuple[str, int]] = ()
     """The problems that show it most often, with the number of responses."""
     responses: int = 0
-    """How many responses show it, among those that were read."""
+    """The number of read responses that show it."""
     example: str = ""
     """The end of one of these responses."""
     error: str = ""
@@ -60,14 +60,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor says of a run."""
+    """The findings in a run."""
 
     cases: Sequence[Case]
     steps: int
     """Training steps whose metrics were read."""
     evaluations: int
     rollout_tables: int
-    """Tables of responses that are there to be read."""
+    """The number of stored tables of responses."""
 
     @property
     def issues(self) -> list[Case]:
@@ -117,7 +117,7 @@ def diagnose(config: Config, metrics: Sequence[Mapping[str, Any]], tables: Mappi
 
 
 def _unfinished_step(metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, Path]) -> Iterator[dict[str, float]]:
-    """What the table of responses says of a step that ended before it was logged, as where nothing was to learn."""
+    """Metrics from the table of responses for a step that ended before it was logged, such as one without a signal."""
     step = max((record["step"] for record in metrics), default=0) + 1
     if step not in tables:
         return
@@ -143,7 +143,7 @@ def _unfinished_step(metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, 
 
 
 def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
-    """The case with the problems and a response that show it, where tables of its steps are there."""
+    """The case with the problems and a response that show it, if tables of its steps are stored."""
     if rule.response is None:
         return case
     first, last = case.finding.steps

@@ -1,9 +1,9 @@
-"""A run's first two steps, tried before the run: pass rates, lengths, speed and memory of its real model and data.
+"""Tries a run's first two steps before the run: pass rates, lengths, speed and memory of its real model and data.
 
-Nothing is written. Sampling, judging and updates are those of the run (`training/assemble/build.py`) under its keys, so
-the first batches are those that the run would train on, and the updates are its own. The second one is the first to
-hold the optimizer's moments beside its activations. Further batches are sampled with the weights after it, until enough
-problems are judged.
+Nothing is written. The code and the random keys of the run (`training/assemble/build.py`) sample, judge and update, so
+the first batches are the ones that the run would train on. The second update is the first to hold the optimizer's
+moments together with activations. Further batches are sampled with the weights after it, until enough problems are
+judged.
 """
 
 import resource
@@ -39,33 +39,33 @@ from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Group
 
 MAX_PROBLEMS = 32
-"""The default is four steps' prompts, and at most so many problems."""
+"""The largest default number of problems."""
 MAX_UPDATES = 2
-"""Steps that update."""
+"""The number of steps that update."""
 BINS = 4
-"""Pass rates between never and always are counted in so many equal bins."""
+"""The number of equal bins of pass rates between never and always."""
 LENGTH_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 FIRST_STEPS = 3
-"""Steps of a run that a probe is compared with: later ones have learned."""
+"""The number of a run's first steps that a probe is compared with: later ones have learned."""
 TOLERANCE = 0.2
 
 
 @dataclass(frozen=True)
 class PassRates:
-    """How many problems have a pass rate within some bounds."""
+    """The number of problems with a pass rate in one bin."""
 
     name: str
     """`never`, `0 to 25 %` .. `75 to 100 %` (both ends excluded), `always`."""
     problems: int
     fraction: float
     low: float
-    """Of the 95 % interval of the fraction."""
+    """The lower end of the fraction's 95 % interval."""
     high: float
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What was measured; a value that could not be is None."""
+    """The measurements of a probe; None for a value that could not be measured."""
 
     problems: int
     samples: int
@@ -73,18 +73,18 @@ class Probe:
     group_size: int
     accuracy: float | None
     accuracy_interval: Interval | None
-    """95 %, over problems."""
+    """The 95 % interval, over problems."""
     histogram: Sequence[PassRates]
     kept: float
     """The fraction of judged groups that would train."""
     expected_keep_rate: float | None
-    """For groups of `group_size` responses, from the pass rates; None for a reward that only gives scores."""
+    """The keep rate of groups of `group_size` responses, from the pass rates; None for a reward of scores only."""
     expected_keep_interval: Interval | None
-    """95 %, over problems; None of fewer samples than `group_size`, which leave the chance to a prior."""
+    """The 95 % interval, over problems; None for fewer samples than `group_size`, where a prior decides the chance."""
     groups_per_step: float
-    """Groups to judge for a full batch at that keep rate, at most `dynamic_sampling.max_groups_per_step`."""
+    """Groups to judge for a full batch at this keep rate, at most `dynamic_sampling.max_groups_per_step`."""
     response_tokens: float
-    """Mean length."""
+    """The mean length of a response."""
     response_quantiles: Mapping[str, float]
     truncated: float
     truncated_interval: Interval | None
@@ -92,19 +92,19 @@ class Probe:
     tokens_per_s: float
     """Generated tokens per second of sampling, verdicts included."""
     load_s: float
-    """Seconds to give the engine the policy's weights."""
+    """Seconds to load the policy's weights into the engine."""
     update_tokens_per_s: float | None
-    """Trained response tokens per second of an update; None where no group carried a signal."""
+    """Trained response tokens per second of an update; None if no group carried a signal."""
     generate_s: float
-    """Of a step, from the rates above."""
+    """Seconds per step of sampling, from the rates above."""
     update_s: float | None
-    """Of a step, old log-probabilities included, from the rates above."""
+    """Seconds per step of updates and old log-probabilities, from the rates above."""
     step_s: float | None
-    """Weights, sampling and update; without evaluation and checkpoint."""
+    """Seconds per step of weights, sampling and updates; without evaluation and checkpoint."""
     peak_memory_gib: float
-    """Main memory of this process, or tensors on its GPU if it trains there."""
+    """Peak main memory of this process, or of the tensors on its GPU if it trains there."""
     findings: Sequence[Finding] = ()
-    """What `dapo doctor` would say of these steps."""
+    """The findings of `dapo doctor` in these steps."""
 
 
 def probe_run(
@@ -117,14 +117,14 @@ def probe_run(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     log: Callable[[str], None] = print,
 ) -> Probe:
-    """Sample and judge the run's first problems, and make its first two updates, on weights that are thrown away.
+    """Sample and judge the run's first problems, and make its first two updates, on weights that are discarded.
 
     Args:
-        config: The options of the run, `auto` settled.
-        inputs: Of `read_inputs` for it. A policy in this process trains the model in place.
-        judge: Its verifiers.
-        problems: How many problems to judge at least; None: `default_problems`.
-        samples: Responses per problem; None: `rollout.group_size`, as the run.
+        config: The options of the run, `auto` resolved.
+        inputs: The result of `read_inputs`. A policy in this process trains the model in place.
+        judge: The verifiers of the run.
+        problems: The minimum number of problems to judge; None: `default_problems`.
+        samples: Responses per problem; None: `rollout.group_size`.
         on_progress: Called with the number of judged problems and the number wanted.
         log: Takes messages of engines in other processes.
     """
@@ -142,12 +142,12 @@ def probe_run(
 
 
 def default_problems(config: Config) -> int:
-    """Those of about four steps, at least 8 and at most MAX_PROBLEMS."""
+    """The number of problems of about four steps, at least 8 and at most MAX_PROBLEMS."""
     return max(8, min(4 * config.rollout.prompts_per_step, MAX_PROBLEMS))
 
 
 def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[PassRates]:
-    """How many problems are never solved, in each bin, always solved, each with the interval of its fraction."""
+    """The numbers of problems never solved, in each bin, and always solved, with intervals of their fractions."""
     rates = [c / (c + w) for c, w in zip(correct, wrong, strict=True)]
     width = 100 // BINS
     names = ["never", *(f"{i * width} to {(i + 1) * width} %" for i in range(BINS)), "always"]
@@ -163,7 +163,7 @@ def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[Pa
 
 @dataclass(frozen=True)
 class Check:
-    """One value of a probe beside what the first steps of a run measured."""
+    """One value of a probe, and its measurement in the first steps of a run."""
 
     name: str
     probe: float
@@ -171,7 +171,7 @@ class Check:
 
     @property
     def ratio(self) -> float:
-        """The probe's over the measured one; 1 where both are 0."""
+        """The probe's value over the measured one; 1 if both are 0."""
         return 1.0 if self.probe == self.measured else self.probe / self.measured if self.measured else float("inf")
 
     @property
@@ -181,7 +181,7 @@ class Check:
 
 
 def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEPS) -> list[Check]:
-    """A probe beside the means of a run's first steps. Raises DataError for a run without a finished step."""
+    """Compare a probe with the means of a run's first steps. Raises DataError for a run without a finished step."""
     rows = [row for row in read_metrics(run.metrics) if 0 < row["step"] <= steps]
     if not rows:
         raise DataError(f"{run.path} has finished no step, so there is nothing to compare the probe with")
@@ -212,13 +212,13 @@ def compare_with_run(probe: Probe, run: RunDirectory, *, steps: int = FIRST_STEP
 
 @dataclass(frozen=True)
 class _Step:
-    """What one step of a probe did."""
+    """The result of one step of a probe."""
 
     batch: Batch
     load_s: float
     generate_s: float
     trained_tokens: int
-    """0 where it made no update."""
+    """0 if it made no update."""
     update_s: float
 
 
@@ -229,7 +229,7 @@ def _steps(
     problems: int,
     on_progress: Callable[[int, int], None],
 ) -> Iterator[_Step]:
-    """Steps as the run makes them, of which MAX_UPDATES update, until so many problems are decided."""
+    """Make the run's steps, MAX_UPDATES with an update, until `problems` problems are decided."""
     stats, decided, step = ProblemStats(), 0, 0
     while decided < problems:
         step += 1
@@ -260,7 +260,7 @@ def _steps(
 
 
 def _update(config: Config, policy: TrainablePolicy, batch: Batch, *, step: int) -> tuple[int, float]:
-    """Trained tokens and seconds of a step's updates; 0 where the batch has no group to train on."""
+    """Trained tokens and seconds of a step's updates; 0 if the batch has no group to train on."""
     started = time.perf_counter()
     critic = value_function_of(policy)
     samples = estimate_advantages(batch.groups, policy, config, step=step, weights=batch.weights, critic=critic)
@@ -313,7 +313,7 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
 
 
 def _findings(config: Config, steps: Sequence[_Step]) -> list[Finding]:
-    """What the rules over metrics find in the steps, their updates left out."""
+    """The findings of the rules in the metrics of the steps, without their updates."""
     history = MetricHistory()
     for number, step in enumerate(steps, start=1):
         history.add({"step": number} | batch_metrics(step.batch, ()))
@@ -345,7 +345,7 @@ def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[s
 
 
 def _tokens_per_s(steps: Sequence[_Step]) -> float:
-    """Of full batches, where there is one: a short one has few sequences at a time."""
+    """Generated tokens per second of full batches if there is one: a short one has few sequences at a time."""
     full = [step for step in steps if not step.batch.shortfall] or steps
     return sum(step.batch.num_generated_tokens for step in full) / sum(step.generate_s for step in full)
 

@@ -1,4 +1,4 @@
-"""The judged groups of a run's steps as `rollouts/step_*.parquet` holds them, with the problems of the run's data."""
+"""Reads the judged groups of a run's steps from `rollouts/step_*.parquet`, with the problems of the run's data."""
 
 import json
 from array import array
@@ -24,35 +24,35 @@ from dapo.training.checked_rows import NO_COLUMNS, load_rows
 from dapo.types import Generation, Group, Problem, Verdict
 
 _TOKEN_COLUMNS = {"response_ids": "i", "engine_logprobs": "f"}
-"""The columns of numbers per token, with the type codes of the engines' own rows."""
+"""The columns with a number per token, with the array type codes that engines use."""
 _TokenRows: TypeAlias = Mapping[tuple[int, int], list[Sequence[Any]]]
-"""The columns of numbers of each response, by group and number of the response."""
+"""The per-token columns of each response, by group and index of the response."""
 _REPLACED_CHARACTER = "\ufffd"
 
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """A group as a step has stored it."""
+    """A group as stored by a step."""
 
     group: Group
-    """With the columns that the table has of its problem, and without prompt ids."""
+    """The group, with the problem's columns that the table has, and without prompt ids."""
     outcome: Outcome
     prompt: str
-    """The prompt as the model read it, with special tokens."""
+    """The prompt as rendered for the model, with special tokens."""
     prompt_tokens: int
     advantages: tuple[float | None, ...]
-    """Of each response; None: it did not train."""
+    """The advantage of each response; None: it did not train."""
     fields: str | None
     """The problem's short columns, as JSON."""
 
     @property
     def has_engine_logprobs(self) -> bool:
-        """Whether the engine's log-probability of every token is there."""
+        """Whether the engine's log-probability of every token is stored."""
         return all(len(each.logprobs) == len(each.token_ids) for each in self.group.generations)
 
 
 def stored_steps(directory: RunDirectory) -> list[int]:
-    """The steps whose tables of responses are there, ascending."""
+    """The steps with a stored table of responses, ascending."""
     return list(directory.rollout_tables())
 
 
@@ -69,11 +69,11 @@ def read_groups(
     Args:
         directory: The run.
         step: A finished step.
-        tokens_of: The ids of the groups whose tokens are read; None: all. Those of other groups are zeros, as many as
-            the response has tokens, and without log-probabilities.
+        tokens_of: The ids of the groups whose tokens are read; None: all. Responses of other groups have zeros as
+            tokens, and no log-probabilities.
 
     Raises:
-        DataError: The table is not there, or not what a run writes.
+        DataError: The table does not exist, or no run has written it.
     """
     path = directory.rollouts(step)
     if not path.is_file():
@@ -101,13 +101,13 @@ def no_responses(directory: RunDirectory, wanted: str) -> DataError:
 
 
 def _token_rows(table: pa.Table) -> _TokenRows:
-    """The rows of numbers of each response, by group and number of the response; none for a column of nulls."""
+    """The per-token columns of each response, by group and index; an empty row for a column of nulls."""
     columns = []
     for name, code in _TOKEN_COLUMNS.items():
         column = table.column(name).combine_chunks()
-        is_there = column.null_count == 0
+        is_stored = column.null_count == 0
         columns.append(
-            [array(code, each.tobytes()) for each in rows_of(column)] if is_there else [array(code)] * len(column)
+            [array(code, each.tobytes()) for each in rows_of(column)] if is_stored else [array(code)] * len(column)
         )
     keys = zip(table.column("group_id").to_pylist(), table.column("sample").to_pylist(), strict=True)
     return {key: list(of_response) for key, *of_response in zip(keys, *columns, strict=True)}
@@ -147,23 +147,23 @@ class RunProblems:
     """The problems of a run's training data, by id."""
 
     def __init__(self, config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS) -> None:
-        """Read the data; where it is gone, `missing` says so and no problem is found.
+        """Read the data; if it is gone, `missing` holds the reason and no problem is found.
 
         Args:
             config: The run's configuration.
-            needed_columns: The columns that each function of the reward cannot be called without.
+            needed_columns: The columns that each function of the reward requires.
 
         Raises:
-            DataError: The rows lack what the reward reads.
+            DataError: The rows lack a column that the reward reads.
             RewardError: The reward can judge none of them.
         """
         self._by_id: dict[str, list[Problem]] = {}
         self.missing: str | None = None
-        """Why the data cannot be read; None where it can."""
+        """The reason why the data cannot be read; None if it can."""
         try:
             rows, _ = load_rows(config.data, config.reward, "train", needed_columns)
         except DataError as error:
-            if _can_be_read(config):  # it lacks what the reward reads
+            if _can_be_read(config):  # it lacks a column that the reward reads
                 raise
             self.missing = str(error)
             return
@@ -173,7 +173,7 @@ class RunProblems:
                 known.append(problem)
 
     def find(self, stored: StoredGroup) -> Problem | None:
-        """The problem of a stored group with all its columns; None where the data has it no more."""
+        """The problem of a stored group with all its columns; None if the data no longer has it."""
         copies = self._by_id.get(stored.group.problem.id, [])
         return next((each for each in copies if _has_fields(each, stored)), copies[0] if copies else None)
 
@@ -186,7 +186,7 @@ def _can_be_read(config: Config) -> bool:
 
 
 def _has_fields(problem: Problem, stored: StoredGroup) -> bool:
-    """Whether a problem has the columns that a group was stored with: copies of a problem may differ in them."""
+    """Whether a problem has the columns that a group was stored with; copies of a problem may differ in them."""
     return short_fields(problem.fields, known=[problem.answer]) == stored.fields
 
 
@@ -196,28 +196,27 @@ def with_problem(stored: StoredGroup, problem: Problem) -> StoredGroup:
 
 
 def with_prompt_ids(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup:
-    """The group with the token ids of its prompt.
+    """The group with the token ids of its prompt, from its problem or else from the stored text.
 
-    They are those of its problem, or where that is not from the run's data, those of the stored text. Raises DataError
-    where neither gives the stored prompt.
+    Raises DataError if neither gives the stored prompt.
     """
     for ids in _prompt_candidates(stored, encoder):
         if len(ids) == stored.prompt_tokens and encoder.decode_prompt(ids) == stored.prompt:
             return replace(stored, group=replace(stored.group, prompt_ids=ids))
     raise DataError(
-        f"the tokens of the prompt of group {stored.group.id} are not known any more: its problem "
+        f"the tokens of the prompt of group {stored.group.id} are no longer known: its problem "
         f"{stored.group.problem.id} is gone from data.train, or the tokenizer or the options under data. have changed"
     )
 
 
 def _prompt_candidates(stored: StoredGroup, encoder: PromptEncoder) -> Iterator[tuple[int, ...]]:
-    with suppress(DataError):  # of a stored text that no template takes for a problem's
+    with suppress(DataError):  # a problem that has only the stored text may not fit the template
         yield encoder.encode(stored.group.problem)
     yield encoder.encode_rendered(stored.prompt)
 
 
 def with_exact_texts(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup:
-    """The group with the texts that its verifier has read: a table has U+FFFD for what UTF-8 cannot hold."""
+    """The group with the texts that its verifier read; a table has U+FFFD for bytes that are no UTF-8."""
     if not any(_REPLACED_CHARACTER in text for text in stored.group.texts):
         return stored
     texts = tuple(encoder.decode(each.token_ids) for each in stored.group.generations)
@@ -225,6 +224,6 @@ def with_exact_texts(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup
 
 
 def local_encoder(config: Config) -> PromptEncoder | None:
-    """What turns tokens into text, without the model; None where its tokenizer is not on this machine."""
+    """The encoder of a run's model, loaded without weights; None if its tokenizer is not on this machine."""
     found = load_local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
     return None if found is None else PromptEncoder(found[0], config.data)

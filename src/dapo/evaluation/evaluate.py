@@ -27,16 +27,16 @@ class Response:
 
 
 class Sampler(Protocol):
-    """The source of an evaluation's responses, which samples as `plan` says."""
+    """The source of an evaluation's responses, sampled by `plan`."""
 
     @property
     def plan(self) -> EvaluationPlan: ...
 
     def submit(self, index: int, problem: Problem) -> None:
-        """Request the k responses to `problem`; each comes back with `index`."""
+        """Request the k responses to `problem`; each is returned with `index`."""
 
     def poll(self) -> list[tuple[int, int, Response]]:
-        """The responses that have arrived since the last call: the problem's index, the sample's (0 to k-1), and it."""
+        """The responses since the last call, each with the indices of its problem and its sample (0 to k-1)."""
 
 
 class EngineSampler:
@@ -48,7 +48,7 @@ class EngineSampler:
         self._pending: dict[str, tuple[int, int]] = {}
 
     def with_plan(self, plan: EvaluationPlan) -> "EngineSampler":
-        """What samples from the same engine by another plan."""
+        """A sampler with the same engine and another plan."""
         return EngineSampler(self._engine, self._encoder, plan)
 
     def submit(self, index: int, problem: Problem) -> None:
@@ -69,7 +69,7 @@ class EngineSampler:
         self._engine.submit(requests)  # requests with the same prompt are adjacent: engines share its prefill
 
     def abort(self) -> None:
-        """Drop what is still being sampled."""
+        """Cancel all pending requests."""
         self._engine.abort(list(self._pending))
         self._pending.clear()
 
@@ -97,12 +97,12 @@ def evaluate(
     """Sample k responses per problem and score them, without the overlong penalty.
 
     Args:
-        sampler: Gives the responses; nothing else may be in flight in its engine.
-        judge: Gives the verdicts.
-        problems: What to ask.
-        journal: Takes each judged problem; problems that it holds already are not sampled again.
-        on_progress: Called with the number of scored problems and of all.
-        check: Called before each poll of the sampler; what it raises ends the evaluation.
+        sampler: The source of the responses; nothing else may be in flight in its engine.
+        judge: The source of the verdicts.
+        problems: The problems of the evaluation.
+        journal: Records each judged problem; problems already in it are not sampled again.
+        on_progress: Called with the numbers of scored and of all problems.
+        check: Called before each poll of the sampler; an exception from it ends the evaluation.
     """
     records = journal.records if journal is not None else {}
     finished = {

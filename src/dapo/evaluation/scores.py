@@ -12,10 +12,10 @@ from dapo.evaluation.intervals import mean_interval
 from dapo.types import Finish, Message, Problem
 
 CORRECT = None
-"""What every correct response votes for; the answer of a wrong one is a text."""
+"""The vote of every correct response; a wrong response votes for its answer, a text."""
 
 NO_INTERVAL = "no interval: fewer than two problems, or all of them with the same score"
-_OPTIONAL = {"warning", "interval_note", "complete_problems"}  # files of before these were there can be read
+_OPTIONAL = {"warning", "interval_note", "complete_problems"}  # absent from older files
 WARN_ERROR_FRACTION = 0.01  # above this fraction of responses without a verdict, the headline of an evaluation warns
 
 
@@ -69,10 +69,10 @@ class JudgedProblem:
 
     @property
     def consensus(self) -> float:
-        """cons@k: 1 if the correct answer is the most frequent; where n answers are, 1/n if it is one of them.
+        """cons@k: 1 if the correct answer is the most frequent one, 1/n if it ties with n - 1 others, else 0.
 
         All correct responses vote for one answer, however it is written. Wrong responses vote for their normalized
-        answer, and not at all without one. It is 0 if no response votes.
+        answer, or not at all without one.
         """
         votes = count_votes((response.correct, response.answer) for response in self.valid)
         most_frequent = [vote for vote, count in votes.items() if count == max(votes.values())]
@@ -110,8 +110,8 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """All reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are its 95 % interval.
 
-        Where there is no interval, `low` and `high` are None and `interval_note` says why. `intervals` holds the
-        intervals of `pass@j` and `cons@k`, and `complete_problems` the number of problems that `pass@j` is the mean of.
+        Without an interval, `low` and `high` are None, and `interval_note` is the reason. `intervals` holds the
+        intervals of `pass@j` and `cons@k`. `pass@j` is the mean over the `complete_problems` problems.
         `no_answer_fraction` is the fraction of judged responses without an answer, None if the verifier does not
         extract answers.
         """

@@ -1,4 +1,4 @@
-"""Responses from an OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted model)."""
+"""Samples responses from an OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted model)."""
 
 import os
 import queue
@@ -35,7 +35,7 @@ class ServerSampler:
         retries: int = 4,
         backoff_s: float = 0.5,
     ) -> None:
-        """Connect to the server. Raises ConfigError if it cannot be reached, or does not have the model.
+        """Connect to the server. Raises ConfigError if it cannot be reached or does not serve the model.
 
         Args:
             url: The server's address up to and including the version: `http://localhost:8000/v1`.
@@ -44,7 +44,7 @@ class ServerSampler:
             to_messages: Turns a problem into chat messages.
             concurrency: The number of requests in flight.
             timeout_s: The time limit of one response.
-            retries: How often a request is repeated after a lost connection, a timeout, status 429 or 5xx.
+            retries: The number of retries after a lost connection, a timeout, status 429 or 5xx.
             backoff_s: The pause before the first retry; it doubles with each.
         """
         self.plan = plan
@@ -60,7 +60,7 @@ class ServerSampler:
         self._tasks: queue.SimpleQueue[tuple[int, int, list[dict[str, str]], int] | None] = queue.SimpleQueue()
         self._is_closed = False
         for _ in range(concurrency):
-            # daemons: a request that is still out must not keep an interrupted command alive
+            # daemons: a pending request must not keep an interrupted command alive
             threading.Thread(target=self._work, name="dapo-server", daemon=True).start()
 
     def submit(self, index: int, problem: Problem) -> None:
@@ -91,7 +91,7 @@ class ServerSampler:
             index, i, messages, seed = task
             try:
                 response = self._request(messages, seed)
-            except Exception as error:  # a thread's exception would be lost, and the evaluation would wait for ever
+            except Exception as error:  # otherwise a thread's exception is lost, and the evaluation waits forever
                 kind = "" if isinstance(error, DapoError) else f"{type(error).__name__}: "
                 response = _failed_response(kind + str(error).removeprefix(f"{self._chat.url}: "))
             self._results.put((index, i, response))
@@ -109,10 +109,10 @@ class ServerSampler:
         try:
             served = self._chat.models()
         except ServerFailed as error:
-            advice = "expected a URL such as http://localhost:8000/v1 of a server that runs"
+            advice = "expected the URL of a running server, such as http://localhost:8000/v1"
             raise ConfigError(f"--server {error}; {advice}") from None
         except ServerRefused as error:
-            advice = f"put its key into the environment variable {API_KEY_VARIABLE}"
+            advice = f"set its key in the environment variable {API_KEY_VARIABLE}"
             raise ConfigError(f"--server {error}; {advice}") from None
         # not every server lists its models; an unknown one shows with the first answer
         if served is not None and model not in served:

@@ -1,4 +1,4 @@
-"""Ratios, clipping and sampler gap of a group's tokens: `explain_group`, computed when someone asks for them."""
+"""Ratios, clipping and sampler gap of a group's tokens: `explain_group`, computed on request."""
 
 import threading
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ Key = tuple[str, int, int, bool]
 
 @dataclass
 class _Job:
-    """One explanation: what is being computed, or was."""
+    """One explanation, finished or in progress."""
 
     log: list[str] = field(default_factory=list)
     value: dict[str, Any] | None = None
@@ -29,22 +29,22 @@ class Explanations:
         self._jobs: dict[Key, _Job] = {}
         self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
 
-    def ask(self, files: RunReader, step: int, group: int, *, replay: bool) -> dict[str, Any]:
-        """The state of an explanation, which the first call begins.
+    def request(self, files: RunReader, step: int, group: int, *, replay: bool) -> dict[str, Any]:
+        """The state of an explanation; the first call starts it.
 
         Args:
-            files: the run.
-            step: a step whose responses are stored.
-            group: one of its groups.
-            replay: whether the step may be trained again in memory, from a checkpoint, where ratios need that.
+            files: The run.
+            step: A step whose responses are stored.
+            group: The id of one of its groups.
+            replay: Whether the step may be trained again in memory, from a checkpoint, if ratios need it.
 
         Returns:
             `state`: `working` with `message`, `failed` with `message`, or `done` with `ratios` (whether they are known,
-            and how or why not) and `responses`: by sample the `ratios`, `clipped` and `gaps` of its tokens, None where
+            and how or why not) and `responses`: by sample the `ratios`, `clipped` and `gaps` of its tokens, None if
             they are not known.
         """
         if files.config().get("model.trust_remote_code"):
-            message = "The model comes with code of its own (model.trust_remote_code), which the page does not run."
+            message = "The model comes with its own code (model.trust_remote_code), which the page does not run."
             return {"state": "failed", "message": message}
         key = (files.name, step, group, replay)
         with self._lock:
@@ -70,12 +70,12 @@ class Explanations:
                 job.value = _for_tokens(found)
             except DapoError as error:
                 job.problem = str(error)
-            except Exception as error:  # the page goes on, whatever a damaged run makes of this
+            except Exception as error:  # a damaged run must not end the page
                 job.problem = f"{type(error).__name__}: {error}"
 
 
 def _for_tokens(explained: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows of an explanation."""
+    """The part of an explanation that the page shows."""
     update = explained["eq8"]
     ratios = (
         {"known": False, "source": "none", "why": "the group did not train"} if update is None else update["ratios"]

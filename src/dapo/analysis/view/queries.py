@@ -1,4 +1,4 @@
-"""What the page asks of the runs: plain functions from a request's parameters to JSON values."""
+"""The queries of the page: plain functions from a request's parameters to JSON values."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -18,12 +18,12 @@ from dapo.runs.run_reader import RunReader
 PROBLEM_KINDS = ("all", "never", "sometimes", "always", "undecided")
 MAX_PAGE = 200
 MAX_TOKENS = 2000
-"""Of a response that is shown with the probability of each token, unless all of it is asked for."""
+"""The number of tokens shown with their probabilities, unless the request asks for all."""
 MAX_TEXT_CHARS = 200
 NOT_RECORDED = (
     "The table of responses holds the sampler's log-probability of each token, at the sampling temperature. The "
-    "trainer's own are not recorded: ratio, clipping and sampler gap come from what dapo explain computes, "
-    "which trains the step again in memory where they need that."
+    "trainer's are not recorded: dapo explain computes ratio, clipping and sampler gap, and trains the step again in "
+    "memory if they need it."
 )
 
 Parameters = Mapping[str, str]
@@ -38,16 +38,16 @@ class ViewedRun:
 
     @cached_property
     def index(self) -> RolloutIndex:
-        """The index of the responses, made when first asked for."""
+        """The index of the responses, built on first use."""
         return RolloutIndex(self.files.directory.rollouts_folder)
 
     @cached_property
     def tokens(self) -> TokenTexts:
-        """The texts of tokens."""
+        """The texts of the tokens, by the tokenizer of the run's model."""
         return TokenTexts(self.files.config())
 
     def close(self) -> None:
-        """Stop what works in the background."""
+        """Stop the background work."""
         if "index" in self.__dict__:
             self.index.close()
 
@@ -60,9 +60,9 @@ class Runs:
         self.explanations = Explanations()
 
     def __getitem__(self, name: str) -> ViewedRun:
-        """A run by name. Raises DataError for a name that is not among them."""
+        """A run by name. Raises DataError for an unknown name."""
         if name not in self.runs:
-            raise DataError(f"no run {name[:80]!r} here; there are: {', '.join(self.runs)}")
+            raise DataError(f"no run {name[:80]!r} here; the runs are: {', '.join(self.runs)}")
         return self.runs[name]
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class Runs:
 
 
 def overview(runs: Runs) -> dict[str, Any]:
-    """Every run's summary, and the words that the page shows: metrics, outcomes, phases."""
+    """Every run's summary, and the texts that the page shows: metrics, outcomes, phases."""
     return {
         "runs": [run.files.summary() for run in runs.runs.values()],
         "outcomes": OUTCOME_MEANINGS,
@@ -82,7 +82,7 @@ def overview(runs: Runs) -> dict[str, Any]:
 
 
 def metrics(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """The metrics by column with the run's summary; only the summary if they are those of `version` still."""
+    """The metrics by column with the run's summary; only the summary if `version` is still the newest."""
     version, summary = run.files.metrics_version(), run.files.summary()
     if version == given.get("version"):
         return {"unchanged": True, "summary": summary}
@@ -90,7 +90,7 @@ def metrics(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """A page of responses that pass a filter. Raises ValueError for a parameter that is not understood."""
+    """A page of responses that pass a filter. Raises ValueError for an invalid parameter."""
     (sort,) = _choose({"sort": given.get("sort") or "newest"}, "sort", tuple(SORTS))
     run.tokens.state()  # begins to load the tokenizer, for the group that may be opened next
     wanted = Filter(
@@ -108,13 +108,11 @@ def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def group(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """A group side by side: rewards, advantages and, if the tokenizer is there, each token with its probability.
+    """The responses of a group: rewards, advantages and, once the tokenizer is loaded, tokens with probabilities.
 
-    Raises DataError where the tables hold no such group, and ValueError without `step` and `group`.
+    Raises DataError if the tables hold no such group, and ValueError without `step` and `group`.
     """
-    step, group_id = _integer(given, "step"), _integer(given, "group")
-    if step is None or group_id is None:
-        raise ValueError("a group is named by step and group, both integers")
+    step, group_id = _integers(given, "step", "group")
     rows = run.index.group(step, group_id)
     if not rows:
         raise DataError(f"{run.name} has no stored group {group_id} of step {step}")
@@ -133,11 +131,9 @@ def group(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def explain(runs: Runs, given: Parameters) -> dict[str, Any]:
-    """The state of an explanation of a group. Raises DataError or ValueError where none can be begun."""
-    run, (step, group_id) = runs[given.get("run", "")], (_integer(given, "step"), _integer(given, "group"))
-    if step is None or group_id is None:
-        raise ValueError("a group is named by step and group, both integers")
-    return runs.explanations.ask(run.files, step, group_id, replay=given.get("replay") == "1")
+    """The state of an explanation of a group. Raises DataError or ValueError if it cannot be started."""
+    run, (step, group_id) = runs[given.get("run", "")], _integers(given, "step", "group")
+    return runs.explanations.request(run.files, step, group_id, replay=given.get("replay") == "1")
 
 
 def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
@@ -153,7 +149,7 @@ def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | No
 
 
 def problems(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """A page of the problems that the run met. Raises ValueError for a parameter that is not understood."""
+    """A page of the problems that the run has visited. Raises ValueError for an invalid parameter."""
     (kind,) = _choose({"kind": given.get("kind") or "all"}, "kind", PROBLEM_KINDS)
     (sort,) = _choose({"sort": given.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
     return {**run.index.problems(kind=kind, sort=sort, **_page(given)), "note": missing_rollouts(run)}
@@ -165,10 +161,8 @@ def evaluations(run: ViewedRun) -> dict[str, Any]:
 
 
 def evaluation(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """One evaluation: its summary and a row per problem, without the responses; with `problem`, those of one."""
-    step = _integer(given, "step")
-    if step is None:
-        raise ValueError("an evaluation is named by step, an integer")
+    """One evaluation: its summary and a row per problem, without responses; with `problem`, the row of this problem."""
+    (step,) = _integers(given, "step")
     found = run.files.evaluation(step)
     if problem := given.get("problem"):
         row = next((row for row in found["table"] if row["id"] == problem), None)
@@ -180,17 +174,9 @@ def evaluation(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 def paired(runs: Runs, given: Parameters) -> dict[str, Any]:
     """The paired difference of two evaluations, of one run or of two."""
-    first, second = (
-        evaluation_of(runs, given.get(f"{which}_run", ""), _integer(given, f"{which}_step")) for which in ("a", "b")
-    )
-    return paired_evaluations(first, second)
-
-
-def evaluation_of(runs: Runs, name: str, step: int | None) -> dict[str, Any]:
-    """An evaluation with its table by run and step. Raises DataError or ValueError where there is none."""
-    if step is None:
-        raise ValueError("an evaluation is named by run and step")
-    return runs[name].files.evaluation(step)
+    steps = _integers(given, "a_step", "b_step")
+    named = [runs[given.get(f"{which}_run", "")] for which in ("a", "b")]
+    return paired_evaluations(*(run.files.evaluation(step) for run, step in zip(named, steps, strict=True)))
 
 
 def configs(runs: Runs, given: Parameters) -> dict[str, Any]:
@@ -215,7 +201,7 @@ def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def missing_rollouts(run: ViewedRun) -> str | None:
-    """Why there is no table of responses, or not of every step."""
+    """The reason why tables of responses are missing; None if there is one for every step."""
     kept = str(run.files.config().get("log.rollouts", "all"))
     if kept == "none":
         return "This run keeps no responses: log.rollouts is none. Set log.rollouts=all to see them in the next run."
@@ -236,11 +222,21 @@ def _page(given: Parameters) -> dict[str, int]:
 
 
 def _choose(given: Mapping[str, str], name: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """The values of a comma-separated parameter. Raises ValueError for one that is not among the choices."""
+    """The values of a comma-separated parameter. Raises ValueError for a value that is no choice."""
     values = tuple(value for value in given.get(name, "").split(",") if value)
     if odd := [value for value in values if value not in choices]:
         raise ValueError(f"{name} must be some of {', '.join(choices)}, got {odd[0]!r}")
     return values
+
+
+def _integers(given: Parameters, *names: str) -> list[int]:
+    """Required integer parameters. Raises ValueError for one that is missing."""
+    found = []
+    for name in names:
+        if (value := _integer(given, name)) is None:
+            raise ValueError(f"the parameter {name}, an integer, is missing")
+        found.append(value)
+    return found
 
 
 def _integer(given: Parameters, name: str) -> int | None:

@@ -1,7 +1,7 @@
-"""One self-contained HTML file of a run: the page of `dapo view` with its values and a sample of the responses in it.
+"""Writes a run as one self-contained HTML file: the page of `dapo view` with its values and a sample of the responses.
 
-The file opens without a network and without a server. Its security policy names the scripts and the style that it holds
-by their hashes, so that nothing else in it can run, whatever a model wrote.
+The file opens without a network and without a server. Its security policy lists its scripts and its style by their
+hashes, so that nothing else in it can run, whatever a model wrote.
 """
 
 import base64
@@ -33,10 +33,10 @@ EVALUATIONS_PAIRED = 4
 
 
 def write_report(files: RunReader, output: Path) -> dict[str, Any]:
-    """Write the report of a run; the run stays as it is.
+    """Write the report of a run, which does not change the run.
 
     Returns:
-        `output`, `bytes`, and how many `groups` of how many (`of_groups`) are in it.
+        `output`, `bytes`, the number of `groups` in it, and the number of stored groups, `of_groups`.
     """
     run = queries.ViewedRun(files)
     try:
@@ -81,7 +81,7 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
 
 
 def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
-    """How many groups the run stored, and those that the report shows: as many as fit, the most telling first."""
+    """The number of stored groups, and the groups that fit into the report, the most informative first."""
     total, order = pick_groups(run.index)
     chosen: list[dict[str, Any]] = []
     left = MAX_GROUP_BYTES
@@ -92,7 +92,7 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
             break
         chosen.append(group)
     shown = {(group["step"], group["group_id"]) for group in chosen}
-    for group in chosen:  # buttons lead to groups that are there
+    for group in chosen:  # buttons lead only to groups of the report
         for name in ("previous", "next"):
             if (group["step"], group[name]) not in shown:
                 group[name] = None
@@ -100,10 +100,10 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
 
 
 def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
-    """The number of stored groups, and the keys of all that may be shown, the most telling first.
+    """The number of stored groups, and the keys of those that may be shown, the most informative first.
 
-    Of up to MAX_STEPS evenly spread steps, the last and the first among them: the first, the best and the worst group
-    that trained; then one of each other outcome; then the rest.
+    Up to MAX_STEPS evenly spread steps, the first and the last included, each give the first, the best and the worst
+    group that trained; then one of each other outcome; then the other groups.
     """
     groups = index.groups()
     steps = sorted({group["step"] for group in groups})
@@ -130,7 +130,7 @@ def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[s
 
 
 def _without_long_texts(group: dict[str, Any]) -> dict[str, Any]:
-    """A group whose long texts are cut, which the page says."""
+    """A group with its long texts cut; the page reports it."""
     for response in group["responses"]:
         if response["tokens"] is not None and len(response["tokens"]) > MAX_TOKENS_SHOWN:
             response["tokens_left"] += len(response["tokens"]) - MAX_TOKENS_SHOWN
@@ -141,7 +141,7 @@ def _without_long_texts(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _evaluations(files: RunReader) -> dict[str, Any]:
-    """The summaries of all evaluations; tables and paired differences of some, the first and the last among them."""
+    """The summaries of all evaluations; tables and paired differences of some, the first and the last included."""
     summaries = files.evaluations()
     readable = [each["step"] for each in summaries if "problem" not in each]
     half = EVALUATIONS_PAIRED // 2
@@ -161,7 +161,7 @@ def _evaluations(files: RunReader) -> dict[str, Any]:
 
 
 def _page(data: dict[str, Any], *, title: str) -> str:
-    """The HTML of the report: scripts, style and values stand in it, under a policy of their hashes."""
+    """The HTML of the report with scripts, style and values, under a policy of their hashes."""
     scripts = [plotly_js().decode("utf-8"), *(page_file(name) for name in SCRIPTS)]
     scripts = [re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE) for text in scripts]
     style = page_file("style.css")

@@ -1,8 +1,8 @@
 """The server of `dapo view`: it listens on 127.0.0.1 only, answers GET only, and writes nothing.
 
-What protects the runs' texts: the Host header must name this machine, so that no page of another site reaches the
-server through a name of its own (DNS rebinding); a request that another origin sends is refused; and the content
-security policy lets the page load nothing but its own files.
+Three checks protect the texts of the runs. The Host header must name this machine, so that no other site can reach the
+server through its own name (DNS rebinding). Requests from other origins are refused. The content security policy lets
+the page load only its own files.
 """
 
 import re
@@ -41,7 +41,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-"""Of every answer."""
+"""The headers of every response."""
 
 
 def page_file(name: str) -> str:
@@ -51,15 +51,15 @@ def page_file(name: str) -> str:
 
 @cache
 def plotly_js() -> bytes:
-    """The library that draws the curves, out of the installed package plotly."""
+    """The library that draws the curves, from the installed package plotly."""
     return (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
 
 
 def index_page() -> str:
     """The HTML of the page.
 
-    The maps of plotly add a style element when it is loaded, which the security policy refuses with an error in the
-    browser's console, unless an element has its id: this gives one that id.
+    While loading, plotly adds a style element for maps, which the security policy refuses with an error in the
+    console of the browser. It adds none if an element with its id exists, so this page has one.
     """
     ids = dict.fromkeys(re.findall(rb'getElementById\("([0-9a-f]{64})"\)', plotly_js()))
     taken = "\n".join(f'<meta id="{each.decode()}">' for each in ids)
@@ -67,7 +67,7 @@ def index_page() -> str:
 
 
 def make_app(runs: queries.Runs, *, port: int) -> App:
-    """The page and its data as an ASGI application that answers requests to `port` of this machine."""
+    """The page and its data as an ASGI application for requests to `port` of this machine."""
     routes = [
         Route("/", _text(index_page(), "text/html")),
         *(Route(f"/{name}", _static(name)) for name in ("style.css", *SCRIPTS)),
@@ -90,12 +90,12 @@ def make_app(runs: queries.Runs, *, port: int) -> App:
 
 
 def serve(runs: queries.Runs, *, port: int | None, on_ready: Callable[[str], None]) -> None:
-    """Serve the page until the process is interrupted. Raises ConfigError where the port is taken.
+    """Serve the page until the process is interrupted. Raises ConfigError if the port is taken.
 
     Args:
-        runs: the runs to show.
-        port: the port; None: the usual one, or a free one if that is taken.
-        on_ready: is called with the page's address when the server listens.
+        runs: The runs to show.
+        port: The port; None: DEFAULT_PORT, or a free one if that is taken.
+        on_ready: Called with the page's address when the server listens.
     """
     with listen(port) as listener:
         chosen = listener.getsockname()[1]
@@ -113,7 +113,7 @@ def make_server(runs: queries.Runs, *, port: int) -> Any:
     """A uvicorn server for the page, not running yet."""
     import uvicorn
 
-    # no signals of a test or a notebook are taken: uvicorn does that in the main thread only
+    # a test's or a notebook's signal handlers stay: uvicorn sets its own in the main thread only
     config = uvicorn.Config(
         make_app(runs, port=port), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
     )
@@ -121,7 +121,7 @@ def make_server(runs: queries.Runs, *, port: int) -> Any:
 
 
 def listen(port: int | None) -> socket.socket:
-    """A socket that listens on 127.0.0.1. Raises ConfigError where a port that was asked for is taken."""
+    """A socket that listens on 127.0.0.1. Raises ConfigError if the requested port is taken."""
     for candidate in (DEFAULT_PORT, 0) if port is None else (port,):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -137,7 +137,7 @@ def listen(port: int | None) -> socket.socket:
 
 
 def _guarded(app: App, port: int) -> App:
-    """The application behind the checks of every request, with the headers of every answer."""
+    """The application behind the checks of every request, with the headers of every response."""
     hosts = {f"{name}:{port}" for name in NAMES}
     origins = {f"http://{host}" for host in hosts}
 
@@ -183,7 +183,7 @@ def _plotly(request: Request) -> Response:
 
 
 def _json(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Response]:
-    """An endpoint that answers with JSON; what cannot be answered is one sentence."""
+    """An endpoint that answers with JSON; an error is one sentence."""
 
     def respond(request: Request) -> Response:
         try:

@@ -1,4 +1,4 @@
-"""The text of each token of a response, by the tokenizer of the run's model, which is loaded when first needed."""
+"""The text of each token of a response, by the tokenizer of the run's model, which is loaded on first use."""
 
 import codecs
 import re
@@ -15,14 +15,14 @@ class TokenTexts:
     """Loads the tokenizer of a run in the background, without weights and without code that comes with a model."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """`config` are the run's options by dotted name."""
+        """Take the run's options by dotted name."""
         self._model = config.get("model.name")
         self._worker: threading.Thread | None = None
         self._tokenizer: Any = None
         self._state = "loading"
 
     def state(self) -> str:
-        """`ready`, `loading`, or a sentence that says why there are no token texts. The first call begins to load."""
+        """`ready`, `loading`, or the reason why there are no token texts. The first call starts loading."""
         if self._worker is None:
             self._worker = threading.Thread(target=self._load, daemon=True)
             self._worker.start()
@@ -36,9 +36,9 @@ class TokenTexts:
         return self._state
 
     def texts(self, ids: Iterable[int]) -> list[str]:
-        """The text of each token; their concatenation is the text of all, bytes that are no UTF-8 are U+FFFD.
+        """The text of each token; joined, they are the text of all. Bytes that are no UTF-8 are U+FFFD.
 
-        A character whose bytes are spread over several tokens stands at the last of them.
+        A character whose bytes are spread over several tokens belongs to the last of them.
         """
         alphabet = byte_alphabet()
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -54,22 +54,22 @@ class TokenTexts:
             from dapo.policy.model import load_local_tokenizer
 
             found = load_local_tokenizer(str(self._model))
-        except Exception as error:  # whatever a tokenizer's files hold, the page goes on without colours
+        except Exception as error:  # a damaged tokenizer must not end the page, which then has no colours
             self._state = f"The tokenizer of {self._model} cannot be loaded: {type(error).__name__}: {error}"
             return
         if found is None:
             self._state = (
-                f"The tokenizer of {self._model} is not on this machine, or comes with code of its own, "
-                "which is not run to show a text."
+                f"The tokenizer of {self._model} is not on this machine, or comes with its own code, "
+                "which the page does not run."
             )
         elif not hasattr(found[0], "backend_tokenizer"):
-            self._state = f"The tokenizer of {self._model} does not say the text of single tokens."
+            self._state = f"The tokenizer of {self._model} does not give the text of single tokens."
         else:
             self._tokenizer, self._state = found[0], "ready"
 
 
 def _bytes_of(token: str | None, alphabet: Mapping[str, int]) -> bytes:
-    """The UTF-8 bytes of a token of a vocabulary; an unknown id has none."""
+    """The UTF-8 bytes of a vocabulary's token; none for an unknown id."""
     if token is None:
         return b""
     if alphabet:

@@ -1,12 +1,12 @@
 "use strict";
-// Starts the page: runs, tabs, summary line, theme, and following a run that is still going.
+// Starts the page: runs, tabs, summary line, theme, and updates of a live run.
 
 const POLL_MS = 3000;
 const TABS = [["overview", "Overview"], ["rollouts", "Rollouts"], ["problems", "Problems"], ["evaluation", "Evaluation"], ["compare", "Compare"]];
 const known = new Map();
 let shown = null, turn = 0, runs = [];
 
-// A run's metrics; asked for anew only when they have changed.
+// A run's metrics; requested again only when they have changed.
 View.metrics = async (run) => {
   const last = known.get(run);
   const found = await View.get("metrics", { run, version: last && last.version });

@@ -19,7 +19,7 @@ View.pages.compare = {
   async show(main, state) {
     const names = View.runs().map((r) => r.name);
     const head = View.h("div", { class: "head-row" }, View.h("h1", {}, "Compare"));
-    if (names.length < 2) { main.replaceChildren(head, View.empty("There is one run here. Name several to compare them: dapo view RUN OTHER_RUN, or dapo view in the folder that holds runs/.")); return {}; }
+    if (names.length < 2) { main.replaceChildren(head, View.empty("Only one run is shown. To compare runs: dapo view RUN OTHER_RUN, or dapo view in the folder that contains runs/.")); return {}; }
     const chosen = (state.runs ? state.runs.split(",") : names.slice(0, 4)).filter((n) => names.includes(n));
     const axis = View.axes[state.x] ? state.x : "steps";
     const [all, difference] = await Promise.all([Promise.all(chosen.map(View.metrics)), View.get("configs", { runs: chosen.join(",") })]);
@@ -35,7 +35,7 @@ View.pages.compare = {
       View.h("div", { class: "grid" }, cards),
       View.h("div", { class: "head-row" }, View.h("h2", {}, "Options that differ"), View.h("span", { class: "note" }, `${rows.length} of ${difference.options} options`)),
       rows.length ? View.table([{ name: "option", cell: (r) => View.h("code", {}, r.name) }, ...chosen.map((n, i) => ({ name: n, cell: (r) => shownValue(r.values[i]) }))], rows) : View.empty(chosen.length < 2 ? "Choose a second run to see where the options differ." : "These runs have the same options."));
-    const draw = () => cards.forEach((card, i) => { const traces = metricTraces(order[i], chosen, all, axis); card.update({ traces: () => metricTraces(order[i], chosen, all, axis), empty: traces.length ? null : "None of these runs logged it." }); });
+    const draw = () => cards.forEach((card, i) => { const traces = metricTraces(order[i], chosen, all, axis); card.update({ traces: () => metricTraces(order[i], chosen, all, axis), empty: traces.length ? null : "None of these runs logged this metric." }); });
     return { redraw: draw };
   },
 };

@@ -1,5 +1,5 @@
 "use strict";
-// Where values come from: the server, or what `dapo report` has written into the file. Also the few helpers that
+// The source of values: the server, or the file that `dapo report` wrote. Also the few helpers that
 // every page uses. Text of models only ever becomes a text node: nothing here parses HTML.
 
 const View = { pages: {}, words: { outcomes: {}, phases: {}, metrics: {} } };
@@ -25,7 +25,7 @@ View.get = async (path, parameters = {}, signal) => {
   return value;
 };
 
-// --- the same answers out of a report
+// --- the same responses from a report
 
 const within = (value, low, high) => (low === undefined || low === "" || value >= Number(low)) && (high === undefined || high === "" || value <= Number(high));
 const among = (value, list) => !list || list.split(",").includes(value);
@@ -49,7 +49,7 @@ View.reportAnswers = {
   },
   group(d, p) {
     const found = d.groups.find((g) => g.step === Number(p.step) && g.group_id === Number(p.group));
-    if (!found) throw new Error("This group is not in the sample that the report holds; dapo view shows all of them.");
+    if (!found) throw new Error("This group is not in the report's sample; dapo view shows all groups.");
     return found;
   },
   problems(d, p) {
@@ -61,12 +61,12 @@ View.reportAnswers = {
   evaluation(d, p) {
     const found = d.evaluation_tables[p.step];
     const row = found && found.table.find((r) => r.id === p.problem);
-    if (!row) throw new Error("The report does not hold the responses of this evaluation; dapo view shows them.");
+    if (!row) throw new Error("The report does not contain the responses of this evaluation; dapo view shows them.");
     return row;
   },
   paired(d, p) {
     const [a, b] = [Number(p.a_step), Number(p.b_step)], found = d.paired[a < b ? `${a}:${b}` : `${b}:${a}`];
-    if (!found) throw new Error(a === b ? "Choose two different evaluations." : "The report does not hold the difference of these two; dapo view shows it.");
+    if (!found) throw new Error(a === b ? "Choose two different evaluations." : "The report does not contain this difference; dapo view shows it.");
     if (found.error) throw new Error(found.error);
     if (a < b) return found;
     const turned = found.table.map((r) => ({ ...r, first: r.second, second: r.first }));
@@ -76,7 +76,7 @@ View.reportAnswers = {
 };
 View.answerFromReport = async (path, parameters) => View.reportAnswers[path](View.report, parameters);
 
-// --- the state of the page, which the address holds: #/rollouts?run=a&outcomes=trained
+// --- the state of the page, which is in the address: #/rollouts?run=a&outcomes=trained
 
 View.state = () => {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
@@ -96,7 +96,7 @@ View.go = (changes, replace = false) => {
   if (replace) { history.replaceState(null, "", address); View.show(); } else location.hash = address;
 };
 
-// The parameters that stay when one goes from page to page.
+// The parameters that persist between pages.
 View.link = (page, more = {}) => View.address({ page, ...more }, { run: View.state().run, x: View.state().x });
 
 // --- elements
@@ -117,7 +117,7 @@ View.h = (tag, properties = {}, ...children) => {
 View.empty = (text) => View.h("p", { class: "empty" }, text);
 View.note = (text) => (text ? View.h("p", { class: "note" }, text) : null);
 
-// A row of buttons of which one, or several, are chosen.
+// A row of buttons; one or several of them are chosen.
 View.choices = (label, options, chosen, onchange, { several = false } = {}) => {
   const values = new Set(several ? String(chosen || "").split(",").filter(Boolean) : [chosen]);
   const press = (value) => {
@@ -140,7 +140,7 @@ View.pager = (offset, limit, total, go, more) => View.h("div", { class: "pager" 
     View.h("button", { type: "button", disabled: offset <= 0, onclick: () => go(Math.max(0, offset - limit)) }, "← previous"),
     View.h("button", { type: "button", disabled: offset + limit >= total && !more, onclick: () => go(offset + limit) }, "next →")));
 
-// --- numbers in words
+// --- formats of numbers
 
 View.count = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
 View.number = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace("-", "−"));

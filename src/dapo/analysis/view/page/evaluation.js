@@ -63,7 +63,7 @@ View.pages.evaluation = {
     const notes = damaged.map((e) => View.h("p", { class: "note problem" }, e.problem));
     if (!own.length) {
       const held = View.runs().find((r) => r.name === state.run).held_out;
-      main.replaceChildren(head, ...notes, View.empty(held ? "No evaluation yet: the first is written before step 1, the next ones as train.eval_every says." : "This run has no held-out problems: data.eval is not set, so nothing was evaluated."));
+      main.replaceChildren(head, ...notes, View.empty(held ? "No evaluation yet: the first comes before step 1, the next ones every train.eval_every steps." : "This run has no held-out problems: data.eval is not set, so nothing was evaluated."));
       return {};
     }
     const chosen = { a_run: state.a_run || state.run, a_step: state.a_step ?? String(own[0].step), b_run: state.b_run || state.run, b_step: state.b_step ?? String(own[own.length - 1].step) };

@@ -1,5 +1,5 @@
 "use strict";
-// The curves of a run: those of the paper's figure 7, held-out accuracy, keep rate, the account of tokens, seconds, memory.
+// The curves of a run: those of the paper's figure 7, held-out accuracy, keep rate, token breakdown, seconds, memory.
 
 View.evaluationNames = (metrics) => {
   const all = Object.keys(metrics.columns).filter((n) => n.startsWith("eval/") && n.endsWith("/accuracy")).map((n) => n.slice(5, -9));
@@ -29,10 +29,10 @@ const CURVE_SPECS = [
     draw: (m, x) => [...View.curve(m, x, "reward/accuracy", { label: "training", scale: 100 }), ...View.evaluationNames(m).flatMap((n, i) => View.heldOut(m, x, n, ["c1", "c2", "c3", "c4"][i % 4], `held out: ${n}`))] },
   { title: "Groups", note: "of the judged groups: kept by dynamic sampling (Eq. 11), or dropped", names: ["rollout/keep_rate"], range: [0, 102], unit: "groups (%)",
     draw: (m, x) => [["rollout/keep_rate", "kept", "c0"], ["rollout/all_correct_fraction", "all correct", "c2"], ["rollout/all_wrong_fraction", "all wrong", "red"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },
-  { title: "Account of tokens", note: "every generated token of a step by the outcome of its group", names: ["rollout/tokens_generated"], unit: "tokens per step",
+  { title: "Token breakdown", note: "every generated token of a step by the outcome of its group", names: ["rollout/tokens_generated"], unit: "tokens per step",
     draw: (m, x) => View.areas(m, x, Object.keys(View.words.outcomes).map((o) => ({ name: `rollout/tokens_${o}`, label: View.words.outcome(o), colour: View.outcomeColours[o] || "c7" }))) },
   { title: "Seconds of a step", note: "by phase", names: ["time/step_s"], unit: "seconds per step", draw: (m, x) => View.areas(View.withoutJudging(m), x, View.phaseSeries(m)) },
-  { title: "Memory", note: "the largest resident memory of the process so far", names: ["time/peak_memory_gib"], unit: "GiB",
+  { title: "Memory", note: "peak resident memory of the process so far", names: ["time/peak_memory_gib"], unit: "GiB",
     draw: (m, x) => [...View.curve(m, x, "time/peak_memory_gib", { label: "process", smooth: false }), ...View.curve(m, x, "time/peak_gpu_memory_gib", { label: "GPU, of the step", colour: "c1", smooth: false })] },
   { title: "Clipping and truncation", note: "tokens at the lower and upper clip (Eq. 8), responses cut at the length limit", names: ["loss/clip_high_fraction", "rollout/truncated_fraction"], unit: "%",
     draw: (m, x) => [["loss/clip_high_fraction", "upper clip", "c1"], ["loss/clip_low_fraction", "lower clip", "c0"], ["rollout/truncated_fraction", "truncated", "c4"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },

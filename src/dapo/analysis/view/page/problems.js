@@ -1,5 +1,5 @@
 "use strict";
-// The problems that the run met: how often, how well they were answered over time, and which were never solved.
+// The problems that the run visited: how often, how well they were answered over time, and which were never solved.
 
 const KINDS = [["all", "all"], ["never", "never solved"], ["sometimes", "sometimes"], ["always", "always solved"], ["undecided", "scores only"]];
 
@@ -36,7 +36,7 @@ View.pages.problems = {
     let byStep = [];
     const traces = () => [["none", "0 %", "red"], ["few", "below half", "c1"], ["many", "half or more", "c5"], ["all", "100 %", "c2"]].map(([key, label, colour]) => ({
       x: byStep.map((s) => s.step), y: byStep.map((s) => s[key]), type: "bar", name: label, marker: { color: View.colour(colour), line: { width: 0 } } }));
-    const chart = View.chart({ title: "Groups by pass rate", note: "how many of a step's judged groups had which fraction of correct responses", traces, layout: { barmode: "stack", bargap: 0.08, xaxis: { title: "training step" }, yaxis: { title: "groups" } } });
+    const chart = View.chart({ title: "Groups by pass rate", note: "judged groups of a step by their fraction of correct responses", traces, layout: { barmode: "stack", bargap: 0.08, xaxis: { title: "training step" }, yaxis: { title: "groups" } } });
     const cards = View.h("div", { class: "cards" }), table = View.h("div");
     const draw = async () => {
       const found = await View.get("problems", { run: state.run, kind, sort, offset, limit: 50 });
@@ -47,11 +47,11 @@ View.pages.problems = {
       chart.update({ traces, empty: byStep.length ? null : found.note || "No group with decided responses: the verifier gives scores only." });
       table.replaceChildren(...[View.indexNote(found),
         found.rows.length ? View.table(PROBLEM_COLUMNS, found.rows, (row) => { location.hash = View.link("rollouts", { problem: row.problem_id }); })
-          : View.empty(found.index.steps ? `No problem is of this kind: ${KINDS.find(([k]) => k === kind)[1]}.` : found.note || "No problem has been judged yet."),
+          : View.empty(found.index.steps ? `No problem is in this class: ${KINDS.find(([k]) => k === kind)[1]}.` : found.note || "No problem has been judged yet."),
         found.rows.length ? View.pager(offset, 50, found.total, (next) => View.go({ offset: next || "" })) : null].filter(Boolean));
       if (current() && found.index.indexed < found.index.steps) setTimeout(() => current() && draw().catch(() => {}), 900);
     };
-    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Problems"), View.h("span", { class: "note" }, "groups that came after the batch had closed do not count: their problems come again")), cards, chart,
+    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Problems"), View.h("span", { class: "note" }, "groups after a full batch do not count: their problems return")), cards, chart,
       View.h("p", {}, " "),
       View.h("div", { class: "filters" }, View.choices("Show", KINDS, kind, (value) => View.go({ kind: value, offset: "" })),
         View.choices("Order", [["visits", "most visits"], ["rate", "lowest pass rate"], ["recent", "last seen"]], sort, (order) => View.go({ order, offset: "" }))), table);

@@ -69,7 +69,7 @@ View.pages.rollouts = {
       results.replaceChildren(...[
         View.indexNote(found), progress ? View.h("p", { class: "note", role: "status" }, progress) : null,
         found.rows.length ? View.table(COLUMNS, found.rows, (row) => { location.hash = View.groupLink(row); })
-          : progress ? null : View.empty(found.index.steps === 0 ? found.note || "There are no responses." : filtered ? "No response passes these filters. Take one of them away, or press Clear." : "There are no responses."),
+          : progress ? null : View.empty(found.index.steps === 0 ? found.note || "There are no responses." : filtered ? "No response passes these filters. Remove one, or press Clear." : "There are no responses."),
         found.rows.length ? View.pager(offset, PAGE_ROWS, found.total, (next) => View.go({ offset: next || "" }), found.steps_left ? ` and more: ${View.count(found.steps_left)} steps are not searched yet` : "") : null].filter(Boolean));
     };
     main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Rollouts"), View.h("span", { class: "note" }, View.report ? View.report.rollouts_note : "every judged response; open one to see its group")), View.rolloutFilters(state), results);
@@ -84,7 +84,7 @@ const COLOURINGS = [["none", "none"], ["probability", "probability"], ["ratio", 
 
 View.backToTable = (state) => View.address({ page: "rollouts", ...Object.fromEntries(Object.entries(state).filter(([n]) => n.startsWith("f.")).map(([n, v]) => [n.slice(2), v])) }, { run: state.run, x: state.x });
 
-// How a token is coloured and what it says under the pointer, by each of the colourings.
+// The colour and the tooltip of a token in each of the colourings.
 const ratioClass = (ratio) => { const size = Math.min(4, Math.round(Math.abs(Math.log(ratio)) / 0.06)); return size === 0 ? "" : `${ratio > 1 ? "up" : "down"}${size}`; };
 const PAINT = {
   probability: { values: (r) => r.probabilities, of: (p) => [`p${Math.min(9, Math.floor(p * 10))}`, `probability ${p.toFixed(p < 0.001 ? 5 : 3)}`] },
@@ -143,9 +143,9 @@ const stats = (values) => {
 
 const EXPLAINED = ["ratio", "clipping", "gap"];
 
-// What the page says about the colours: why there are none, or where they come from.
+// The note about the colours: their source, or why there are none.
 const colourNote = (group, colouring, explained, state) => {
-  if (group.tokens !== "ready") return group.tokens === "loading" ? "Loading the tokenizer to tell the tokens apart …" : `${group.tokens} The text is shown without colours.`;
+  if (group.tokens !== "ready") return group.tokens === "loading" ? "Loading the tokenizer …" : `${group.tokens} The text is shown without colours.`;
   if (colouring === "probability" && !group.responses.some((r) => r.probabilities)) return "The sampler's log-probabilities are not recorded in this run (log.rollouts=no-logprobs), so tokens have no colours.";
   if (!EXPLAINED.includes(colouring)) return null;
   if (!explained || explained.state === "working") return `Computing: ${explained ? explained.message : "reading the step"} …`;
