@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-libraries test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -40,7 +40,14 @@ quickstart: install
 # read it, but never write it
 test: install-dev
 	$(VENV)/bin/python -m compileall -q src
-	env -u PYTHONDONTWRITEBYTECODE $(PYTEST) -m "not ray" --numprocesses=4 --dist=loadfile --no-loadscope-reorder $(ARGS)
+	$(PARALLEL) -m "not ray" $(LIBRARIES:%=--ignore=%) $(ARGS)
+
+PARALLEL  = env -u PYTHONDONTWRITEBYTECODE $(PYTEST) --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+LIBRARIES = tests/code_sandbox tests/strict_math
+
+# the two libraries, which import nothing of dapo: no change of dapo can break them
+test-libraries: install-dev
+	$(PARALLEL) $(LIBRARIES) $(ARGS)
 
 # real Ray clusters on this machine: about three minutes, most of them the starts of Ray's processes
 test-ray: install-dev
@@ -54,7 +61,7 @@ test-changed: install-dev
 # the tests of benchmarks/ and evidence/, which `make nightly` runs, and CI where they or what they import changed
 TOOLS ?= benchmarks/tests evidence/tests
 test-tools: install-dev
-	$(PYTEST) --numprocesses=auto --maxprocesses=4 --dist=loadfile $(TOOLS) $(ARGS)
+	$(PARALLEL) $(TOOLS) $(ARGS)
 
 # vLLM's CPU wheel, in an environment of its own: it pins torch, transformers and much else
 test-vllm: .venv-vllm/.installed-dapo
