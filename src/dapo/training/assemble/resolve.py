@@ -45,8 +45,10 @@ def resolve_auto(
     config = resolve_auto_verifier(config)
     if training:
         gpu = trainer_gpu(config, device)
-        # the model's files are needed soon, so its config.json may be downloaded
-        dimensions = None if gpu is None else find_dimensions(config.model, local_files_only=False)
+        dimensions = None
+        if gpu is not None and None in (config.train.microbatch_tokens, config.train.recompute):
+            # the run needs the model's files soon, so a missing config.json may be downloaded
+            dimensions = find_dimensions(config.model) or find_dimensions(config.model, local_files_only=False)
         config, reason = resolve_microbatches(config, dimensions, gpu)
         if reason is not None:
             log(reason)
