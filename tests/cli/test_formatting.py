@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dapo.cli.formatting import number, option_text, plural, weighted, with_interval
+from dapo.cli.formatting import number, option_text, plural, size, weighted, with_interval
 from dapo.config import LoraConfig
 
 
@@ -35,5 +35,12 @@ def test_an_interval_stands_behind_its_number_where_there_is_one():
 def test_missing_numbers_counts_and_weights():
     assert (number(None, ".1%"), number(None, ".1%", "-"), number(0.5, ".1%")) == ("", "-", "50.0%")
     assert [plural(count, "run") for count in (0, 1, 1200)] == ["0 runs", "1 run", "1,200 runs"]
+    assert [size(count) for count in (0, 999, 1000, 12_345_678, 3e15)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "12.3 MB",
+        "3e+03 TB",
+    ]
     assert weighted("math") == "math"
     assert weighted({"math": 0.8, "format": 0.2}) == "0.8 x math + 0.2 x format"

@@ -52,6 +52,15 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def size(count: float) -> str:
+    """Bytes with a unit, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
 def option_text(value: object) -> str:
     """The value of an option as a configuration file writes it."""
     if value is None:

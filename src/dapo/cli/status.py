@@ -4,14 +4,12 @@ from collections.abc import Sequence
 
 from rich.table import Column, Table
 
-from dapo.cli.formatting import number, right
+from dapo.cli.formatting import number, right, size
 from dapo.core.terminal import printable
 from dapo.runs.console import SafeConsole, duration, evaluation_line, metric_columns
 from dapo.runs.manifest import Fork
 from dapo.runs.status import RunStatus
 from dapo.runs.time_left import training_seconds
-
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def print_status(statuses: Sequence[RunStatus]) -> None:
@@ -83,12 +81,3 @@ def _state(status: RunStatus) -> str:
 
 def _steps(status: RunStatus) -> str:
     return f"{status.step}/{'?' if status.num_steps is None else status.num_steps}"
-
-
-def size(count: float) -> str:
-    """Bytes with a unit, in powers of 1000."""
-    for unit in _UNITS[:-1]:
-        if count < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} {_UNITS[-1]}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.report import write_report
 from dapo.analysis.view.server import serve
-from dapo.cli.formatting import plural
+from dapo.cli.formatting import plural, size
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text
 from dapo.runs.run_reader import RunReader, find_runs
@@ -46,4 +46,4 @@ def report_run(path: Path, output: Path | None, *, as_json: bool) -> None:
         print_json(found)
         return
     shown = "all" if found["groups"] == found["of_groups"] else f"{found['groups']:,} of {found['of_groups']:,}"
-    print_text(f"{target}: {found['bytes'] / 1e6:.1f} MB, with {shown} groups of responses; it opens without a network")
+    print_text(f"{target}: {size(found['bytes'])}, with {shown} groups of responses; it opens without a network")
