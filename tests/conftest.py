@@ -1,4 +1,4 @@
-"""What several test files share."""
+"""Fixtures of all tests, and the order of files in `make test`."""
 
 import sys
 from collections.abc import Iterator
@@ -37,11 +37,11 @@ SLOW_FILES = (
     "system/test_package.py",
     "system/test_fake_cuda.py",
 )
-"""The files that take longest, with which `make test` begins: one that came last would run while nothing else does."""
+"""The files that take longest. `make test` starts with them, so that none is left to run alone at the end."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In each of several processes: the slow files first, in the order above."""
+    """Put the slow files first, in the order above, where pytest-xdist runs several processes."""
     if hasattr(config, "workerinput"):
         order = {config.rootpath / "tests" / name: number for number, name in enumerate(SLOW_FILES)}
         items.sort(key=lambda item: order.get(item.path, len(order)))
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    """Runs `dapo` commands without importing everything anew for each."""
+    """Run `dapo` commands in forks of one process, which has imported torch once."""
     server = ForkServer()
     yield server
     server.close()
@@ -57,14 +57,14 @@ def fork_server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _close_shared_workers() -> Iterator[None]:
-    """Whatever engine processes tests have started and shared, end with the last of them."""
+    """Close the engine processes that tests share after the last test."""
     yield
     SHARED_WORKERS.close()
 
 
 @pytest.fixture(autouse=True)
 def _forget_modules_of_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What a test wrote and imported is unknown to the next one, which may write another module of the same name."""
+    """Forget modules of a test's temporary folder: the next test may write another one of the same name."""
     temporary, path, modules = str(tmp_path_factory.getbasetemp()), list(sys.path), set(sys.modules)
     yield
     for name in set(sys.modules) - modules:
@@ -105,7 +105,7 @@ def float64_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = Starcoder2ForCausalLM(config).double()
     for parameter in model.parameters():
         if parameter.ndim == 2:
-            parameter.data *= 8  # the default scale gives a flat law
+            parameter.data *= 8  # the default scale gives a nearly uniform distribution
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
