@@ -121,8 +121,9 @@ def test_a_reference_that_is_no_letter_is_an_error_whatever_the_response(answer)
     assert {judged("choice", answer, response) for response in ("A", "", answer)} == {message}
 
 
-def test_there_may_be_more_letters_than_five():
+def test_there_may_be_two_letters_and_more_than_five():
     assert judged("choice", "J", "Answer: J", letters="ABCDEFGHIJ") is True
+    assert judged("choice", "B", "Answer: B", letters="AB") is True
 
 
 def test_the_letter_is_the_normalized_answer():

@@ -102,6 +102,7 @@ def test_gsm8k_compares_the_one_marked_number_by_value(response, expected):
 
 def test_gsm8k_flexible_takes_the_last_number_where_nothing_is_marked():
     assert judged("gsm8k", "7", "so 3 and then 7", flexible=True) is True
+    assert judged("gsm8k", "7", "so 3, 5 and then 7", flexible=True) is True
     assert judged("gsm8k", "7", "#### 3\nor 7", flexible=True) is False
     assert judged("gsm8k", "7", "none", flexible=True) is False
 
