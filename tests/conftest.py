@@ -23,7 +23,6 @@ SLOW_FILES = (
     "system/test_kills.py",
     "contracts/test_engine_contract.py",
     "rewards/test_hostile_verifiers.py",
-    "distributed/test_weight_transfer.py",
     "policy/test_fsdp.py",
     "policy/test_model.py",
     "code_sandbox/test_probing.py",

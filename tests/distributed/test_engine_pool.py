@@ -18,7 +18,7 @@ from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import EngineError, OutOfMemory, WorkerDied
 from dapo.core.rng import keyed_seed
-from dapo.distributed.engine_pool import EnginePool, WeightSettings
+from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_specs, engine_threads, gpu_assignments
 from dapo.distributed.local import LocalWorker
 from dapo.distributed.protocol import Node, WorkerSpec
@@ -166,7 +166,7 @@ def test_ctrl_c_interrupts_a_poll_and_closing_does_not_wait(launcher: LightLaunc
 def test_engines_that_share_a_gpu_with_a_trainer_give_their_weights_up_until_the_next_come(
     launcher: LightLauncher, shares_gpus: bool
 ) -> None:
-    engine = pool(launcher, *[engine_spec("DroppingEngine")] * 2, weights=WeightSettings(shares_gpus=shares_gpus))
+    engine = pool(launcher, *[engine_spec("DroppingEngine")] * 2, shares_gpus=shares_gpus)
     engine.load_weights(EmptyWeights(), 1)
     engine.drop_weights()
     if shares_gpus:

@@ -23,12 +23,10 @@ from dapo.core.errors import NumericsError, OutOfMemory, TrainerLost, WorkerDied
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.distributed.trainer_worker import TrainerWorker
 from dapo.distributed.weight_files import WeightsFolder
-from dapo.distributed.weight_session import Location
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
 from dapo.training.assemble.inputs import device_for_inputs
 from dapo.training.train import train
-from dapo.types import WeightLayout
 from helpers.sockets import listeners
 from helpers.tiny_policies import groups_of
 from helpers.tiny_runs import metrics, new_run, saved_steps, tiny
@@ -141,22 +139,6 @@ def test_the_controller_has_the_weights_where_it_needs_them(
     assert device_for_inputs(tiny("train.device=cpu", *options), training=training) == device
 
 
-def test_weights_that_come_straight_from_the_ranks_give_the_same_run_and_no_file_is_written(
-    runs: dict[int, Path], float64_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To an engine process, by gloo; in the other run the engine reads the file in this process."""
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise AssertionError("a file was written")
-
-    monkeypatch.setattr(TrainerGroup, "export", refuse)
-    monkeypatch.setenv("DAPO_WEIGHT_TRANSFER", "broadcast")
-    start_run(config_of(float64_model, TWO, "rollout.engines=1"), run_dir=tmp_path / "run", config_name="t")
-    assert metrics(tmp_path / "run") == metrics(runs[2])
-    files, expected = (checkpoint_files(path) for path in (tmp_path / "run", runs[2]))
-    assert {name for name in expected if files.get(name) != expected[name]} <= {"provenance.json"}
-
-
 def test_the_export_of_a_run_on_two_ranks_is_that_of_one(runs: dict[int, Path], tmp_path: Path) -> None:
     for size, run in runs.items():
         export_run(run, tmp_path / str(size), step=None)
@@ -245,7 +227,7 @@ class FakeWorker:
     def __init__(self, name: str, answers: dict[str, Any]) -> None:
         self.name = name
         always = {"rendezvous_address": ("here", 1), "init_process_group": ..., "can_access": True, "store": ...}
-        self.answers = always | {"weights_info": (Location("here", ()), WeightLayout({}))} | answers
+        self.answers = always | answers
         self.calls: dict[str, Any] = {}
         """The first argument of the last call of each method."""
         self.is_killed = False

@@ -1,9 +1,7 @@
 """Engines for processes of a pool in tests. Nothing here imports torch before it must: most processes start at once."""
 
-import hashlib
 import os
 import pickle
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -129,27 +127,6 @@ class SlowPollEngine(ScriptedEngine):
     def poll(self) -> list[Generation]:
         time.sleep(self._seconds)
         return super().poll()
-
-
-class DigestEngine(ScriptedEngine):
-    """Its tokens are a digest of its weights. The first process that loads version `ends_at` ends in the middle."""
-
-    def __init__(self, ends_at: int | None = None, mark: str = "") -> None:
-        super().__init__(lambda request: (list(self._digest), "stop"))
-        self._ends_at, self._mark = ends_at, Path(mark)
-        self._digest = b""
-
-    def load_weights(self, weights: WeightSource, version: int) -> None:
-        import torch
-
-        contents: dict[str, bytes] = {}
-        for name, tensor in weights.named_tensors():  # in any order
-            if version == self._ends_at and contents and not self._mark.exists():
-                self._mark.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            contents[name] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        super().load_weights(weights, version)
-        self._digest = hashlib.sha256(repr(sorted(contents.items())).encode()).digest()
 
 
 class DroppingEngine(ScriptedEngine):

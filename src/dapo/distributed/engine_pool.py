@@ -15,44 +15,17 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
 from dapo.distributed.engine_worker import EngineWorker
-from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec, wait_for_result
+from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Worker, WorkerSpec, wait_for_result
 from dapo.engines.engine import WeightSource
 from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest
 
-if TYPE_CHECKING:
-    from dapo.distributed.weight_transfer import WeightSender
-
 CLOSE_TIMEOUT_S = 2.0
 MAX_RESTARTS = 10
-
-
-@dataclass(frozen=True)
-class WeightSettings:
-    """How the engines of a pool get their weights, and when they give them up."""
-
-    transfer: str = "file"  # as of `launch.weight_transfer`
-    overlaps_updates: bool = False
-    """The policy is updated while engines sample: a version is always kept in a file."""
-    shares_gpus: bool = False  # engines and trainers take turns on GPUs
-
-
-class WeightsOnDemand:
-    """Weights that are published in a file when the first engine needs that: to load them, or in another's place."""
-
-    def __init__(self, publish: Callable[[], WeightsHandle]) -> None:
-        self._publish = publish
-        self._handle: WeightsHandle | None = None
-
-    def publish(self) -> WeightsHandle:
-        """The weights, published at the first call. Raises EngineError if they are gone."""
-        if self._handle is None:
-            self._handle = self._publish()
-        return self._handle
 
 
 class Call(NamedTuple):
@@ -91,8 +64,7 @@ class EngineHandle:
         return len(self.in_flight) > len(self.undelivered)
 
     def send(self, call: Call) -> None:
-        arguments = [one.publish() if isinstance(one, WeightsOnDemand) else one for one in call.arguments]
-        self.pending_call = self.worker.call(call.method, *arguments)
+        self.pending_call = self.worker.call(call.method, *call.arguments)
         self.sent_at = time.monotonic()
 
     def log_and_send(self, call: Call) -> None:
@@ -166,7 +138,7 @@ class EnginePool(EngineState):
         *,
         log: Callable[[str], None],
         reproducible: bool = True,
-        weights: WeightSettings = WeightSettings(),
+        shares_gpus: bool = False,
         call_timeout_s: float = CALL_TIMEOUT_S,
         max_restarts: int = MAX_RESTARTS,
     ) -> None:
@@ -177,7 +149,7 @@ class EnginePool(EngineState):
             specs: What creates each engine.
             log: Called with one line for each process that is replaced.
             reproducible: Lockstep and full replay, see above.
-            weights: How the engines get their weights.
+            shares_gpus: Engines and trainers take turns on GPUs: engines give up their weights during updates.
             call_timeout_s: A process without an answer for so long is lost.
             max_restarts: Replacements in all; the loss after that is an EngineError.
         """
@@ -186,7 +158,7 @@ class EnginePool(EngineState):
         self._reproducible, self._max_restarts = reproducible, max_restarts
         self.restarts = 0
         """The number of processes replaced so far."""
-        self._weights, self._call_timeout_s = weights, call_timeout_s
+        self._shares_gpus, self._call_timeout_s = shares_gpus, call_timeout_s
         self._owner: dict[str, EngineHandle] = {}
         names = [f"engine-{i}" for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
@@ -200,54 +172,21 @@ class EnginePool(EngineState):
         return self._owner.keys()
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Have all engines read the weights at the same time: straight from the trainer, or from one published file."""
+        """Publish the weights once, and have all engines read them at the same time."""
         self._require_idle("load_weights")
-        sender = self._sender(weights)
-        file = WeightsOnDemand(
-            lambda: self._launcher.publish_weights(weights if sender is None else sender.file(), version)
-        )
-        if sender is None:
-            file.publish()
+        handle = self._launcher.publish_weights(weights, version)
         self._version = None
         for engine in self._engines:
             engine.call_log.clear()
-        load = Call("load_weights", (file,))
-        rest = self._engines if sender is None else self._transfer(sender, load, version)
-        for engine, loaded in self._call(dict.fromkeys(rest, load)).items():
+        for engine, loaded in self._call(dict.fromkeys(self._engines, Call("load_weights", (handle,)))).items():
             if loaded != version:
                 raise EngineError(f"{engine.name} has loaded weights of version {loaded}, expected {version}")
-        if self._weights.overlaps_updates:
-            file.publish()
         self._version = version
-
-    def _sender(self, weights: WeightSource) -> "WeightSender | None":
-        if self._weights.transfer == "file":
-            return None
-        from dapo.distributed.weight_transfer import sender_of  # imports torch, which not every engine needs
-
-        return sender_of(weights, self._weights.transfer)
-
-    def _transfer(self, sender: "WeightSender", load: Call, version: int) -> list[EngineHandle]:
-        """Send the weights straight to the engines; returns those that need the file. `load` is for replay."""
-        from dapo.distributed.weight_transfer import transfer
-
-        workers, timeout_s = [engine.worker for engine in self._engines], self._call_timeout_s
-        has_loaded, failures = transfer(sender, version, workers, wanted=self._weights.transfer, timeout_s=timeout_s)
-        if failures:
-            self._weights = replace(self._weights, transfer="file")
-            self._log(f"{failures[0]}; from now on the engines get their weights by file")
-        rest = []
-        for engine, loaded in zip(self._engines, has_loaded, strict=True):
-            if loaded:
-                engine.call_log.append(load)
-            else:
-                rest.append(engine)
-        return rest
 
     def drop_weights(self) -> None:
         """Have engines that share a GPU with a trainer free what they can; others keep their weights."""
         self._require_idle("drop_weights")
-        if self._weights.shares_gpus:
+        if self._shares_gpus:
             self._version = None
             for engine in self._engines:
                 engine.call_log.clear()  # one that is lost from here on needs no weights until the next come

@@ -11,25 +11,12 @@ from typing import Any
 
 import dapo
 from dapo.config import Config
-from dapo.core.errors import ConfigError, LaunchError
+from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import Node
 
-WEIGHT_TRANSFER = "DAPO_WEIGHT_TRANSFER"
-WEIGHT_TRANSFERS = ("auto", "file", "broadcast", "ipc")
 LOG_TAIL_LINES = 5
 LOG_TAIL_BYTES = 16384
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-
-
-def weight_transfer() -> str:
-    """How engine processes get weights, by the environment: `auto`, `file`, `broadcast` or `ipc` (docs/cluster.md).
-
-    Raises ConfigError for anything else.
-    """
-    wanted = os.environ.get(WEIGHT_TRANSFER, "auto")
-    if wanted not in WEIGHT_TRANSFERS:
-        raise ConfigError(f"{WEIGHT_TRANSFER}={wanted}: expected {', '.join(WEIGHT_TRANSFERS)}")
-    return wanted
 
 
 def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) -> int | None:

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,16 @@ import torch
 
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
-from dapo.core.errors import EngineError, OutOfMemory, TrainerLost, WorkerDied, WorkerFault
+from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.memory_management import collections_paused
-from dapo.distributed.launch import allocator_environment, threads_on_cluster, weight_transfer
+from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass
 from dapo.distributed.sample_columns import IDS, REST, encode
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, WeightsFolder, write_chunks
-from dapo.distributed.weight_session import Location, Session
 from dapo.policy.packing import RankMicrobatch, partition
 from dapo.policy.policy import partition_minibatch
-from dapo.types import RankRecord, Sample, WeightLayout
+from dapo.types import RankRecord, Sample
 
 GRACE_S = 10.0  # how long to wait, when one rank has failed, for the others to fail too; then they wait for it in vain
 
@@ -56,8 +55,6 @@ class TrainerGroup:
         self.skipped_in_a_row = 0
         """The number of updates skipped since the last one that was made."""
         self._folder = WeightsFolder()
-        self._num_updates = 0
-        self._weight_transfer = weight_transfer()
         specs = trainer_specs(config, launcher.nodes)
         names = [f"trainer-{rank}" for rank in range(len(specs))]
         try:
@@ -90,7 +87,6 @@ class TrainerGroup:
             "update", ([own, moved and moved[rank]] for rank, own in enumerate(passes)), step=step
         )
         self._answers(requests, self._timeout_s)
-        self._num_updates += 1
         metrics, self.skipped_in_a_row = self._answers(updates, self._timeout_s)[0]
         return metrics
 
@@ -169,24 +165,11 @@ class TrainerGroup:
                     self._rank_of[number] = rank
         return moved if any(numbers for by_rank in moved for numbers in by_rank) else None
 
-    def weights(self, *, version: int) -> "WeightsFile | GroupWeights":
-        """The weights as they are now, in the model's compute dtype; readable until the next version but one.
+    def weights(self, *, version: int) -> WeightsFile:
+        """The current weights in the model's compute dtype, in a file; readable until the next version but one.
 
-        They are in a file, unless engines may get them straight from the ranks: then they are written to one when it is
-        needed. Raises NumericsError where a weight is not finite.
+        Raises NumericsError where a weight is not finite.
         """
-        if self._weight_transfer == "file":
-            return self.export(version)
-        answers = self._all("weights_info")
-        locations, layout = [location for location, _ in answers], answers[0][1]
-        if self._weight_transfer == "auto" and not locations[0].gpus:
-            return self.export(version)
-        return GroupWeights(self, version, locations, layout, self._num_updates)
-
-    def export(self, version: int, *, num_updates: int | None = None) -> WeightsFile:
-        """Write the weights as they are now to a file. Raises EngineError if there were updates after `num_updates`."""
-        if num_updates is not None and num_updates != self._num_updates:
-            raise EngineError(f"the weights of version {version} are gone: the policy has been updated since")
         path = self._folder.path_of(version)
         if self._has_shared_memory:
             self._all("export_weights", path, version)
@@ -195,16 +178,6 @@ class TrainerGroup:
             chunks = (self._of_rank_0("read_weights", at, PIECE_BYTES) for at in range(0, size, PIECE_BYTES))
             write_chunks(path, chunks, size=size)
         return self._folder.keep(path, version)
-
-    def transfer_address(self) -> tuple[str, int]:
-        """Host and port of a store of rank 0, through which the processes of transfers meet."""
-        host, port = self._of_rank_0("transfer_address")
-        return host, port
-
-    def send(self, sessions: Sequence[Session | None]) -> list[str]:
-        """Have each rank carry out its transfer; returns what failed."""
-        requests = self._request_each("send_weights", ([session] for session in sessions))
-        return [failure for failure in self._answers(requests, self._timeout_s) if failure is not None]
 
     def save(self, directory: Path) -> None:
         """Write weights, AdamW moments and counters into `directory`, which exists and which all ranks see.
@@ -294,37 +267,6 @@ class TrainerGroup:
             self._lost = reason
         for worker in self._workers:
             worker.kill()
-
-
-@dataclass(frozen=True)
-class GroupWeights:
-    """A version of a group's weights, on its ranks: a `WeightSource`, and a `WeightSender`."""
-
-    group: TrainerGroup
-    version: int
-    locations: Sequence[Location]
-    stored: WeightLayout
-    num_updates: int  # of the group when this was made
-
-    def layout(self) -> WeightLayout:
-        """Names, types and shapes of the weights."""
-        return self.stored
-
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight by its name, read from a file."""
-        return self.file().named_tensors()
-
-    def file(self) -> WeightsFile:
-        """The version in a file. Raises EngineError if the group has updated its weights since."""
-        return self.group.export(self.version, num_updates=self.num_updates)
-
-    def address(self) -> tuple[str, int]:
-        """Host and port of a store of rank 0, through which processes of several machines meet."""
-        return self.group.transfer_address()
-
-    def send(self, sessions: Sequence[Session | None]) -> list[str]:
-        """Have each rank carry out its transfer; returns what failed."""
-        return self.group.send(sessions)
 
 
 def _numbered(passes: Sequence[RankMicrobatch], first: int = 0) -> dict[int, Sample]:

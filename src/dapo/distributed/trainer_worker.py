@@ -14,18 +14,18 @@ import torch.distributed as dist
 
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
-from dapo.core.errors import ConfigError, EngineError
+from dapo.core.errors import ConfigError
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples, microbatches_of
 from dapo.distributed.sample_columns import decode
 from dapo.distributed.weight_files import WeightsFolder, write_weights
-from dapo.distributed.weight_session import Location, Session, own_location, serve_store
 from dapo.policy.fsdp.policy import ShardedPolicy
 from dapo.policy.fsdp.ranks import Ranks
-from dapo.policy.hf_io import NamedWeights
 from dapo.policy.model import LoadedModel, load_for_sharding
-from dapo.types import WeightLayout
+
+UNROUTED_ADDRESS = ("10.255.255.255", 1)
+"""Nothing is sent to it: connecting a UDP socket only selects the local address of the default route."""
 
 
 class TrainerWorker:
@@ -49,15 +49,13 @@ class TrainerWorker:
         self._written: Any = None
         self._folder: WeightsFolder | None = None
         self._exported: Path | None = None
-        self._transfer_store: Any = None
-        self._transfer_address: tuple[str, int] | None = None
 
     def rendezvous_address(self) -> tuple[str, int]:
         """Open the store through which ranks of several machines meet, on rank 0; returns its host and port.
 
         It listens on this one address, not on all of the machine's; whoever reaches that may read and write it.
         """
-        self._store, address = serve_store(self._start_timeout)
+        self._store, address = _serve_store(self._start_timeout)
         return address
 
     def init_process_group(self, rendezvous: Path | tuple[str, int], *, timeout_s: float) -> None:
@@ -176,32 +174,6 @@ class TrainerWorker:
             file.seek(start)
             return file.read(size)
 
-    def weights_info(self) -> tuple[Location, WeightLayout]:
-        """Where this rank holds weights, and the layout of all of them. Every rank calls it."""
-        return own_location(self._device.type), self._policy.weights().layout()
-
-    def transfer_address(self) -> tuple[str, int]:
-        """The store through which the processes of transfers on several machines meet."""
-        if self._transfer_address is None:
-            self._transfer_store, self._transfer_address = serve_store(self._start_timeout)
-        return self._transfer_address
-
-    def send_weights(self, session: Session | None) -> str | None:
-        """Gather all weights, one at a time, which every rank must do; those with a session send them.
-
-        Returns what failed: the ranks go on, and the weights go by file.
-        """
-        weights, failure = self._policy.weights(), None
-        gathered = iter(weights.read())
-        if session is not None:
-            try:
-                session.send(NamedWeights(lambda: gathered, weights.layout()))
-            except EngineError as error:
-                failure = str(error)
-        for _ in gathered:  # the other ranks gather in step
-            pass
-        return failure
-
     def snapshot(self) -> None:
         self._policy.snapshot()
 
@@ -233,3 +205,25 @@ def _device(wanted: str, rank: int) -> torch.device:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def _serve_store(timeout: timedelta) -> tuple[Any, tuple[str, int]]:
+    """A store through which processes of several machines meet, and its host and port.
+
+    It listens on this one address, not on all of the machine's; whoever reaches that may read and write it.
+    """
+    host = _own_address()
+    with socket.create_server((host, 0)) as listener:
+        port, handle = listener.getsockname()[1], listener.detach()
+    options: Any = {"is_master": True, "wait_for_workers": False, "master_listen_fd": handle}
+    return dist.TCPStore(host, port, timeout=timeout, **options), (host, port)
+
+
+def _own_address() -> str:
+    """The address of this machine on its default route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(UNROUTED_ADDRESS)
+        except OSError:  # no route: a machine without a network
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -19,11 +19,6 @@ class EngineState:
         self._is_closed = False
 
     @property
-    def is_closed(self) -> bool:
-        """Whether every call but `close` is refused."""
-        return self._is_closed
-
-    @property
     def in_flight(self) -> Collection[str]:
         """Ids of the requests that are not answered yet, where the order is known first come first."""
         raise NotImplementedError

@@ -106,11 +106,6 @@ class NativeEngine(EngineState):
         return self._cache.num_bytes + sum(prompt.num_bytes for prompt in self._prompts.values())
 
     @property
-    def weights_device(self) -> str:
-        """The type of the device that holds the weights."""
-        return str(self._forward.device.type)
-
-    @property
     def in_flight(self) -> list[str]:
         return [*(seq.request.id for seq in self._rows.sequences), *self._scheduler.waiting]
 

@@ -67,12 +67,6 @@ class VllmEngine(checks.EngineState):
         self._running: dict[str, _RunningSequence] = {}
 
     @property
-    def weights_device(self) -> str | None:
-        """The type of the device that holds the weights; None if tensor-parallel processes hold them."""
-        config = self._engine.vllm_config
-        return str(config.device_config.device_type) if config.parallel_config.tensor_parallel_size == 1 else None
-
-    @property
     def in_flight(self) -> list[str]:
         return [*self._running, *self._waiting]
 

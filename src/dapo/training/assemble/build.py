@@ -15,9 +15,8 @@ from dapo.config import Config, ScoreThresholdsConfig
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
-from dapo.distributed.engine_pool import EnginePool, WeightSettings
+from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.engine_specs import engine_specs, processes_per_gpu
-from dapo.distributed.launch import weight_transfer
 from dapo.distributed.protocol import Launcher
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
@@ -156,12 +155,8 @@ def build_engine(
             specs,
             log=log,
             reproducible=config.rollout.reproducible,
-            weights=WeightSettings(
-                transfer=weight_transfer(),
-                overlaps_updates=config.schedule == "one_step_off",
-                shares_gpus=config.train.device != "cpu"
-                and processes_per_gpu(config, max(1, torch.cuda.device_count())) > 1,
-            ),
+            shares_gpus=config.train.device != "cpu"
+            and processes_per_gpu(config, max(1, torch.cuda.device_count())) > 1,
         )
     else:
         engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native)
