@@ -46,7 +46,7 @@ def test_every_registered_verifier_distinguishes_right_from_wrong(name):
         ("helpers.reward_functions:NOT_A_FUNCTION", {}, "NOT_A_FUNCTION' is not callable: it is a int"),
         ("helpers.reward_functions:stranger", {}, "takes (text, reference): expected (problem, response), or keywords"),
         ("helpers.reward_functions:positional", {}, "takes completions by position only"),
-        ("builtins:max", {}, "'builtins:max' does not say which arguments it takes"),
+        ("builtins:max", {}, "'builtins:max' has no signature that Python can read"),
         ("helpers.reward_functions:tolerant", {"tolerence": 1}, "has no option 'tolerence'; it has tolerance"),
         ("helpers.reward_functions:scaled", {"completions": 1}, "'completions' is an argument of every call"),
         ("helpers.reward_functions:SameLoop", {"bonnus": 1}, "making one with bonnus raised TypeError:"),

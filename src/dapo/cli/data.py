@@ -251,7 +251,7 @@ def integerize(
     client = ChatClient(server, model, api_key=api_key, timeout_s=timeout_s, retries=retries, connections=concurrency)
     problems = _read(spec, require_answer=True)
 
-    def ask(request: str, seed: int) -> str:
+    def generate(request: str, seed: int) -> str:
         messages = [{"role": "user", "content": request}]
         return client.complete(messages, temperature=rewriting.TEMPERATURE, max_tokens=max_tokens, seed=seed).text
 
@@ -263,7 +263,7 @@ def integerize(
                 print_text(f"{len(journal.records):,} problems were decided before the interruption")
         with progress("integerize") as update_progress:
             how = {"num_solutions": num_solutions, "concurrency": concurrency}
-            kept, decisions = rewriting.integerize(problems, ask, journal, **how, on_progress=update_progress)
+            kept, decisions = rewriting.integerize(problems, generate, journal, **how, on_progress=update_progress)
         reason = f"see {journal_path}" if journal.records else "they are letters or text"
         if_empty = f"no answer is an integer or can be made one; {reason}"
         write_data(out, kept, report, map(asdict, decisions.values()), if_empty=if_empty)

@@ -22,7 +22,7 @@ from dapo.data.sources.rows import ANSWER_COLUMNS, PROMPT_COLUMNS, problem_id
 from dapo.types import Message, Problem
 from strict_math.text import final_part, marked_answer, strip_formatting
 
-Ask: TypeAlias = Callable[[str, int], str]  # maps a request and a seed to the model's response
+Generate: TypeAlias = Callable[[str, int], str]  # maps a request and a seed to the model's response
 Action: TypeAlias = Literal["unchanged", "rewritten", "rejected"]
 ACTIONS: tuple[Action, ...] = ("unchanged", "rewritten", "rejected")
 Item = TypeVar("Item")
@@ -74,7 +74,7 @@ class Decision:
 
 def integerize(
     problems: Sequence[Problem],
-    ask: Ask,
+    generate: Generate,
     journal: Journal,
     *,
     num_solutions: int,
@@ -85,7 +85,7 @@ def integerize(
 
     Args:
         problems: the data set; copies are rewritten once.
-        ask: sends a request to the model; called from `concurrency` threads.
+        generate: sends a request to the model; called from `concurrency` threads.
         journal: decisions of an interrupted run; new ones are added to it.
         num_solutions: the number of solutions of a rewritten problem, more than half of which must agree.
         concurrency: the number of problems that are rewritten at the same time.
@@ -99,26 +99,26 @@ def integerize(
     """
     template = find_instruction_template(_question_text(problem) for problem in problems)
     decisions: dict[str, Decision | None] = {p.id: decide_without_model(p) for p, _ in unique_problems(problems)}
-    to_ask = [problem for problem, _ in unique_problems(problems) if decisions[problem.id] is None]
+    to_decide = [problem for problem, _ in unique_problems(problems) if decisions[problem.id] is None]
 
     def work(problem: Problem, check: Callable[[], None]) -> Decision:
-        def checked_ask(request: str, seed: int) -> str:
+        def checked_generate(request: str, seed: int) -> str:
             check()
-            return ask(request, seed)
+            return generate(request, seed)
 
-        return decide(problem, template, checked_ask, num_solutions=num_solutions)
+        return decide(problem, template, checked_generate, num_solutions=num_solutions)
 
     def keep(decision: Decision) -> None:
         journal.add(asdict(decision))
-        on_progress(len(journal.records), len(to_ask))
+        on_progress(len(journal.records), len(to_decide))
 
-    on_progress(len(journal.records), len(to_ask))
-    missing = [problem for problem in to_ask if problem.id not in journal.records]
+    on_progress(len(journal.records), len(to_decide))
+    missing = [problem for problem in to_decide if problem.id not in journal.records]
     if failures := concurrent_map(missing, work, keep, concurrency=concurrency):
         num_undecided = sum(problem.id not in journal.records for problem in missing)
         raise ServerFailed(
-            f"{num_undecided:,} of {len(to_ask):,} problems are not decided, because the server failed {len(failures)} "
-            f"times ({failures[-1]}); the other decisions are kept: repeat the command to continue"
+            f"{num_undecided:,} of {len(to_decide):,} problems are undecided: the server failed {len(failures)} times "
+            f"({failures[-1]}); the other decisions are kept: repeat the command to continue"
         )
     complete = {key: decision or Decision(**journal.records[key]) for key, decision in decisions.items()}
     return [new for p in problems if (new := apply(p, complete[p.id], template)) is not None], complete
@@ -179,22 +179,22 @@ def decide_without_model(problem: Problem) -> Decision | None:
     if value is not None and value.denominator == 1:
         return Decision(problem.id, "unchanged", f"the answer is the integer {value}", answer=str(value))
     if kind in ("letter", "text"):
-        return Decision(problem.id, "rejected", f"the answer is a {kind}, which has no integers to ask for")
+        return Decision(problem.id, "rejected", f"the answer is a {kind}, which contains no integers")
     return None
 
 
-def decide(problem: Problem, template: InstructionTemplate, ask: Ask, *, num_solutions: int) -> Decision:
+def decide(problem: Problem, template: InstructionTemplate, generate: Generate, *, num_solutions: int) -> Decision:
     """Rewrite a problem; accept it if more than half of `num_solutions` solutions agree, else try once more."""
     question = template.strip_instruction(_question_text(problem))
     decision = Decision(problem.id, "rejected", "not tried")
     for attempt in range(1, REWRITE_ATTEMPTS + 1):
         seed = _seed(problem, attempt, 0)
-        rewriting = read_rewriting(ask(_filled(REWRITE, question=question, answer=problem.answer), seed), question)
+        rewriting = read_rewriting(generate(_filled(REWRITE, question=question, answer=problem.answer), seed), question)
         if isinstance(rewriting, str):
             decision = Decision(problem.id, "rejected", rewriting, attempts=attempt)
             continue
         text, answer = rewriting
-        votes = _solve(problem, text, answer, ask, num_solutions=num_solutions, attempt=attempt)
+        votes = _solve(problem, text, answer, generate, num_solutions=num_solutions, attempt=attempt)
         agreeing = votes.count(answer)
         accepted = 2 * agreeing > num_solutions
         action: Action = "rewritten" if accepted else "rejected"
@@ -263,11 +263,13 @@ def read_solution(response: str) -> str | None:
     return None if marked is None else read_integer(marked)
 
 
-def _solve(problem: Problem, text: str, answer: str, ask: Ask, *, num_solutions: int, attempt: int) -> list[str | None]:
+def _solve(
+    problem: Problem, text: str, answer: str, generate: Generate, *, num_solutions: int, attempt: int
+) -> list[str | None]:
     """The answers of up to `num_solutions` solutions; stops once the majority is certain."""
     votes: list[str | None] = []
     while len(votes) < num_solutions:
-        votes.append(read_solution(ask(_filled(SOLVE, question=text), _seed(problem, attempt, len(votes) + 1))))
+        votes.append(read_solution(generate(_filled(SOLVE, question=text), _seed(problem, attempt, len(votes) + 1))))
         agreeing = votes.count(answer)
         if 2 * agreeing > num_solutions or 2 * (agreeing + num_solutions - len(votes)) <= num_solutions:
             break

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from dapo.config.data_spec import ANY_COLUMNS, Columns
 from dapo.core.errors import DataError
-from dapo.core.text import shorten
+from dapo.core.text import one_line, shorten
 from dapo.types import Message, Problem, Prompt
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
@@ -80,7 +80,7 @@ def prompt_text(prompt: Prompt) -> str:
     """The prompt on one line with whitespace collapsed; of messages, all but system messages."""
     if not isinstance(prompt, str):
         prompt = " ".join(message["content"] for message in prompt if message["role"] != "system")
-    return " ".join(prompt.split())
+    return one_line(prompt)
 
 
 def json_value(value: object, where: str) -> Any:

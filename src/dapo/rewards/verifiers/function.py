@@ -97,28 +97,32 @@ def function_verifier(
 
 
 @dataclass(frozen=True)
-class FunctionVerifier:
-    """A user function `(problem, response)` that returns a Verdict, a bool, a number, or None if it does not apply."""
+class _UserFunction:
+    """A user's function with its options."""
 
-    name: str
+    name: str  # in messages
     function: Callable[..., Any]
     options: Mapping[str, Any]
     loop: EventLoop
+
+    def _call(self, arguments: Mapping[str, Any]) -> Any:
+        return try_call(lambda: self.loop.finish(self.function(**arguments)))
+
+    def _error(self, reason: str) -> Verdict:
+        return error_verdict(f"{self.name} {reason}")
+
+
+@dataclass(frozen=True)
+class FunctionVerifier(_UserFunction):
+    """A user function `(problem, response)` that returns a Verdict, a bool, a number, or None if it does not apply."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge(problem, response) or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
         """The function's result as a verdict, None if it does not apply; an invalid result is an error verdict."""
-        result = self._call(problem=problem, response=response)
-        return (
-            error_verdict(f"{self.name} {result.reason}")
-            if isinstance(result, Failure)
-            else to_verdict(self.name, result)
-        )
-
-    def _call(self, **arguments: Any) -> Any:
-        return try_call(lambda: self.loop.finish(self.function(**arguments, **self.options)))
+        result = self._call({"problem": problem, "response": response, **self.options})
+        return self._error(result.reason) if isinstance(result, Failure) else to_verdict(self.name, result)
 
 
 @dataclass(frozen=True)
@@ -140,17 +144,18 @@ class ScoreFunction(FunctionVerifier):
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
         if missing := missing_columns(self.needed_columns, problem):
-            return error_verdict(f"{self.name} {missing_columns_error(missing, problem)}")
+            return self._error(missing_columns_error(missing, problem))
         columns = {"extra_info": None, **columns_of(problem), "solution_str": response}
         accepted = (_OF_VERL if self.accepted is None else self.accepted) - self.options.keys()
-        result = self._call(**{name: value for name, value in columns.items() if name in accepted})
+        arguments = {name: value for name, value in columns.items() if name in accepted}
+        result = self._call({**arguments, **self.options})
         if isinstance(result, Failure):
-            return error_verdict(f"{self.name} {result.reason}")
+            return self._error(result.reason)
         if not isinstance(result, Mapping):
             return to_verdict(self.name, result)
         if "score" not in result:
             keys = ", ".join(map(str, result)) or "(none)"
-            return error_verdict(f"{self.name} returned a dict without score; its keys: {keys[:80]}")
+            return self._error(f"returned a dict without score; its keys: {keys[:80]}")
         verdict = to_verdict(self.name, result["score"])
         if verdict is None or verdict.error is not None:
             return verdict
@@ -163,7 +168,7 @@ class ScoreFunction(FunctionVerifier):
 
 
 @dataclass(frozen=True)
-class RewardFunction:
+class RewardFunction(_UserFunction):
     """A reward function in TRL's convention: keyword arguments, each a list over the responses of one group.
 
     `prompts`, `completions` (texts, or `[{"role": "assistant", "content": text}]` where the prompt is a list of
@@ -171,10 +176,6 @@ class RewardFunction:
     returns a list with a number, a bool or None for each response.
     """
 
-    name: str
-    function: Callable[..., Any]
-    options: Mapping[str, Any]
-    loop: EventLoop
     required: frozenset[str]  # parameters without a default that are no options
     accepted: frozenset[str] | None  # the names of its parameters; None: it takes `**kwargs`
 
@@ -189,13 +190,12 @@ class RewardFunction:
     def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict | None]:
         """Call the function for the group; if that raises, once per response, so that only the offender fails."""
         if missing := missing_columns(self.needed_columns, problem):
-            return [error_verdict(f"{self.name} {missing_columns_error(missing, problem)}") for _ in responses]
-        arguments = self._arguments(problem, responses, token_ids)
-        result = try_call(lambda: self.loop.finish(self.function(**arguments)))
+            return [self._error(missing_columns_error(missing, problem)) for _ in responses]
+        result = self._call(self._arguments(problem, responses, token_ids))
         if not isinstance(result, Failure):
             return to_verdicts(self.name, result, len(responses))
         if len(responses) == 1:
-            return [error_verdict(f"{self.name} {result.reason}")]
+            return [self._error(result.reason)]
         return [self.judge_group(problem, [text], [ids])[0] for text, ids in zip(responses, token_ids, strict=True)]
 
     def _arguments(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def _keyword_parameters(path: str, function: Callable[..., Any]) -> dict[str, in
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        raise RewardError(f"{path!r} does not say which arguments it takes: wrap it in your own function") from None
+        raise RewardError(f"{path!r} has no signature that Python can read: wrap it in your own function") from None
     unnamed = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY]
     if unnamed:
         raise RewardError(f"{path!r} takes {', '.join(unnamed)} by position only; arguments are given by name")
