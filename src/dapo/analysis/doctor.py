@@ -20,7 +20,7 @@ _SHOWN_CHARS = 160
 
 
 @dataclass(frozen=True)
-class Case:
+class DiagnosedFinding:
     """One finding of a whole run."""
 
     finding: Finding
@@ -62,7 +62,7 @@ class Case:
 class Diagnosis:
     """The findings in a run."""
 
-    cases: Sequence[Case]
+    cases: Sequence[DiagnosedFinding]
     steps: int
     """Training steps whose metrics were read."""
     evaluations: int
@@ -70,7 +70,7 @@ class Diagnosis:
     """The number of stored tables of responses."""
 
     @property
-    def issues(self) -> list[Case]:
+    def issues(self) -> list[DiagnosedFinding]:
         """The cases that are worse than a note, past ones included."""
         return [case for case in self.cases if case.finding.severity != "note"]
 
@@ -109,7 +109,8 @@ def diagnose(config: Config, metrics: Sequence[Mapping[str, Any]], tables: Mappi
             since.setdefault(each.name, history.step)
     rules = {rule.name: rule for rule in RULES}
     cases = [
-        _with_responses(Case(each, since[name], name in now), rules[name], tables) for name, each in latest.items()
+        _with_responses(DiagnosedFinding(each, since[name], name in now), rules[name], tables)
+        for name, each in latest.items()
     ]
     order = list(rules)
     cases.sort(key=lambda c: (not c.holds, SEVERITIES.index(c.finding.severity), order.index(c.finding.name)))
@@ -142,7 +143,7 @@ def _unfinished_step(metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, 
     }
 
 
-def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
+def _with_responses(case: DiagnosedFinding, rule: Rule, tables: Mapping[int, Path]) -> DiagnosedFinding:
     """The case with the problems and a response that show it, if tables of its steps are stored."""
     if rule.response is None:
         return case
@@ -161,4 +162,4 @@ def _with_responses(case: Case, rule: Rule, tables: Mapping[int, Path]) -> Case:
             break
     error = errors.most_common(1)[0][0] if errors else ""
     most = tuple(problems.most_common(MAX_PROBLEMS))
-    return Case(case.finding, case.since, case.holds, most, problems.total(), example, error)
+    return DiagnosedFinding(case.finding, case.since, case.holds, most, problems.total(), example, error)

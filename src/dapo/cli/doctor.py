@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 
-from dapo.analysis.doctor import Case, Diagnosis, diagnose
+from dapo.analysis.doctor import DiagnosedFinding, Diagnosis, diagnose
 from dapo.cli.formatting import plural
 from dapo.config import load_config
 from dapo.core.terminal import print_text
@@ -50,7 +50,7 @@ def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
         yield from _case_lines(case)
 
 
-def _case_lines(case: Case) -> Iterator[str]:
+def _case_lines(case: DiagnosedFinding) -> Iterator[str]:
     found = case.finding
     until = f"since step {case.since}" if case.holds else f"from step {case.since} to {found.steps[1]}, not any more"
     yield f"{found.severity}: {found.name}, {until}"
