@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "reward: expected a verifier's name, module:function, a function, or several of them, got 3",
     ),
     "rows that are none": ({"data": [1, 2]}, "data, row 1: expected a mapping of columns to values, got int"),
-    "no rows": ({"data": []}, "data: there are no rows"),
+    "no rows": ({"data": []}, "data: no rows"),
     "a value that no file holds": (
         {"data": [{"prompt": object()}]},
         "data, row 1: prompt holds a value of type object",

@@ -1,4 +1,4 @@
-"""A caller's functions as a module that other processes can import: source, imports and constants. Imports no torch."""
+"""Writes a caller's functions as a module that other processes can import. Imports no torch."""
 
 import __future__
 
@@ -45,11 +45,11 @@ class WrittenModule:
 
 
 class CodeWriter:
-    """Collects what a caller hands over, and everything that it uses, as the text of one module.
+    """Collects functions and their dependencies as the text of one module.
 
-    What can be imported is imported. Functions and classes of a script or a notebook are written with their source;
-    the names that they use follow: imports, constants, other functions and classes, and objects of such classes whose
-    attributes are constants.
+    Importable objects are imported. Functions and classes of a script or a notebook are written as source, with the
+    names they use: imports, constants, other functions and classes, and objects of such classes whose attributes are
+    constants.
 
     Example:
         >>> from math import floor
@@ -64,20 +64,20 @@ class CodeWriter:
         self._imports: dict[str, str] = {}
         self._parts: list[str] = []
         self._values: dict[str, Any] = {}
-        """What each name of the module stands for."""
+        """The value of each name of the module."""
         self.folders: set[str] = set()
-        """Folders of the caller's own modules that it imports: they must be on the import path of who loads it."""
+        """Folders of the caller's own modules, which must be on the import path of a process that loads this one."""
         self._has_future_annotations = False
         self._scope: Mapping[str, Any] = {}
-        """What names stand for where the source that is being written was defined."""
+        """The namespace in which the current source was defined."""
         self._user = ""
-        """What the caller handed over, whose names are being written."""
+        """The name of the added function whose dependencies are being written."""
 
     def add(self, function: Callable[..., Any]) -> str:
-        """The callable as `module:name`; of an importable module, or of the one written here, whose name is `module()`.
+        """Add a callable, and return `module:name` if it can be imported, or `:name` in the module written here.
 
         Raises:
-            RewardError: it, or what it uses, cannot be written; names it, and says what to do.
+            RewardError: the callable, or one of its dependencies, cannot be written.
         """
         if (path := importable(function)) is not None:
             self._note_folder(path.partition(":")[0])
@@ -85,7 +85,7 @@ class CodeWriter:
         name = getattr(function, "__name__", None) or type(function).__name__.lower()
         if name == "<lambda>":
             raise RewardError(
-                f"{self._kind}: a lambda has no source of its own that could be written into the run; write it as a "
+                f"{self._kind}: a lambda has no source of its own that could be copied into the run; write it as a "
                 "function: def reward(completions, answer, **columns): return [...]"
             )
         if isinstance(function, MethodType):
@@ -106,9 +106,9 @@ class CodeWriter:
         return not self._parts
 
     def module(self) -> WrittenModule:
-        """Everything that was added, as one module."""
+        """The module of everything that was added."""
         future = ["from __future__ import annotations"] if self._has_future_annotations else []
-        head = '"""What the session that began this run defined, as its verifier processes load it."""'
+        head = '"""Functions of the session that started this run, for its verifier processes."""'
         imports = sorted(dict.fromkeys(self._imports.values()))
         text = "\n\n".join(filter(None, [head, "\n".join(future), "\n".join(imports)]))
         text += "".join(f"\n\n{'' if _is_constant(part) else chr(10)}{part}" for part in self._parts) + "\n"
@@ -116,7 +116,7 @@ class CodeWriter:
         return WrittenModule(f"{self._kind}_{checksum}", text)
 
     def _define(self, name: str, value: Any) -> None:
-        """Write what makes `name` stand for `value`, after everything that it needs."""
+        """Write a definition of `name` as `value`, after its dependencies."""
         if name in self._values:
             if self._values[name] is not value and not _equal(self._values[name], value):
                 raise RewardError(
@@ -155,14 +155,14 @@ class CodeWriter:
             self._imports[name] = f"from {module} import {attribute}" + ("" if name == attribute else f" as {name}")
 
     def _write_source(self, name: str, value: Any) -> None:
-        """A function or a class with its source, after what this uses."""
+        """Write the source of a function or a class, after its dependencies."""
         if getattr(value, "__name__", "") == "<lambda>":
             raise self._refused(name, "a lambda, which has no source of its own: write it as a function with def")
         found = find_source(value)
         if found is None:
             raise RewardError(
-                f"{self._kind} {self._user!r}: the source of {name!r} cannot be found, so that it cannot be written "
-                "into the run; put it into a file and hand it over as 'module:function', or define it in a notebook "
+                f"{self._kind} {self._user!r}: the source of {name!r} cannot be found, so it cannot be copied "
+                "into the run; move it to a file and pass 'module:function', or define it in a notebook "
                 "cell or a script"
             )
         own_name, namespace = found.name, found.namespace or self._scope
@@ -185,7 +185,7 @@ class CodeWriter:
             self._parts.append(f"{name} = {own_name}")
 
     def _expression(self, name: str, value: Any) -> str:
-        """A value as an expression. Raises RewardError with its name where it is none."""
+        """Format a value as an expression. Raises RewardError if it has none."""
         if type(value) in (float, complex):
             return repr(value) if _is_finite(value) else f"{type(value).__name__}({str(value)!r})"
         if type(value) in _PLAIN:
@@ -205,7 +205,7 @@ class CodeWriter:
         return self._object(name, value)
 
     def _made_by_a_call(self, name: str, value: Any) -> str:
-        """What a call with constants makes again: a pattern, a path, an exact number, a partial function."""
+        """A call with constants that makes the value: a pattern, a path, an exact number, a partial function."""
         if isinstance(value, re.Pattern):
             self._define("re", re)
             flags = value.flags & ~re.UNICODE.value if isinstance(value.pattern, str) else value.flags
@@ -231,7 +231,7 @@ class CodeWriter:
         return f"[{text}]" if isinstance(value, list) else f"({text}{',' if len(items) == 1 else ''})"
 
     def _object(self, name: str, value: Any) -> str:
-        """An object of a class of the caller, from its attributes: its class is not called again."""
+        """Restore an object of a caller's class from its attributes, without calling the class."""
         kind = type(value)
         if kind.__module__ == "builtins" or importable(kind) is not None or not hasattr(value, "__dict__"):
             raise self._refused(name, f"of type {kind.__qualname__}, which is no constant")
@@ -243,7 +243,7 @@ class CodeWriter:
         return f"_restored({kind.__name__}, {{{', '.join(f'{key!r}: {text}' for key, text in state.items())}}})"
 
     def _reference(self, name: str, value: Any) -> str:
-        """An expression that stands for a module, a function, a class or an object."""
+        """An expression for a module, a function, a class or an object."""
         if isinstance(value, FunctionType | type | ModuleType):
             own = value.__name__.replace(".", "_")
             if own == "<lambda>":
@@ -257,7 +257,7 @@ class CodeWriter:
         return self._expression(name, value)
 
     def _note_folder(self, module: str) -> None:
-        """Remember where a module of the caller's own lies, which no interpreter finds by itself."""
+        """Record the folder of a caller's own module, which other processes do not search."""
         spec = importlib.util.find_spec(module.partition(".")[0])
         if spec is None or spec.origin is None or spec.origin in ("built-in", "frozen"):
             return
@@ -283,17 +283,17 @@ _RESTORED = '''def _restored(kind, attributes):
 
 @dataclass(frozen=True)
 class Source:
-    """The text of a function or a class, by itself."""
+    """The source of one function or class."""
 
     name: str
     text: str
     namespace: Mapping[str, Any]
-    """What names stand for where it was defined: globals, and what it closes over; empty where that is not known."""
+    """The namespace of the definition: globals and closure; empty if it is unknown."""
     has_future_annotations: bool = False
 
 
 def importable(value: Any) -> str | None:
-    """`module:name` of what another process can import; None for what a script, a notebook or a function defines."""
+    """`module:name` of an importable object; None if a script, a notebook or a function defines it."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
         return None
@@ -307,7 +307,7 @@ def importable(value: Any) -> str | None:
 
 
 def find_source(value: Any) -> Source | None:
-    """The source of a function or a class, decorators included; None where it is not known.
+    """The source of a function or a class, decorators included; None if it is unknown.
 
     A notebook's cells are found as scripts are: both stand in `linecache`, under the file name of their code.
     """
@@ -392,7 +392,7 @@ def _namespace(functions: Sequence[FunctionType]) -> dict[str, Any]:
 
 
 def needed_names(source: Source) -> list[str]:
-    """The names that a definition takes from outside, in the order in which they were found."""
+    """The sorted names that a definition takes from outside."""
     future = "from __future__ import annotations\n" if source.has_future_annotations else ""
     top = symtable.symtable(future + source.text, "source", "exec")
     needed: dict[str, None] = {}
@@ -432,7 +432,7 @@ def _has_spec(module: str) -> bool:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Whether two constants are the same: of other things only their identity counts."""
+    """Whether two constants are equal; other objects are compared by identity."""
     return type(first) is type(second) and isinstance(first, (*_PLAIN, float, list, tuple, dict)) and first == second
 
 

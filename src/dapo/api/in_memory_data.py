@@ -1,4 +1,4 @@
-"""Rows that a caller holds in memory, as a file of the run: so that any process can go on with it. Imports no torch."""
+"""Writes rows that a caller holds in memory to a file, for any process that continues the run. Imports no torch."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,16 +16,14 @@ Data: TypeAlias = Any
 
 
 def is_source(data: object) -> bool:
-    """Whether this names a data source instead of holding rows."""
+    """Whether this names a data source rather than holding rows."""
     if isinstance(data, Mapping) and any(hasattr(value, "column_names") for value in data.values()):
-        raise DataError(
-            f"data: this is several data sets ({', '.join(map(str, data))}); expected one: data={{...}}[NAME]"
-        )
+        raise DataError(f"data: got several data sets ({', '.join(map(str, data))}); expected one: data={{...}}[NAME]")
     return isinstance(data, str | Path | Mapping)
 
 
 def write_rows(path: Path, data: Data) -> int:
-    """Write rows as JSON lines; returns how many. Raises DataError for what is no row, or cannot be JSON."""
+    """Write rows as JSON lines and return their number. Raises DataError for values that JSON cannot hold."""
     count = 0
     with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for count, row in enumerate(_rows(data), start=1):
@@ -35,7 +33,7 @@ def write_rows(path: Path, data: Data) -> int:
             values = {str(name): json_value(_native(value), f"{where}: {name}") for name, value in row.items()}
             file.write(to_json(values) + "\n")
     if not count:
-        raise DataError("data: there are no rows")
+        raise DataError("data: no rows")
     return count
 
 
@@ -52,7 +50,7 @@ def _rows(data: Data) -> Iterator[Any]:
 
 
 def _native(value: Any) -> Any:
-    """A value of numpy or pandas as Python's own."""
+    """Convert a value of numpy or pandas to Python's own."""
     if isinstance(value, Mapping):
         return {name: _native(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Progress of a run in a notebook: one display that is replaced as it goes on, and a line that stays for each step."""
+"""Progress of a run in a notebook: a display that is replaced in place, and a permanent line per step."""
 
 import importlib
 import sys
@@ -13,25 +13,25 @@ from dapo.runs.metric_table import PHASES
 from dapo.runs.sinks import Display
 
 REFRESH_S = 0.5
-"""The page of a notebook is drawn anew so often at most."""
+"""The least number of seconds between two updates of the display."""
 
 
 def open_display(num_steps: int, first_step: int, token_budget: int | None) -> Display:
-    """What shows a run's progress: in a notebook a line that is replaced, elsewhere what `dapo train` shows."""
+    """Open a display of progress: a replaced line in a notebook, the display of `dapo train` elsewhere."""
     if in_notebook():
         return NotebookDisplay(num_steps, first_step=first_step, token_budget=token_budget)
     return ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook, which can show and replace HTML."""
+    """Whether this process is a notebook's kernel, which can show and replace HTML."""
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 class NotebookDisplay:
-    """The lines of a log file, and below them the phase of the step at hand, which is replaced in place."""
+    """Log lines, and below them the current phase, which is replaced in place."""
 
     def __init__(self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None) -> None:
         """`show` displays HTML and returns a handle whose `update` replaces it; None: IPython's."""
@@ -60,7 +60,7 @@ class NotebookDisplay:
         self._lines.recall(earlier_steps)
 
     def close(self) -> None:
-        """Leave the lines, and nothing that looks as if it went on."""
+        """Keep the log lines and remove the phase."""
         self._handle.update("")
         self._lines.close()
 
@@ -73,12 +73,12 @@ class NotebookDisplay:
 
 
 class _Handle:
-    """A display of IPython that takes HTML."""
+    """An IPython display of HTML."""
 
     def __init__(self, html: str) -> None:
         self._ipython: Any = importlib.import_module("IPython.display")
         self._handle = self._ipython.display(self._ipython.HTML(html), display_id=True)
 
     def update(self, html: str) -> None:
-        """Replace what is shown."""
+        """Replace the HTML."""
         self._handle.update(self._ipython.HTML(html))

@@ -1,4 +1,4 @@
-"""What a run in Python gives back: a figure, an evaluation, a comparison of two."""
+"""The results of a run in Python: a figure, an evaluation, a comparison of two models."""
 
 import io
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure that a notebook shows where it is the last value of a cell, whatever matplotlib's backend is."""
+    """A figure that a notebook shows as the last value of a cell, with any backend of matplotlib."""
 
     figure: "MatplotlibFigure"
-    """The figure of matplotlib, to change or to save."""
+    """The figure of matplotlib, to edit or to save."""
 
     def _repr_png_(self) -> bytes:
         image = io.BytesIO()
@@ -29,23 +29,23 @@ class Curves:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """A model on held-out problems: avg@k with its 95 % interval over the problems."""
+    """The evaluation of a model on held-out problems: avg@k with its 95 % interval over the problems."""
 
     summary: Mapping[str, Any]
-    """Every figure, by the names that `dapo eval --json` prints."""
+    """Every number, by its name in the output of `dapo eval --json`."""
     table: "pd.DataFrame"
     """A row per problem: id, source, question, answer, accuracy, responses."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> "EvaluationResult":
-        """The result of an evaluation with its table, as `dapo eval --output` writes it."""
+        """Convert an evaluation with its table, as `dapo eval --output` writes it."""
         import pandas as pd
 
         return cls({name: value for name, value in found.items() if name != "table"}, pd.DataFrame(found["table"]))
 
     @property
     def accuracy(self) -> float:
-        """The mean over problems of the fraction of correct responses; the mean score where the verifier gives one."""
+        """The mean over problems of the fraction of correct responses; the mean score of a verifier with scores."""
         return float(self.summary["accuracy"])
 
     @property
@@ -67,22 +67,22 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same problems, as pairs: the first minus the second."""
+    """The paired comparison of two models on the same problems: the first minus the second."""
 
     first: EvaluationResult
     second: EvaluationResult
     difference: float | None
-    """The mean difference in accuracy; None where no problem has a verdict in both."""
+    """The mean difference in accuracy; None if no problem has a verdict in both."""
     interval: tuple[float, float] | None
-    """Its 95 % interval."""
+    """The 95 % interval of the difference."""
     better: int
-    """Problems on which the first is better."""
+    """The number of problems on which the first is better."""
     worse: int
     equal: int
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> "Comparison":
-        """What `compare_models` found, whose difference is its second minus its first: here the run is the first."""
+        """Convert a result of `compare_models`, which subtracts its first model: here the run is the first."""
         difference = found["comparison"]
         low, high = difference["low"], difference["high"]
         return cls(

@@ -195,14 +195,12 @@ class Run:
             >>> [len(each) for each in answers]
             [2, 2]
         """
-        from dapo.api.lifecycle.generate import OpenModel, generate
+        from dapo.api.lifecycle.generate import OpenModel, answers_of
 
         if self._model is None or self._model.is_outdated(self._directory):
             self.close()
             self._model = OpenModel(self._directory)
-        return generate(
-            self._model, prompt, samples=samples, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed
-        )
+        return answers_of(self._model.sampler(samples, temperature, max_new_tokens, seed), prompt)
 
     def close(self) -> None:
         """Free the model that `generate` loaded."""

@@ -1,4 +1,4 @@
-"""`dapo.session`: Algorithm 1 in a cell. Collect a batch, look at it, update with it, as often as one likes."""
+"""`dapo.session`: Algorithm 1 in a notebook cell. Collect a batch, inspect it, update the model with it."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.api.batch import CollectedBatch
 from dapo.api.in_memory_data import Data, is_source, write_rows
 from dapo.api.keywords import build_scaled, load_base, options_from
-from dapo.api.lifecycle.generate import answers_of
+from dapo.api.lifecycle.generate import answers_of, generation_plan
 from dapo.api.result_types import EvaluationResult
 from dapo.api.rewards import Reward, verifier_option, weights_by_name
 from dapo.config import Config
@@ -21,15 +21,20 @@ from dapo.config.load import merge_options, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import print_text
 from dapo.evaluation.evaluate import EngineSampler, evaluate
-from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
 from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
 from dapo.rewards.judge import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.progress import progress
-from dapo.training.assemble.build import build_engine, build_sampling, open_policy, value_function_of
-from dapo.training.assemble.inputs import max_positions, read_model_and_encoder, require_context
+from dapo.training.assemble.build import (
+    build_engine,
+    build_sampling,
+    evaluation_plan,
+    open_policy,
+    value_function_of,
+)
+from dapo.training.assemble.inputs import drop_long, read_model_and_encoder, require_fit
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_kernels
 from dapo.training.checked_rows import load_rows
 from dapo.training.rollout import Sampling, collect
@@ -43,26 +48,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHOW_AFTER_S = 1.0
-"""Progress is shown of what takes longer."""
+"""Seconds after which progress is shown."""
 NO_DATA = "no-problems-yet.jsonl"
-"""`data.train` of a session whose problems come with `collect`."""
+"""Placeholder for `data.train` in a session whose problems are passed to `collect`."""
 ROWS_FILE = "rows.jsonl"
 
 
 class Session:
-    """A model, its optimiser and an engine in this process, and the steps that one takes with them.
+    """A model, its optimiser and an engine in this process, made by `dapo.session`.
 
-    `dapo.session` makes one. Leave the `with` block, or call `close`, to free engine and verifiers.
+    The end of its `with` block, or `close`, frees the engine and the verifiers.
     """
 
     def __init__(self, config: Config, *, data: Data = None, reward: Reward = None) -> None:
-        """Load the model. `data` and `reward` are what `collect` takes where it is given none."""
+        """Load the model. `data` and `reward` are the defaults of `collect`."""
         _require_one_process(config)
         require_hardware(config)
         self.config = resolve_auto(config, log=print_text)
-        """Every option, as run."""
+        """Every option, with `auto` resolved."""
         self.step = 0
-        """Finished steps, which is also the version of the model's weights."""
+        """The number of finished steps, which is also the version of the model's weights."""
         self._data, self._reward = data, reward
         self._metrics: list[dict[str, float]] = []
         self._samplings: dict[str, Sampling] = {}
@@ -87,19 +92,19 @@ class Session:
     def collect(self, problems: Data = None, reward: Reward = None) -> CollectedBatch:
         """Algorithm 1, lines 4 to 9: sample and judge until `prompts_per_step` groups carry a signal (Eq. 11).
 
-        The same problems go on where the last batch of them closed; others begin a stream of their own. What is drawn
-        is a function of the seed, the step, the position in the stream and the token, so that the same calls give the
-        same batches. Ctrl-C undoes the batch and raises KeyboardInterrupt.
+        Each set of problems is a stream of its own, which continues where its last batch closed. Samples depend only
+        on the seed, the step, the position in the stream and the token, so equal calls give equal batches. Ctrl-C
+        undoes the batch and raises KeyboardInterrupt.
 
         Args:
             problems: rows (a list of dicts, a DataFrame, a Dataset) or a data source, as for `dapo.train`; None: the
                 session's.
             reward: a function, a verifier's name, `module:function`, several of them in a list, or a mapping of them to
-                weights; None: the session's. Functions are called in this process, without a time limit; what they
-                raise is the error of a response. Names are judged in processes of their own.
+                weights; None: the session's. Functions are called in this process, without a time limit; an exception
+                becomes the error of the response. Named verifiers run in their own processes.
 
         Returns:
-            The batch with groups, outcomes, rewards and advantages. It is short, or empty, where
+            The batch with groups, outcomes, rewards and advantages. It is short, or empty, if
             `max_groups_per_step` was reached.
 
         Raises:
@@ -125,19 +130,19 @@ class Session:
         """Algorithm 1, lines 10 to 11: the optimiser updates of one step on a batch.
 
         Args:
-            batch: of `collect`, with the weights as they are now: a batch is used once.
+            batch: a batch of `collect`, sampled by the current weights: each batch is used once.
             loss: a function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, or its
-                `module:function`, in place of the paper's loss; None: `loss.function`. docs/losses.md says what the
-                tensors are and what is guaranteed.
+                `module:function`, in place of the paper's loss; None: `loss.function`. docs/losses.md describes the
+                tensors and the guarantees.
 
         Returns:
-            The metrics of the step, as a line of metrics.jsonl has them, without times. `session.metrics` keeps them.
+            The metrics of the step, as in a line of metrics.jsonl, without times. `session.metrics` keeps them.
 
         Raises:
             ConfigError: the loss is refused.
-            DataError: the batch is of other weights.
-            ShortfallError: no group of the batch carries a signal, and says why.
-            LossFailed: the loss raised, or returned something that is no loss.
+            DataError: the batch was sampled by other weights.
+            ShortfallError: no group of the batch carries a signal; the message gives the reason.
+            LossFailed: the loss raised an exception, or returned an invalid value.
         """
         if batch.step != self.step + 1:
             raise DataError(
@@ -179,8 +184,9 @@ class Session:
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
-        """What the model answers now; arguments and result are those of `Run.generate`."""
-        plan = replace(self._plan("generate", samples, temperature, 1.0, max_new_tokens), seed=seed)
+        """Sample answers from the model as it is now; arguments and result are those of `Run.generate`."""
+        stop_ids = self._loaded.stop_ids
+        plan = generation_plan(self.config, stop_ids, samples, temperature, max_new_tokens, seed)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check:
@@ -189,18 +195,17 @@ class Session:
     def evaluate(
         self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None
     ) -> EvaluationResult:
-        """Judge the model on problems, as `dapo eval` does; trains nothing.
+        """Evaluate the model, as `dapo eval` does, without training it.
 
         Args:
             problems: as for `collect`.
             reward: as for `collect`.
             samples_per_problem: the k of avg@k; None: `eval.samples_per_problem`.
         """
-        config, key, judge = self._settle(problems, reward)
+        config, key, judge = self._resolve(problems, reward)
         held_out = self._read(config, key, judge)
-        given = self.config.eval
-        count, name = samples_per_problem or given.samples_per_problem, config.data.train_source.label
-        plan = self._plan(name, count, given.temperature, given.top_p, given.max_response_tokens)
+        plan = evaluation_plan(config.changed("data", eval=config.data.train), self._loaded.stop_ids)
+        plan = replace(plan, samples_per_problem=samples_per_problem or plan.samples_per_problem)
         self._sync_engine()
         sampler = EngineSampler(self._engine, self._encoder, plan)
         with _stoppable(sampler.abort) as check, progress("evaluate", after_s=SHOW_AFTER_S) as show:
@@ -208,7 +213,7 @@ class Session:
         return EvaluationResult.of({"model": self.config.model.name, **found.summary(), "table": found.table()})
 
     def export(self, path: str | Path) -> Path:
-        """Write the model as it is now as a Hugging Face model directory, which must not exist; returns its path."""
+        """Write the current model as a Hugging Face model directory, which must not exist; return its path."""
         weights = self._policy.weights(version=self.step)
         export_model(weights.named_tensors(), self._loaded, path)
         return Path(path)
@@ -227,8 +232,8 @@ class Session:
         return f"Session({self.config.model.name!r}, step={self.step})"
 
     def _prepare(self, problems: Data, reward: Reward) -> Sampling:
-        """What these problems are sampled with: they go on where their last batch closed."""
-        config, key, judge = self._settle(problems, reward)
+        """The sampler of these problems, which continues where their last batch closed."""
+        config, key, judge = self._resolve(problems, reward)
         read = self._read(config, key, judge)
         if key not in self._samplings:
             stop_ids = self._loaded.stop_ids
@@ -237,7 +242,7 @@ class Session:
         sampling.judge = judge
         return sampling
 
-    def _settle(self, problems: Data, reward: Reward) -> "tuple[Config, str, InlineJudge | VerifierPool]":
+    def _resolve(self, problems: Data, reward: Reward) -> "tuple[Config, str, InlineJudge | VerifierPool]":
         """The configuration with these problems and this reward, a name for the problems, and the judge."""
         problems, reward = self._data if problems is None else problems, self._reward if reward is None else reward
         config = self.config
@@ -283,32 +288,15 @@ class Session:
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(judge.needed_columns.items())}"
         if key not in self._problems:
             rows, notes = load_rows(config.data, config.reward, "train", judge.needed_columns)
-            kept, dropped = self._encoder.split_by_length(rows)
-            if dropped:
-                notes.append(f"{dropped} prompts left out: longer than data.max_prompt_tokens")
-            limit = config.rollout.max_response_tokens
-            if (positions := max_positions(self._loaded)) is not None:
-                require_context(self._loaded, self._encoder.measure(kept, above=positions - limit), limit)
+            kept = drop_long(rows, self._encoder, notes)
+            require_fit(kept, self._encoder, self._loaded, config.rollout.max_response_tokens)
             for note in notes:
                 print_text(note)
             self._problems[key] = kept
         return self._problems[key]
 
-    def _plan(
-        self, name: str, samples: int, temperature: float, top_p: float, max_response_tokens: int | None
-    ) -> EvaluationPlan:
-        return EvaluationPlan(
-            name=name,
-            samples_per_problem=samples,
-            temperature=temperature,
-            top_p=top_p,
-            max_response_tokens=max_response_tokens or self.config.rollout.max_response_tokens,
-            stop_ids=self._loaded.stop_ids,
-            seed=self.config.train.seed,
-        )
-
     def _sync_engine(self) -> None:
-        """Give the engine the policy's weights, unless it holds them."""
+        """Load the policy's weights into the engine, unless it has them."""
         if self._engine_version != self.step:
             self._engine.load_weights(self._policy.weights(version=self.step), version=self.step)
             self._engine_version = self.step
@@ -322,18 +310,18 @@ def session(
     config: str | Path | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Session:
-    """Load a model for a loop of one's own: `collect` a batch, look at it, `update` with it.
+    """Load a model for your own loop: `collect` a batch, inspect it, `update` the model with it.
 
-    Everything happens in this process, and nothing is written: `export` writes the model. For runs that are recorded,
-    evaluated and resumed there is `dapo.train`; one step of a session computes what one of its steps does.
+    Everything runs in this process, and only `export` writes files. Use `dapo.train` for runs that are recorded,
+    evaluated and resumed; a step of a session computes the same as a step of such a run.
 
     Args:
         model: an alias, a Hugging Face id or a model directory.
-        data: problems, as for `dapo.train`, for calls of `collect` that name none.
-        reward: as for `dapo.train`, for calls of `collect` that name none.
-        config: a YAML file, the name of a shipped configuration, or a mapping; the others are laid over it.
-        **options: named as for `dapo.train`: `prompts_per_step=8`, `lr=1e-5`, `**{"loss.clip_high": 0.3}`. `steps` says
-            how many there will be, from which the warm-up and `optim.schedule` follow; one may take more or fewer.
+        data: problems, as for `dapo.train`, the default of `collect`.
+        reward: as for `dapo.train`, the default of `collect`.
+        config: a YAML file, the name of a shipped configuration, or a mapping, which the other arguments override.
+        **options: named as for `dapo.train`: `prompts_per_step=8`, `lr=1e-5`, `**{"loss.clip_high": 0.3}`. `steps` sets
+            the length of the warm-up and of `optim.schedule`; the session may take more or fewer steps.
 
     Returns:
         The session; use it in a `with` block, or close it.
@@ -376,10 +364,7 @@ def _require_one_process(config: Config) -> None:
 
 @contextmanager
 def _stoppable(undo: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Yields what raises when Ctrl-C has been pressed; where the block raises, `undo` is called.
-
-    Raises KeyboardInterrupt for Ctrl-C.
-    """
+    """Yield a check that raises after Ctrl-C; call `undo` on any error, and raise Ctrl-C as KeyboardInterrupt."""
     try:
         with signals_as_requests(
             "stopping; Ctrl-C once more stops at once", on_second=signal.default_int_handler
@@ -397,5 +382,5 @@ def _stoppable(undo: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 
 def _name_of(function: object) -> str:
-    """What messages call a function."""
+    """The name of a loss function in messages."""
     return f"loss {getattr(function, '__name__', type(function).__name__)}"

@@ -1,1 +1,4 @@
-"""The life of a run: start, continue, evaluate and export it, for the commands and for Python alike."""
+"""Starts, continues, evaluates and exports runs, for the Python interface and for the commands.
+
+The commands import nothing else of `dapo.api`.
+"""

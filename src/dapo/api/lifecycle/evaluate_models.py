@@ -43,7 +43,7 @@ class EvalRequest:
     """The arguments of `dapo eval`."""
 
     data: DataSpec | None
-    """None: what the run was evaluated on."""
+    """None: the run's `data.eval`."""
     samples_per_problem: int | None = None
     """None: eval.samples_per_problem, or as often as a data file repeats each of its problems."""
     server: str | None = None
@@ -61,7 +61,7 @@ class EvalRequest:
 
 
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
-    """Evaluate a model, a run or a served model, and write the result if asked to: its summary, and its table."""
+    """Evaluate a model, a run or a served model: its summary and its table, also written to `output` if set."""
     _require_writable(request.output)
     summary, result = _evaluate(model, request, base=run_options(model), journal=_journal_path(request.output))
     found = {**summary, "table": result.table()}
@@ -144,7 +144,7 @@ def evaluation_config(
 def _evaluate(
     model: str, request: EvalRequest, *, base: Mapping[str, Any] | None, journal: Path | None
 ) -> tuple[dict[str, Any], Evaluation]:
-    """The summary and the result of one evaluation; problems that are in the journal are not sampled again."""
+    """The summary and the result of one evaluation; problems in the journal are not sampled again."""
     config, checkpoint = evaluation_config(model, data := evaluation_data(request, base), request, base)
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
@@ -194,7 +194,7 @@ def _evaluate(
 
 
 def _read_inputs(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Inputs:
-    """Model and held-out problems; prints what a user should know about them."""
+    """Read the model and the held-out problems, and print notes about them."""
     inputs = read_inputs(config, needed_columns, training=False)
     for note in inputs.notes:
         print_text(note)
@@ -202,7 +202,7 @@ def _read_inputs(config: Config, needed_columns: Mapping[str, Collection[str]]) 
 
 
 def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:
-    """The problems to evaluate on: those of `--data`, else those on which the run was evaluated. Raises ConfigError."""
+    """The problems to evaluate on: `--data`, or the run's `data.eval`. Raises ConfigError if there is neither."""
     if request.data is not None:
         return parse_data_argument(request.data) if isinstance(request.data, str) else request.data
     if base is None:
@@ -240,7 +240,7 @@ def _identity(
     plan: EvaluationPlan,
     problems: list[Problem],
 ) -> dict[str, Any]:
-    """What two evaluations must have in common for one to continue the other."""
+    """The settings that two evaluations must share for one to continue the other."""
     ids = hashlib.blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=8).hexdigest()
     return {
         "model": model,
@@ -269,7 +269,7 @@ def _journal_path(output: Path | None, infix: str = "") -> Path | None:
 
 
 def _write_result(output: Path, result: Mapping[str, Any]) -> None:
-    """Write an evaluation or a comparison, and delete the journals, which are complete."""
+    """Write an evaluation or a comparison, and delete its complete journals."""
     atomic_write_json(output, result)
     for infix in ("", ".1", ".2"):
         output.with_name(f"{output.name}{infix}.partial").unlink(missing_ok=True)

@@ -41,34 +41,34 @@ from dapo.training.signals import END_AT_ONCE, Interrupted, InterruptHandler, St
 from dapo.training.state import Run
 from dapo.training.train import train
 
-MAX_RESTARTS = 3  # times that a run goes back to its last checkpoint by itself when a trainer rank is lost
+MAX_RESTARTS = 3  # restarts from the newest checkpoint after the loss of a trainer rank
 SCHEDULES: Mapping[str, Callable[[Run], None]] = {"sync": train, "one_step_off": one_step_off.train}
 
 
 def ignore_warning(text: str) -> None:
-    """A `warn` that tells nobody, where something else says the same."""
+    """Ignore a warning that is reported elsewhere."""
 
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """How a run is shown to the person who started it, and what else follows it."""
+    """The display of a run, its warnings, and further calls that follow its progress."""
 
     warn: Callable[[str], None]
-    """Takes a warning that belongs to no step."""
+    """Receives a warning that belongs to no step."""
     open_display: Callable[[int, int, int | None], Display] = lambda num_steps, first_step, token_budget: (
         ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
     )
-    """Makes what shows the progress: from the number of steps, that of the first one, and the budget of tokens."""
+    """Opens the display of progress, for a number of steps, a first step and a token budget."""
     on_step: Sequence[Callable[[int, Mapping[str, float]], None]] = ()
-    """Called with the number of each finished step and its metrics, once these are logged. Where one raises, the run
-    ends with its state saved, and raises ListenerFailed."""
+    """Functions of a finished step and its logged metrics. If one raises, the state is saved and the run ends with
+    ListenerFailed."""
     on_second_interrupt: InterruptHandler = END_AT_ONCE
-    """What a second Ctrl-C does."""
+    """The handler of a second Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that has come to its last step before."""
+    """A run that already reached its last step."""
 
     config: Config
     directory: RunDirectory
@@ -77,7 +77,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class ReadyRun:
-    """A run whose inputs are read and whose directory is locked, before its first step or its next."""
+    """A run whose inputs are read and whose directory is locked, before its next step."""
 
     config: Config
     inputs: Inputs
@@ -95,18 +95,18 @@ def new_run(
     prepared: Collection[str] = (),
     module_folders: Sequence[str] = (),
 ) -> Iterator[ReadyRun]:
-    """Read everything, then make the run directory, which is locked in the block.
+    """Read all inputs, then make the run directory, which stays locked in the block.
 
     Args:
         config: the options of the run.
         path: the directory to make.
         command: the command line that starts such a run, for the manifest.
-        judge: of `open_judge` for this configuration and directory; None: it is opened here.
-        prepared: names in the directory that the caller has written for the run.
-        module_folders: folders besides the current one in which modules of the options are.
+        judge: the verifiers that `open_judge` opened for this run; None: open them here.
+        prepared: names of entries that the caller already wrote into the directory.
+        module_folders: folders, besides the current one, that hold modules named in options.
 
     Raises:
-        DapoError: the run cannot begin; nothing has been written.
+        DapoError: the run cannot start; nothing was written.
     """
     with open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge) as verifiers:
         require_hardware(config)
@@ -132,14 +132,14 @@ def new_run(
 
 @contextmanager
 def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
-    """Read the inputs of a run that is to go on, which is locked in the block; or find that it has finished.
+    """Read the inputs of a run to continue, and lock its directory in the block; or find the run finished.
 
     Args:
         path: the run directory.
-        overrides: `key=value`, over the options of the run.
+        overrides: `key=value` changes of the run's options.
 
     Raises:
-        DapoError: the run cannot go on.
+        DapoError: the run cannot continue.
     """
     directory = RunDirectory.open(path)
     config = resolve_auto(load_run_config(directory, overrides))
@@ -157,7 +157,7 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
 
 
 def _is_last(checkpoint: Path, config: Config) -> bool:
-    """Whether a checkpoint is of a run's last step: by its number, or by the tokens generated up to it."""
+    """Whether a checkpoint is of a run's last step, by its number or by the token budget."""
     train = config.train
     return step_of(checkpoint) >= train.num_steps or (
         train.token_budget is not None
@@ -166,18 +166,18 @@ def _is_last(checkpoint: Path, config: Config) -> bool:
 
 
 def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
-    """The inputs of a run, with a progress bar where it takes more than a second to prepare the prompts."""
+    """Read the inputs of a run, with a progress bar if preparing the prompts takes over a second."""
     with progress("prepare prompts", unit="prompts", after_s=1) as update_progress:
         return read_inputs(config, judge.needed_columns, on_progress=update_progress)
 
 
 def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS) -> None:
-    """Train to the end and draw the curves; where a trainer rank is lost, go back to the newest checkpoint.
+    """Train to the end and draw the curves; if a trainer rank is lost, restart from the newest checkpoint.
 
     Args:
         ready: the run.
-        callbacks: what shows it.
-        max_restarts: times that it goes back to its newest checkpoint by itself.
+        callbacks: the display of the run and the calls after each step.
+        max_restarts: the largest number of restarts.
     """
     for restarts in count():
         try:
@@ -198,7 +198,7 @@ def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int 
 
 @contextmanager
 def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
-    """A run at its newest checkpoint (or its beginning); signals ask it to stop; its summary is written at the end."""
+    """Open a run at its newest checkpoint or its start; signals stop it; the end of the block writes its summary."""
     config, inputs, judge, directory = ready.config, ready.inputs, ready.judge, ready.directory
     checkpoint = truncate_after_checkpoint(config, directory, callbacks.warn)
     step = step_of(checkpoint) if checkpoint else 0
@@ -228,7 +228,7 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
 
 @contextmanager
 def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
-    """However the block ends, close the trackers and write the summary, which says how it has ended."""
+    """Close the trackers and write the summary with the exit reason, however the block ends."""
     started, seconds_before = time.perf_counter(), run.state.wall_s
     reason = "failed"
     gc.freeze()  # full collections look at all modules again and again: 0.3 s or more, also between two steps
@@ -248,7 +248,7 @@ def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def truncate_after_checkpoint(config: Config, directory: RunDirectory, warn: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint, if there is one, with nothing in the run directory that is later."""
+    """Find the newest checkpoint, and remove everything later from the run directory."""
     directory.checkpoints.clear_leftovers()
     checkpoint = directory.checkpoints.latest(warn=warn)
     if checkpoint is None:
@@ -268,7 +268,7 @@ def truncate_after_checkpoint(config: Config, directory: RunDirectory, warn: Cal
 def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], None]) -> None:
     """Close the trackers and write summary.json; a full disk must not hide why the run ended.
 
-    Its `tokens_generated` and `wall_s` count the unfinished step too, whose work is thrown away.
+    `tokens_generated` and `wall_s` include the unfinished step, whose work is lost.
     """
     evaluations: list[dict[str, Any]] = [
         {name: value for name, value in each.items() if name != "table"}
@@ -296,12 +296,12 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
 
 
 def title_of(config: Config) -> str:
-    """What a run is called in its figure."""
+    """The title of a run's figure."""
     return f"{config.model.name}, {config.preset} on {config.data.train_source.label}"
 
 
 def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
-    """Write curves.png anew; `warn` is told where there is nothing to draw."""
+    """Write curves.png; warn if there is nothing to draw."""
     try:
         plot_curves(directory.metrics, directory.curves, title=title_of(config))
     except DataError as error:  # someone has removed the metrics
@@ -317,14 +317,14 @@ def export_model_of(
         path: the run directory.
         out_dir: the directory to write; must not exist.
         step: the checkpoint's step; None: the newest.
-        warn: takes what is said of damaged checkpoints that are passed over.
+        warn: receives messages about damaged checkpoints, which are skipped.
         adapter: write only the adapter, of a run with `model.lora`.
 
     Returns:
         The run's options, and the step of the checkpoint.
 
     Raises:
-        CheckpointError: there is no such checkpoint.
+        CheckpointError: the run has no such checkpoint.
     """
     run = RunDirectory.open(path)
     require_new(out_dir)

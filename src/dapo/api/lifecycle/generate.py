@@ -1,10 +1,11 @@
-"""Answers of a run's newest checkpoint to prompts that are not in its data."""
+"""Samples answers of a run's newest checkpoint to new prompts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from dapo.api.lifecycle.evaluate_models import open_engine_sampler
+from dapo.config import Config
 from dapo.core.errors import CheckpointError
 from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder
@@ -33,21 +34,17 @@ class OpenModel:
         self.encoder = PromptEncoder(loaded.tokenizer, self.config.data)
         self._loaded = stop_at_turn_end(loaded, self.encoder)
         with ExitStack() as stack:
-            plan = self.plan(samples=1, temperature=1.0, max_new_tokens=None, seed=0)
+            plan = generation_plan(self.config, self._loaded.stop_ids, 1, 1.0, None, 0)
             self._sampler = open_engine_sampler(self.config, self._loaded, self.encoder, checkpoint, plan, stack)
             self._stack = stack.pop_all()
 
     def is_outdated(self, directory: RunDirectory) -> bool:
-        """Whether the run has gone on since."""
+        """Whether the run has a newer checkpoint."""
         return directory.checkpoints.newest_step() != self.step
 
-    def plan(self, *, samples: int, temperature: float, max_new_tokens: int | None, seed: int) -> EvaluationPlan:
-        """How answers are sampled."""
-        limit = max_new_tokens or self.config.rollout.max_response_tokens
-        return EvaluationPlan("generate", samples, temperature, 1.0, limit, self._loaded.stop_ids, seed)
-
-    def sampler(self, plan: EvaluationPlan) -> EngineSampler:
-        """What samples by a plan."""
+    def sampler(self, samples: int, temperature: float, max_new_tokens: int | None, seed: int) -> EngineSampler:
+        """A sampler with these settings; `max_new_tokens=None` means `rollout.max_response_tokens`."""
+        plan = generation_plan(self.config, self._loaded.stop_ids, samples, temperature, max_new_tokens, seed)
         return self._sampler.with_plan(plan)
 
     def close(self) -> None:
@@ -55,22 +52,16 @@ class OpenModel:
         self._stack.close()
 
 
-def generate(
-    model: OpenModel,
-    prompt: str | Sequence[Any],
-    *,
-    samples: int,
-    temperature: float,
-    max_new_tokens: int | None,
-    seed: int,
-) -> Any:
-    """See `Run.generate`."""
-    plan = model.plan(samples=samples, temperature=temperature, max_new_tokens=max_new_tokens, seed=seed)
-    return answers_of(model.sampler(plan), prompt)
+def generation_plan(
+    config: Config, stop_ids: tuple[int, ...], samples: int, temperature: float, max_new_tokens: int | None, seed: int
+) -> EvaluationPlan:
+    """The sampling settings of `generate`."""
+    limit = max_new_tokens or config.rollout.max_response_tokens
+    return EvaluationPlan("generate", samples, temperature, 1.0, limit, stop_ids, seed)
 
 
 def answers_of(sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None) -> Any:
-    """The answers to a prompt, or to several, as `Run.generate` returns them; `check` is called before each poll."""
+    """Sample answers to one prompt or several, as `Run.generate` returns them; `check` is called before each poll."""
     prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
     samples = sampler.plan.samples_per_problem
     answers: list[list[str]] = [[""] * samples for _ in prompts]
@@ -88,5 +79,5 @@ def answers_of(sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Ca
 
 
 def _is_one_prompt(prompt: str | Sequence[Any]) -> bool:
-    """Whether this is a text or a list of chat messages, and not a list of these."""
+    """Whether this is one text or one list of chat messages, not a list of prompts."""
     return isinstance(prompt, str) or all(isinstance(message, Mapping) for message in prompt)

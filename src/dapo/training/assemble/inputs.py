@@ -55,18 +55,33 @@ def read_inputs(
     require_hardware(config)
     loaded, encoder, about_model = read_model_and_encoder(config, training=training)
     notes += about_model
-    problems, dropped = encoder.split_by_length(problems, on_progress=on_progress) if training else ([], 0)
-    if dropped:
-        notes.append(f"{dropped} training prompts left out: longer than data.max_prompt_tokens")
+    if training:
+        problems = drop_long(problems, encoder, notes, kind="training prompts", on_progress=on_progress)
     if held_out:
-        held_out, dropped = encoder.split_by_length(held_out)
-        if dropped:
-            notes.append(f"{dropped} evaluation prompts left out: longer than data.max_prompt_tokens")
-    response_tokens = response_limit(config, training=training)
-    if (positions := max_positions(loaded)) is not None:
-        longest = encoder.measure([*problems, *held_out], above=positions - response_tokens)
-        require_context(loaded, longest, response_tokens)
+        held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
+    require_fit([*problems, *held_out], encoder, loaded, response_limit(config, training=training))
     return Inputs(loaded, encoder, problems, held_out, notes, copies)
+
+
+def drop_long(
+    problems: Sequence[Problem],
+    encoder: PromptEncoder,
+    notes: list[str],
+    *,
+    kind: str = "prompts",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Problem]:
+    """Drop problems whose prompts exceed `data.max_prompt_tokens`, and add their number to the notes."""
+    kept, dropped = encoder.split_by_length(problems, on_progress=on_progress)
+    if dropped:
+        notes.append(f"{dropped} {kind} left out: longer than data.max_prompt_tokens")
+    return kept
+
+
+def require_fit(problems: Sequence[Problem], encoder: PromptEncoder, loaded: LoadedModel, response_tokens: int) -> None:
+    """Raise ConfigError if the longest prompt and a response together exceed the model's positions."""
+    if (positions := max_positions(loaded)) is not None:
+        require_context(loaded, encoder.measure(problems, above=positions - response_tokens), response_tokens)
 
 
 def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedModel, PromptEncoder, list[str]]:
