@@ -7,6 +7,20 @@ from typing import Any, Literal, TypeAlias
 
 from dapo.algo.sampling import is_informative
 
+__all__ = [
+    "Finish",
+    "Generation",
+    "GenerationRequest",
+    "Group",
+    "Message",
+    "Problem",
+    "Prompt",
+    "RankRecord",
+    "Sample",
+    "Verdict",
+    "WeightLayout",
+]
+
 Message: TypeAlias = Mapping[str, str]
 Prompt: TypeAlias = str | Sequence[Message]
 Finish: TypeAlias = Literal["stop", "length", "aborted"]

@@ -1,9 +1,10 @@
 """Laws of the layout: imports point up the list of layers, heavy packages stay where they belong, docs name real code.
 
-The source is read with `ast` only: nothing is imported, so an uninstalled optional package hides nothing.
+Imports are read with `ast`: no code runs, so an uninstalled optional package hides nothing.
 """
 
 import ast
+import importlib
 import re
 import sys
 from collections.abc import Iterator, Set
@@ -272,6 +273,16 @@ def test_the_commands_import_nothing_of_api_but_the_life_of_a_run():
     found = {target for target in targets if target.startswith("dapo.api.") or target in surface}
     assert found
     assert [target for target in found if not target.startswith("dapo.api.lifecycle.")] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["__init__", "types", "algo/__init__", "config/__init__", "evaluation/__init__", "rewards/__init__"]
+)
+def test_a_public_folder_lists_its_public_names_which_exist(name: str):
+    module = importlib.import_module(f"{PACKAGE}/{name}".removesuffix("/__init__").replace("/", "."))
+    namespace: dict[str, object] = {}
+    exec(f"from {module.__name__} import *", namespace)
+    assert set(module.__all__) - {"__version__"} <= namespace.keys()
 
 
 def test_optional_packages_are_imported_inside_functions_of_their_own_file():
