@@ -25,7 +25,7 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import truncate_after
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
+from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics
@@ -45,9 +45,7 @@ def probe_of(config: Config, *, problems: int | None = None, samples: int | None
     config = resolve_auto(config)
     with VerifierPool(config.reward) as judge:
         inputs = read_inputs(config, judge.needed_columns)
-        return probe_run(
-            resolve_kernels(config, inputs.loaded.model), inputs, judge, problems=problems, samples=samples
-        )
+        return probe_run(resolve_engine(config, inputs.loaded.model), inputs, judge, problems=problems, samples=samples)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from dapo.cli.train import start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, EngineError, OutOfMemory
-from dapo.distributed.engine_specs import vllm_engine_spec, vllm_options, weight_shapes
+from dapo.distributed.vllm_spec import vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine, sampling_arguments
 from dapo.types import GenerationRequest
@@ -231,7 +231,8 @@ class FakeVllm:
 
 def engine_on(vllm: FakeVllm) -> VllmEngine:
     shapes = weight_shapes(wide_model("llama"))
-    return VllmEngine(vllm, sampling_params=lambda r: None, weight_shapes=shapes, max_sequences=4)
+    options = {"weight_shapes": shapes, "temperatures": (0.01, 2.0), "max_sequences": 4}
+    return VllmEngine(vllm, sampling_params=lambda r: None, **options)
 
 
 @pytest.mark.parametrize(

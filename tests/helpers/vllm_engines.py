@@ -12,9 +12,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 import dapo
-from dapo.distributed.engine_specs import vllm_environment, weight_shapes
+from dapo.config.engines import ENGINES
 from dapo.distributed.local import LocalLauncher, LocalWorker
 from dapo.distributed.protocol import WeightsHandle, WorkerSpec
+from dapo.distributed.vllm_spec import vllm_environment, weight_shapes
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import VllmOptions, open_vllm_engine
@@ -44,6 +45,7 @@ def options_for(model: PreTrainedModel, **changes: Any) -> VllmOptions:
         "cache_gib": CACHE_BLOCKS * BLOCK_TOKENS * TOKEN_BYTES / 2**30,
         "max_sequences": LARGEST_SLOTS,
         "max_tokens": 256,
+        "temperatures": ENGINES["vllm"].temperatures,
     }
     return VllmOptions(**(settings | changes))
 
@@ -64,6 +66,7 @@ class ReusableVllmWorker:
             first._engine,
             sampling_params=first._sampling_params,
             weight_shapes=first._weight_shapes,
+            temperatures=first._temperatures,
             max_sequences=slots,
         )
 

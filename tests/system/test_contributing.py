@@ -41,7 +41,9 @@ def carry_out(topic: str, copy: Path) -> None:
     """Write the files of a how-to, `# PATH` in their first line, and apply its changes, `--- PATH` before each."""
     for code in snippets(topic):
         path, _, text = code.partition("\n")
-        (copy / path.removeprefix("# ")).write_text(text, encoding="utf-8")
+        file = copy / path.removeprefix("# ")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text, encoding="utf-8")
     for code in snippets(topic, "diff"):
         for path, change in re.findall(r"^--- (\S+)\n((?:[ +-].*\n)+?)(?=--- |\Z)", code, re.MULTILINE):
             apply(change, copy / path)
@@ -112,6 +114,22 @@ def test_a_loss_is_a_function_and_a_row_of_the_table(copy: Path):
     output_of(
         copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "policy" / "test_objective.py")
     )
+
+
+def test_an_engine_is_a_folder_a_section_and_a_row_of_the_table(copy: Path):
+    carry_out("An engine", copy)
+    assert "per_poll  default 4, unit responses\n" in output_of(copy, "-m", "dapo", "options", "rollout.plain")
+    options = ["rollout.engine=plain", "train.num_steps=1", "data.eval=null"]
+    assert "the plain engine" in output_of(copy, "-m", "dapo", "check", "tiny", *options)
+    own_process = [*options, "rollout.engines=1", "rollout.plain.per_poll=3"]
+    output_of(copy, "-m", "dapo", "train", "configs/tiny.yaml", *options, "--run-dir", "a")
+    output_of(copy, "-m", "dapo", "train", "configs/tiny.yaml", *own_process, "--run-dir", "b")
+    tables = [pq.read_table(copy / name / "rollouts" / "step_000001.parquet") for name in ("a", "b")]
+    assert tables[0].num_rows >= 16
+    assert tables[0].equals(tables[1])
+    for name in ("a", "b"):  # the engine samples from the distribution that trains
+        [row] = [json.loads(line) for line in (copy / name / "metrics.jsonl").read_text().splitlines()]
+        assert 0 <= row["rollout/engine_logprob_gap_max"] < 1e-5
 
 
 def test_an_option_is_a_field_that_is_read_where_its_section_arrives(copy: Path):

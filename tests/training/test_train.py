@@ -18,7 +18,7 @@ import dapo
 from dapo.cli.train import resume_run, start_run
 from dapo.config import load_config
 from dapo.core.errors import EngineError, ShortfallError
-from dapo.distributed.engine_specs import native_engine
+from dapo.distributed.engine_specs import open_engine
 from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.native.linear_probe import linear_shapes
 from dapo.engines.native.prepacked_linear import KERNELS, default_kernel, multiplies, shape_name
@@ -94,8 +94,8 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
     monkeypatch.setattr(build, "EnginePool", not_started)
     with pytest.raises(EngineError, match="not started"):
         resume_run(path, ["train.num_steps=2", "rollout.engines=1"])
-    assert [spec.factory for spec in specs] == ["dapo.distributed.engine_specs:native_engine"]
-    own = native_engine(**specs[0].options)
+    assert [spec.factory for spec in specs] == ["dapo.distributed.engine_specs:open_engine"]
+    own = open_engine(**specs[0].options)
     own.submit([GenerationRequest("a", (4, 5), max_new_tokens=3, temperature=1.0, top_p=1.0, seed=0, stop_ids=())])
     while own.in_flight:
         own.poll()

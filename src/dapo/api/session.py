@@ -35,7 +35,7 @@ from dapo.training.assemble.build import (
     value_function_of,
 )
 from dapo.training.assemble.inputs import drop_long, read_model_and_encoder, require_fit
-from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_kernels
+from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.training.checked_rows import load_rows
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
@@ -79,7 +79,7 @@ class Session:
         with ExitStack() as stack:
             self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="dapo-session-")))
             self._loaded, self._encoder, notes = read_model_and_encoder(self.config, training=True)
-            self.config = resolve_kernels(self.config, self._loaded.model)
+            self.config = resolve_engine(self.config, self._loaded.model)
             self._engine = build_engine(self.config, self._loaded, log=print_text)
             stack.callback(self._engine.close)
             policy = stack.enter_context(open_policy(self.config, self._loaded, None))

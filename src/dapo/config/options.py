@@ -8,6 +8,7 @@ from pydantic.fields import FieldInfo
 
 from dapo.algo.surrogate_table import SURROGATES, surrogates_with
 from dapo.config.data_spec import kinds
+from dapo.config.engines import ENGINES
 from dapo.config.model_options import DataConfig, ModelConfig
 from dapo.config.reward_options import AuditConfig, OverlongConfig, RewardConfig
 from dapo.config.rollout_options import DynamicSamplingConfig, RolloutConfig
@@ -145,12 +146,12 @@ class Config(Section):
     @property
     def engine_processes(self) -> int:
         """Engines in processes of their own; 0: the process that trains also samples."""
-        return max(self.rollout.engines, int(self.rollout.engine == "vllm"))
+        return max(self.rollout.engines, int(self.rollout.engine_kind.needs_process))
 
     @property
     def gpus_per_engine(self) -> int:
         """GPUs that an engine is spread over."""
-        return self.rollout.vllm.tensor_parallel if self.rollout.engine == "vllm" else 1
+        return getattr(self.rollout.engine_options, "tensor_parallel", 1)
 
     @property
     def is_multiprocess(self) -> bool:
@@ -191,9 +192,11 @@ class Config(Section):
                 f"train.minibatch_groups={train.minibatch_groups} (prompts per optimiser update)"
             )
         for name, temperature in (("rollout", rollout.temperature), ("eval", self.eval.temperature)):
-            if rollout.engine == "vllm" and temperature and not 0.01 <= temperature <= 2:
+            low, high = rollout.engine_kind.temperatures
+            if temperature and not low <= temperature <= high:
                 raise ValueError(
-                    f"{name}.temperature must be from 0.01 to 2 with rollout.engine=vllm, got {temperature:g}"
+                    f"{name}.temperature must be from {low:g} to {high:g} with rollout.engine={rollout.engine}, "
+                    f"got {temperature:g}"
                 )
         if overlong.mode == "soft" and overlong.buffer_tokens > length:
             raise ValueError(
@@ -361,8 +364,9 @@ class Config(Section):
         """Explain why the engine's log-probabilities may differ from those of the policy at the start of a step."""
         if self.schedule == "one_step_off":
             return "takes the policy that sampled for the one that the step begins with: it needs schedule=sync"
-        if self.rollout.engine == "vllm":
-            return "needs an engine that rounds as the trainer does: rollout.engine=native"
+        if not self.rollout.engine_kind.rounds_as_trainer:
+            engines = _engines_with("rounds_as_trainer")
+            return f"needs an engine that rounds as the trainer does: rollout.engine={engines}"
         if self.uses_trainer_group:
             return "keeps the samples in one process: it needs distributed.trainer_ranks=1 and launcher=local"
         if self.engine_processes:
@@ -376,6 +380,10 @@ class Config(Section):
         return None
 
 
+def _engines_with(capability: str) -> str:
+    return " or ".join(name for name, kind in ENGINES.items() if getattr(kind, capability))
+
+
 _SEVERAL_UPDATES = "several updates per step (in the first the ratio is 1, and nothing is clipped)"
 CONDITIONS = {
     **{
@@ -384,7 +392,7 @@ CONDITIONS = {
     },
     "corrects_engine": "loss.engine_correction",
     "decays_lr": "optim.schedule=linear or cosine",
-    "engine_processes": "engine processes (rollout.engines, or rollout.engine=vllm)",
+    "engine_processes": f"engine processes (rollout.engines, or rollout.engine={_engines_with('needs_process')})",
     "has_kl": "loss.kl_coef above 0",
     "predicts_signal": "dynamic_sampling.predict=proportional or thompson",
     "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",

@@ -1,9 +1,10 @@
 """Options of sampling: `rollout`, `dynamic_sampling`."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, field_validator
 
+from dapo.config.engines import ENGINES, EngineKind
 from dapo.config.section import (
     MAX_PROCESSES,
     Auto,
@@ -17,6 +18,11 @@ from dapo.config.section import (
     Tokens,
     option,
 )
+
+if TYPE_CHECKING:
+    EngineName: TypeAlias = str
+else:
+    EngineName = Literal[tuple(ENGINES)]
 
 
 class NativeConfig(Section):
@@ -54,7 +60,7 @@ class VllmConfig(Section):
 
 
 class RolloutConfig(Section):
-    engine: Literal["native", "vllm"] = option("native", "The engine that samples responses.")
+    engine: EngineName = option("native", "The engine that samples responses.")
     engines: Int = option(
         0,
         "Engine processes. 0: the training process also samples (vllm always has its own process).",
@@ -82,6 +88,16 @@ class RolloutConfig(Section):
         unit="tokens",
     )
     temperature: Float = option(1.0, "Temperature at which responses are sampled and scored.", paper=1.0, gt=0)
+
+    @property
+    def engine_kind(self) -> EngineKind:
+        """The engine's row of the table."""
+        return ENGINES[self.engine]
+
+    @property
+    def engine_options(self) -> Any:
+        """The engine's own section; None if it has no options."""
+        return getattr(self, self.engine, None)
 
 
 class ScoreThresholdsConfig(Section):

@@ -23,6 +23,13 @@ class EngineState:
         """Ids of the requests that are not answered yet, where the order is known first come first."""
         raise NotImplementedError
 
+    def drop_weights(self) -> None:
+        """Keep the weights: an engine that can free their memory overrides it."""
+        self._require_idle("drop_weights")
+
+    def close(self) -> None:
+        self._is_closed = True
+
     def _require_open(self) -> None:
         if self._is_closed:
             raise EngineError("the engine is closed")

@@ -70,9 +70,6 @@ class ScriptedEngine(EngineState):
         self._version = version
         self.loaded.append(version)
 
-    def drop_weights(self) -> None:
-        self._require_idle("drop_weights")
-
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._require_open()
         self._require_new(requests)

@@ -30,7 +30,7 @@ from dapo.runs.progress import progress
 from dapo.runs.stored_config import load_run_config
 from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
 from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
+from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 from dapo.training.checked_rows import load_rows
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
@@ -223,7 +223,7 @@ def open_engine_sampler(
 ) -> EngineSampler:
     """An engine with the weights of the checkpoint, or of the model; closed with `stack`."""
     launcher = stack.enter_context(open_launcher(config))
-    engine = build_engine(resolve_kernels(config, loaded.model), loaded, launcher, log=warn)
+    engine = build_engine(resolve_engine(config, loaded.model), loaded, launcher, log=warn)
     stack.callback(engine.close)
     if checkpoint is not None:
         engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))

@@ -33,7 +33,7 @@ from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training import one_step_off
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
-from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_kernels
+from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, read_state, restore
 from dapo.training.preflight import open_judge
@@ -116,7 +116,7 @@ def new_run(
         inputs.notes += notes
         started = datetime.now(UTC)
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        config = resolve_kernels(config, inputs.loaded.model)
+        config = resolve_engine(config, inputs.loaded.model)
         manifest = make_manifest(
             command,
             seed=config.train.seed,

@@ -147,7 +147,7 @@ class ResourceEstimate:
         """Bytes on the device of an engine, by part."""
         dimensions, e, tp = self.dimensions, self.element_bytes, self.config.gpus_per_engine
         breakdown = {"weights": e * dimensions.parameters / tp}
-        if self.config.rollout.engine == "vllm":
+        if self.config.rollout.engine_kind.pages_cache:
             overhead = self.profile.engine_overhead_gib * GIB
             return breakdown | {"cache": self.vllm_cache(breakdown["weights"] + overhead), "vLLM overhead": overhead}
         if self.profile.device == "cpu" and dimensions.tied:

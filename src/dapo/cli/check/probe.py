@@ -16,7 +16,7 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.progress import progress
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto, resolve_kernels
+from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 
 _BAR, _WIDTH = 30, 110
 
@@ -26,7 +26,7 @@ def run_probe(config: Config, problems: int | None, samples: int | None) -> Prob
     config = resolve_auto(config)
     with VerifierPool(config.reward) as judge:
         inputs = read_inputs(config, judge.needed_columns)
-        config = resolve_kernels(config, inputs.loaded.model)
+        config = resolve_engine(config, inputs.loaded.model)
         with progress("probe") as show:
             show(0, problems or default_problems(config))
             return probe_run(config, inputs, judge, problems=problems, samples=samples, on_progress=show)

@@ -99,7 +99,7 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     if not config.uses_trainer_group:
         own.append("the policy")
     if not config.engine_processes:
-        own.append("the native engine")
+        own.append(f"the {config.rollout.engine} engine")
     yield f"  controller   1 process: {', '.join(own)}"
     if config.uses_trainer_group:
         ranks = f"{estimate.ranks} ranks (FSDP2)" if estimate.ranks > 1 else "1 process"
@@ -199,11 +199,11 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     else:
         yield from _too_large(estimate, "a trainer rank", trainer)
         yield from _engine_too_large(estimate, engine)
-    if config.rollout.engine == "vllm":
-        yield from _vllm_problems(estimate)
+    if config.rollout.engine_kind.pages_cache:
+        yield from _paged_cache_problems(estimate)
 
 
-def _vllm_problems(estimate: ResourceEstimate) -> Iterator[str]:
+def _paged_cache_problems(estimate: ResourceEstimate) -> Iterator[str]:
     dimensions, tp = estimate.dimensions, estimate.config.gpus_per_engine
     if dimensions.heads % tp or (dimensions.kv_heads % tp and tp % dimensions.kv_heads):
         yield (
@@ -259,9 +259,9 @@ def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]
     remaining = available - (total - breakdown["cache"])
     if remaining > 0:
         slots = estimate.config.rollout.native.slots
-        is_vllm = estimate.config.rollout.engine == "vllm"
-        name = "rollout.vllm.cache_gib" if is_vllm else "rollout.native.slots"
-        limit = remaining / GIB if is_vllm else slots * remaining / breakdown["cache"]
+        is_paged = estimate.config.rollout.engine_kind.pages_cache
+        name = "rollout.vllm.cache_gib" if is_paged else "rollout.native.slots"
+        limit = remaining / GIB if is_paged else slots * remaining / breakdown["cache"]
         yield (
             f"a GPU of an engine needs {_gib(total)}, and {_gib(available)} are available: set {name} to at most "
             f"{int(limit):,}"

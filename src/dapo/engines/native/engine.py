@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from dapo.config.rollout_options import NativeConfig
+from dapo.config.rollout_options import NativeConfig, RolloutConfig
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import PromptCache
@@ -365,6 +365,13 @@ class NativeEngine(EngineState):
 
     def _count(self, **added: int) -> None:
         self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in added.items()})
+
+
+def open_native_engine(rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1) -> NativeEngine:
+    """Open the engine of `rollout.engine: native` (`config.engines.EngineKind.open`)."""
+    memory = CudaMemory(model.device, processes=gpu_processes) if model.device.type == "cuda" else None
+    reproducible = rollout.reproducible or not rollout.engines  # the option holds for engine processes only
+    return NativeEngine(model, rollout.native, reproducible=reproducible, memory=memory)
 
 
 def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tensor:

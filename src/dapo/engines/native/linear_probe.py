@@ -1,9 +1,9 @@
 """Chooses the kernels of prepacked products by timing them on this processor.
 
 Which library multiplies fastest depends on the processor: on one MKL's blocks are as fast as oneDNN's, on another half
-as fast. The choice changes the last digits of a product, so a run records it, and a resumed run takes the recorded one.
-What was chosen is also kept in the user's cache for later runs: where two kernels are about as fast, each run's own
-times could choose otherwise, and runs of equal seeds would differ.
+as fast. The choice changes the last digits of a product, so a run records it (`rollout.native.kernels` in config.yaml).
+It is also kept in the user's cache for later runs: where two kernels are about equally fast, each run's own timing
+could choose differently, and runs of equal seeds would differ.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from dapo.config.rollout_options import NativeConfig
 from dapo.core.files import atomic_write_json, cache_folder, open_no_link
 from dapo.core.processor import cpu_model, vector_extensions
 from dapo.engines.native.prepacked_linear import KERNELS, PrepackedWeight, default_kernel, multiplies, shape_name
@@ -33,6 +34,15 @@ ROUNDS = 7
 
 Measure: TypeAlias = Callable[[Iterable[str], int, int, int, torch.dtype], dict[str, float]]
 """From kernels, outputs, inputs, rows and type to the seconds of a product by each kernel."""
+
+
+def resolve_kernels(options: NativeConfig, model: nn.Module, *, dtype: torch.dtype, device: str) -> NativeConfig:
+    """Resolve `rollout.native.kernels`: on a CPU the fastest kernel of each shape, on a GPU none."""
+    if options.kernels is not None:
+        return options
+    timed = device == "cpu"
+    kernels = choose_kernels(linear_shapes(model), dtype, options.slots, choices=choices_file()) if timed else {}
+    return options.model_copy(update={"kernels": kernels})
 
 
 def linear_shapes(model: nn.Module) -> set[tuple[int, int]]:

@@ -13,7 +13,6 @@ from dapo.engines import request_checks as checks
 from dapo.engines.engine import WeightSource, float_array
 from dapo.types import Finish, Generation, GenerationRequest
 
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
 LOAD = "dapo_load_weights"
 """Method that `start.WeightReader` adds to vLLM's workers: takes a WeightSource, returns names of unset weights."""
 
@@ -46,15 +45,17 @@ class VllmEngine(checks.EngineState):
         *,
         sampling_params: Callable[[GenerationRequest], Any],
         weight_shapes: Mapping[str, tuple[int, ...]],
+        temperatures: tuple[float, float],
         max_sequences: int,
     ) -> None:
         """Wrap a `vllm.LLMEngine`, whose own weights are never sampled from.
 
         Args:
-            llm_engine: the engine, started.
-            sampling_params: converts a request to vLLM's `SamplingParams`.
-            weight_shapes: of all weights by their Hugging Face names, tied ones under each of them.
-            max_sequences: sequences that run at a time.
+            llm_engine: The engine, started.
+            sampling_params: Converts a request to vLLM's `SamplingParams`.
+            weight_shapes: Shapes of all weights by their Hugging Face names, tied ones under each of them.
+            temperatures: The lowest and the highest besides 0.
+            max_sequences: Sequences that run at a time.
         """
         super().__init__(version=None)
         self._engine: Any = llm_engine
@@ -62,6 +63,7 @@ class VllmEngine(checks.EngineState):
         config = llm_engine.model_config
         self._vocabulary: int = config.get_vocab_size()
         bound, what = config.max_model_len, "the length that this engine was started for"
+        self._temperatures = temperatures
         self._bound = checks.PositionBound(bound, what, "raise data.max_prompt_tokens")
         self._waiting: dict[str, GenerationRequest] = {}
         self._running: dict[str, _RunningSequence] = {}
@@ -92,18 +94,16 @@ class VllmEngine(checks.EngineState):
         engine.set_weight_version(str(version))
         self._version = version
 
-    def drop_weights(self) -> None:
-        self._require_idle("drop_weights")
-
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._require_weights()
         self._require_new(requests)
         checks.check_requests(requests, vocabulary=self._vocabulary, bounds=[self._bound])
+        low, high = self._temperatures
         for request in requests:
-            if request.temperature and not MIN_TEMPERATURE <= request.temperature <= MAX_TEMPERATURE:
+            if request.temperature and not low <= request.temperature <= high:
                 raise EngineError(
-                    f"request {request.id!r}: vLLM samples at temperatures of 0 (greedy) and from "
-                    f"{MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, got {request.temperature:g}"
+                    f"request {request.id!r}: vLLM samples at temperatures of 0 (greedy) and from {low:g} to {high:g}, "
+                    f"got {request.temperature:g}"
                 )
         self._waiting.update((request.id, request) for request in requests)
 

@@ -55,6 +55,7 @@ class VllmOptions:
     dtype: str
     cache_gib: float | None  # None: what the device has room for
     max_tokens: int  # the longest prompt and response together
+    temperatures: tuple[float, float]  # the lowest and the highest besides 0
     max_sequences: int = MAX_SEQUENCES
     tensor_parallel: int = 1
     eager: bool | None = None  # None: on a CPU
@@ -107,6 +108,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         engine,
         sampling_params=partial(sampling_params, seeded=options.reproducible),
         weight_shapes=options.weight_shapes,
+        temperatures=options.temperatures,
         max_sequences=options.max_sequences,
     )
 

@@ -16,12 +16,11 @@ from dapo.config.run_options import START_TIMEOUT_S
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engine_pool import EnginePool
-from dapo.distributed.engine_specs import engine_specs, processes_per_gpu
+from dapo.distributed.engine_specs import engine_specs, open_in_process, processes_per_gpu
 from dapo.distributed.protocol import Launcher
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
-from dapo.engines.native.engine import NativeEngine
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.model import LoadedModel
 from dapo.policy.policy import Policy
@@ -159,7 +158,7 @@ def build_engine(
             and processes_per_gpu(config, max(1, torch.cuda.device_count())) > 1,
         )
     else:
-        engine = NativeEngine(copy.deepcopy(loaded.model), config.rollout.native)
+        engine = open_in_process(config.rollout, copy.deepcopy(loaded.model))
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return CheckedEngine(engine, vocabulary=vocabulary)
 

@@ -1,5 +1,6 @@
 """Resolves `auto`: the options that depend on this machine, this model and this data."""
 
+import pkgutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,7 @@ from torch import nn
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError
-from dapo.distributed.engine_specs import processes_per_gpu, require_vllm
-from dapo.engines.native.linear_probe import choices_file, choose_kernels, linear_shapes
+from dapo.distributed.engine_specs import processes_per_gpu
 from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
 from dapo.policy.model_dimensions import find_dimensions
 
@@ -55,20 +55,15 @@ def resolve_auto(
     return config
 
 
-def resolve_kernels(config: Config, model: nn.Module) -> Config:
-    """Resolve `rollout.native.kernels` by timing them on this processor; on a GPU, and with another engine, to none.
-
-    The model is the one that the engine samples with; it may be on the device `meta`.
-    """
-    native = config.rollout.native
-    if native.kernels is not None:
+def resolve_engine(config: Config, model: nn.Module) -> Config:
+    """Resolve `auto` in the engine's own section; the model has the shapes of its weights, maybe on `meta`."""
+    rollout, resolve = config.rollout, config.rollout.engine_kind.resolve
+    if resolve is None:
         return config
     on_gpu = config.train.device == "cuda" or (config.train.device == "auto" and torch.cuda.is_available())
-    kernels = {}
-    if config.rollout.engine == "native" and not on_gpu:
-        dtype = getattr(torch, config.model.dtype)
-        kernels = choose_kernels(linear_shapes(model), dtype, native.slots, choices=choices_file())
-    return config.changed("rollout", native=native.model_copy(update={"kernels": kernels}))
+    dtype, device = getattr(torch, config.model.dtype), "cuda" if on_gpu else "cpu"
+    options = pkgutil.resolve_name(resolve)(rollout.engine_options, model, dtype=dtype, device=device)
+    return config.changed("rollout", **{rollout.engine: options})
 
 
 def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
@@ -102,11 +97,11 @@ def multiplies_bfloat16_fast(device: str) -> bool:
 
 
 def require_hardware(config: Config) -> None:
-    """Raise ConfigError where this machine lacks a GPU or the environment of vLLM that the options name."""
+    """Raise ConfigError where this machine lacks a GPU that the configuration names, or what its engine needs."""
     if not config.uses_ray:
         device_of(config)
-    if config.rollout.engine == "vllm":
-        require_vllm(config)
+    if (require := config.rollout.engine_kind.require) is not None:
+        pkgutil.resolve_name(require)(config)
 
 
 def device_of(config: Config) -> str:
