@@ -99,9 +99,9 @@ dist: install-dev
 
 # the pages of metrics and of options, and the tables of other systems' options, from what the code uses
 docs: install
-	$(VENV)/bin/python -m dapo.runs.metric_table > docs/metrics.md
-	$(VENV)/bin/python -m dapo.config.page > docs/options.md
-	$(VENV)/bin/python -m dapo.config.page docs/from_*.md
+	$(VENV)/bin/python docs/generated_pages.py metrics > docs/metrics.md
+	$(VENV)/bin/python docs/generated_pages.py options > docs/options.md
+	$(VENV)/bin/python docs/generated_pages.py docs/from_*.md
 
 format: install-dev
 	$(VENV)/bin/ruff format src tests benchmarks evidence examples docs/*.py setup.py

@@ -20,9 +20,9 @@ from dapo.config import (
 )
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.config.other_names import REMOVED
-from dapo.config.page import options_page
 from dapo.core.errors import ConfigError
 from dapo.training.assemble.resolve import resolve_auto
+from docs.generated_pages import options_page
 from helpers.paths import ROOT
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}

@@ -15,6 +15,8 @@ import pytest
 
 from helpers.paths import ROOT
 
+PAGES = str(ROOT / "docs" / "generated_pages.py")
+
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
@@ -110,7 +112,7 @@ def test_a_loss_is_a_function_and_a_row_of_the_table(copy: Path):
     assert "  loss        REINFORCE, without a ratio, averaged by token\n" in output_of(
         copy, "-m", "dapo", "check", *options
     )
-    assert " reinforce: A log pi; clip: " in output_of(copy, "-m", "dapo.config.page")
+    assert " reinforce: A log pi; clip: " in output_of(copy, PAGES, "options")
     output_of(
         copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(ROOT / "tests" / "policy" / "test_objective.py")
     )
@@ -136,7 +138,9 @@ def test_an_option_is_a_field_that_is_read_where_its_section_arrives(copy: Path)
     carry_out("An option", copy)
     assert output_of(copy, "-m", "dapo", "options", "optim.eps").startswith("optim.eps  default 1e-08, paper 1e-08\n")
     assert "  - optim.eps: 0.1 (paper: 1e-08)\n" in output_of(copy, "-m", "dapo", "check", "tiny", "optim.eps=0.1")
-    assert "| `optim.eps` | `1e-08` | `1e-08` |  | Number" in output_of(copy, "-m", "dapo.config.page")
+    assert "| `optim.eps` | `1e-08` | `1e-08` |  | Number" in output_of(
+        copy, str(ROOT / "docs" / "generated_pages.py"), "options"
+    )
     refused = run(copy, "-m", "dapo", "check", "tiny", "optim.eps=0")
     assert refused.stderr == "error: command line: option optim.eps: input should be greater than 0, got 0\n"
     script = """
@@ -154,7 +158,7 @@ def test_a_metric_is_a_row_of_the_table_and_a_value(copy: Path):
     output_of(copy, "-m", "dapo", "train", "tiny", "train.num_steps=1", "data.eval=null", "--run-dir", "run")
     rows = [json.loads(line) for line in (copy / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["rollout/responses_trained"] == 16
-    page = output_of(copy, "-m", "dapo.runs.metric_table")
+    page = output_of(copy, PAGES, "metrics")
     assert "| `rollout/responses_trained` | responses | The number of responses that train. |" in page
 
 

@@ -17,10 +17,11 @@ import yaml
 
 from dapo.config import build_config
 from dapo.config.options import options_of
-from dapo.config.other_names import COUNTERPARTS, TITLES, Peer, called_elsewhere, with_table
+from dapo.config.other_names import COUNTERPARTS, TITLES, Peer, called_elsewhere
 from dapo.core.errors import ConfigError
 from dapo.rewards.verifiers.function import RewardFunction, load_function
 from dapo.types import Problem
+from docs.generated_pages import with_table
 from helpers.commands import run
 from helpers.paths import ROOT
 

@@ -5,7 +5,6 @@ dapo had once, with the advice for who still sets them.
 """
 
 import csv
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,18 +81,3 @@ def _leaves(name: str, value: object) -> Iterator[str]:
             yield from _leaves(f"{name}.{key}", inner)
     else:
         yield name
-
-
-def options_table(peer: Peer) -> str:
-    """The table of options of docs/from_PEER.md in Markdown."""
-    lines = [f"| {TITLES[peer]} | here | remark |", "|---|---|---|"]
-    for row in COUNTERPARTS[peer]:
-        ours = ", ".join(f"`{option}`" for option in row.ours) or "none"
-        lines.append(f"| `{row.theirs}` | {ours} | {row.remark} |")
-    return "\n".join(lines)
-
-
-def with_table(page: str, peer: Peer) -> str:
-    """The text of a page with the table between its two marks `<!-- options -->` made anew."""
-    table = f"<!-- options -->\n{options_table(peer)}\n<!-- options -->"
-    return re.sub(r"<!-- options -->.*?<!-- options -->", lambda _: table, page, flags=re.DOTALL)

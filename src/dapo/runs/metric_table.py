@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from dapo.core.terminal import print_text
-from dapo.runs.outcomes import OUTCOME_MEANINGS, OUTCOMES
+from dapo.runs.outcomes import OUTCOMES
 
 SECTIONS = {
     "reward": "Rewards of the step's judged responses.",
@@ -100,31 +99,3 @@ def metric_of(name: str) -> Metric:
         if re.fullmatch(re.sub(r"\{\w+\}", "(.+)", outcomes), name):
             return metric
     raise KeyError(f"{name} is not in the table of metrics (runs/metrics.tsv)")
-
-
-def metrics_page() -> str:
-    """docs/metrics.md."""
-    lines = [
-        "<!-- Made from src/dapo/runs/metrics.tsv by `make docs`: change the table, not this page. -->",
-        "# Metrics",
-        "",
-        "The metrics of `metrics.jsonl`, one line per step. *Updates* is the way in which the values of a step's "
-        "optimizer updates are combined; without an entry the metric describes the whole step. *When* is the "
-        "condition under which a metric is logged; a step without trained tokens has no means over tokens.",
-    ]
-    for section, text in SECTIONS.items():
-        lines += ["", f"## {section}/", "", text, "", "| metric | unit | meaning | paper | updates | when |"]
-        lines += ["|---|---|---|---|---|---|"]
-        lines += [
-            f"| `{m.name}` | {m.unit} | {m.meaning} | {m.paper} | {m.over_updates} | {m.when} |"
-            for m in METRICS
-            if m.name.startswith(f"{section}/")
-        ]
-        if section == "rollout":
-            lines += ["", "The outcome of a group is one of:", ""]
-            lines += [f"- `{outcome}`: {meaning}." for outcome, meaning in OUTCOME_MEANINGS.items()]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print_text(metrics_page(), end="")

@@ -1,0 +1,95 @@
+"""The pages and tables that `make docs` makes from what the code uses: metrics, options, other systems' options.
+
+Run as a program with the name `metrics` or `options`, it prints that page; given pages, it renews their tables.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+from dapo.config.option_entries import option_entries, yaml_text
+from dapo.config.options import CONDITIONS
+from dapo.config.other_names import COUNTERPARTS, TITLES, Peer
+from dapo.core.terminal import print_text
+from dapo.runs.metric_table import METRICS, SECTIONS
+from dapo.runs.outcomes import OUTCOME_MEANINGS
+
+
+def metrics_page() -> str:
+    """docs/metrics.md."""
+    lines = [
+        "<!-- Made from src/dapo/runs/metrics.tsv by `make docs`: change the table, not this page. -->",
+        "# Metrics",
+        "",
+        "The metrics of `metrics.jsonl`, one line per step. *Updates* is the way in which the values of a step's "
+        "optimizer updates are combined; without an entry the metric describes the whole step. *When* is the "
+        "condition under which a metric is logged; a step without trained tokens has no means over tokens.",
+    ]
+    for section, text in SECTIONS.items():
+        lines += ["", f"## {section}/", "", text, "", "| metric | unit | meaning | paper | updates | when |"]
+        lines += ["|---|---|---|---|---|---|"]
+        lines += [
+            f"| `{m.name}` | {m.unit} | {m.meaning} | {m.paper} | {m.over_updates} | {m.when} |"
+            for m in METRICS
+            if m.name.startswith(f"{section}/")
+        ]
+        if section == "rollout":
+            lines += ["", "The outcome of a group is one of:", ""]
+            lines += [f"- `{outcome}`: {meaning}." for outcome, meaning in OUTCOME_MEANINGS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def options_page() -> str:
+    """docs/options.md."""
+    lines = [
+        "<!-- Made from src/dapo/config/ by `make docs`: change the options, not this page. -->",
+        "# Options",
+        "",
+        "Everything that a YAML file or `KEY=VALUE` on the command line can set; `dapo options loss` prints a section. "
+        "*Paper* is the paper's value, where it has one. *Only with* is the condition under which the option has an "
+        "effect; `dapo check` lists what is set without it.",
+    ]
+    of_sections: dict[str, list[str]] = {"A run": []}
+    for entry in option_entries():
+        default = entry.default_text if entry.is_required else f"`{entry.default_text}`"
+        paper = f"`{yaml_text(entry.paper)}`" if entry.has_paper_value else ""
+        shown = CONDITIONS.get(entry.condition) or (f"`{entry.condition}`" if entry.condition else "")
+        row = f"| `{entry.name}` | {default} | {paper} | {entry.unit} | {entry.meaning} | {shown} |".replace("*", r"\*")
+        of_sections.setdefault(entry.section or "A run", []).append(row)
+    for heading, rows in of_sections.items():
+        title = heading if heading == "A run" else f"`{heading}`"
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            "| option | default | paper | unit | meaning | only with |",
+            "|---|---|---|---|---|---|",
+        ]
+        lines += rows
+    return "\n".join(lines) + "\n"
+
+
+def options_table(peer: Peer) -> str:
+    """The table of options of docs/from_PEER.md in Markdown."""
+    lines = [f"| {TITLES[peer]} | here | remark |", "|---|---|---|"]
+    for row in COUNTERPARTS[peer]:
+        ours = ", ".join(f"`{option}`" for option in row.ours) or "none"
+        lines.append(f"| `{row.theirs}` | {ours} | {row.remark} |")
+    return "\n".join(lines)
+
+
+def with_table(page: str, peer: Peer) -> str:
+    """The text of a page with a new table between its two marks `<!-- options -->`."""
+    table = f"<!-- options -->\n{options_table(peer)}\n<!-- options -->"
+    return re.sub(r"<!-- options -->.*?<!-- options -->", lambda _: table, page, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    pages = {"metrics": metrics_page, "options": options_page}
+    for argument in sys.argv[1:]:
+        if argument in pages:
+            print_text(pages[argument](), end="")
+            continue
+        path = Path(argument)
+        (system,) = (each for each in COUNTERPARTS if path.stem == f"from_{each}")
+        path.write_text(with_table(path.read_text(encoding="utf-8"), system), encoding="utf-8")
