@@ -1,8 +1,8 @@
-"""Messages between the controller and a local worker, over a socket; many bytes are copied once, into shared memory.
+"""Messages between the controller and a local worker over a socket; large buffers are copied once, to shared memory.
 
-That memory has no name: it is a file without a path (memfd), whose descriptor goes through the socket. So no other
-process can open it, `/dev/shm` and its size do not matter, and nothing remains of it however the processes end. Where
-the system gives no such file, the bytes go through the socket, which copies them twice.
+The shared memory is a file without a path (memfd), whose descriptor goes through the socket. No other process can open
+it, the size of `/dev/shm` does not matter, and it disappears with the processes. Where the system provides no such
+file, the bytes go through the socket, which copies them twice.
 """
 
 import mmap
@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 BUFFERS_PER_WRITE = 1024
-"""How many buffers Linux takes in one call (IOV_MAX)."""
+"""The number of buffers that Linux takes in one call (IOV_MAX)."""
 
 MIN_SHARED_BYTES = 2**16
-"""Fewer bytes go through the socket: that many it holds without waiting for the other end."""
+"""Fewer bytes go through the socket, which buffers them without waiting for the other end."""
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """A positional argument of a call that is many bytes: they are written from where they lie.
+    """A large positional argument of a call, sent without pickling its bytes.
 
-    Ray, too, leaves numpy arrays outside of the message, in shared memory.
+    Ray keeps numpy arrays in shared memory as well.
     """
 
     parts: tuple[NDArray[np.uint8], ...]
@@ -42,11 +42,11 @@ class Buffers:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What stands for buffers in the message that goes before them."""
+    """The placeholder of buffers in the message that precedes them."""
 
     sizes: tuple[int, ...]
     is_shared: bool
-    """A descriptor of the file that holds them follows, instead of their bytes."""
+    """Whether the descriptor of a shared file follows instead of the bytes."""
 
 
 class Channel:
@@ -59,7 +59,8 @@ class Channel:
     def send(self, message: tuple[Any, ...]) -> None:
         """Send a message; a tuple in it may hold `Buffers`.
 
-        Raises what refuses to be sent, before anything is, and OSError if the other end is gone.
+        Raises the pickling error of an unsuitable message before it sends anything, and OSError if the other end is
+        gone.
         """
         with ExitStack() as files:
             following: list[Callable[[], None]] = []
@@ -81,13 +82,13 @@ class Channel:
                 send()
 
     def send_end(self) -> None:
-        """Send what the other end reads as the end of all messages."""
+        """Send the mark of the last message."""
         self._connection.send_bytes(b"")
 
     def receive(self) -> tuple[Any, ...]:
-        """The next message; buffers that came in shared memory are read-only.
+        """The next message; buffers in shared memory are read-only.
 
-        Raises EOFError after the last one, OSError, and what reading a message raises.
+        Raises EOFError after the last message, OSError, and any unpickling error.
         """
         return _map_members(self._filled, self._connection.recv())
 

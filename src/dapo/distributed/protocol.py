@@ -57,7 +57,7 @@ class WeightsHandle(Protocol):
 
 
 class Node(NamedTuple):
-    """What a machine of a cluster has in all, in use or free."""
+    """The resources of a machine of a cluster, used and free together."""
 
     cpus: float
     gpus: float

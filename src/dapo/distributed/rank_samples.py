@@ -11,7 +11,7 @@ from dapo.types import Sample
 
 @dataclass(frozen=True)
 class NumberedPass:
-    """What a rank computes in one forward and backward: a rank microbatch whose samples the rank has."""
+    """The samples of one forward and backward of a rank."""
 
     numbers: tuple[int, ...]
     """Empty for a dummy microbatch."""

@@ -105,7 +105,7 @@ class TrainerGroup:
         return [replace(sample, rank_record=RankRecord(self._batch, i)) for i, sample in enumerate(samples)]
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
-        """As `Policy.response_kl`; the samples' tokens are sent for it, and not kept."""
+        """See `Policy.response_kl`; the ranks do not keep the samples."""
         max_tokens = self._config.microbatch_tokens
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         passes = self._number(partitions, lambda i, sample: i)
@@ -139,7 +139,7 @@ class TrainerGroup:
     def _number(
         self, partitions: Sequence[Sequence[RankMicrobatch]], number_of: Callable[[int, Sample], int]
     ) -> list[list[NumberedPass]]:
-        """What each rank computes, by the numbers of its samples."""
+        """The microbatches of each rank, by the numbers of its samples."""
         return [
             [
                 NumberedPass(tuple(map(number_of, each.indices, each.samples)), each.weights if each.indices else ())

@@ -49,7 +49,7 @@ def require_vllm(config: Config) -> None:
 
 
 def vllm_options(config: Config) -> VllmOptions:
-    """What the engine is started with. Only the model's configuration is loaded for it, no weights."""
+    """The options of the engine, from the model's configuration; no weights are loaded."""
     model, rollout = config.model, config.rollout
     meta_model = load_meta_model(model.name, trust_remote_code=model.trust_remote_code)
     response_tokens = max(rollout.max_response_tokens, config.eval.max_response_tokens or 0)

@@ -14,7 +14,7 @@ class WeightSource(Protocol):
     """A complete set of weights that can be read any number of times."""
 
     def layout(self) -> WeightLayout:
-        """What `named_tensors` will yield, without computing or copying any of it."""
+        """The names, shapes and types of `named_tensors`, without computing or copying a tensor."""
 
     def named_tensors(self) -> "Iterable[tuple[str, torch.Tensor]]":
         """Every parameter by its Hugging Face name, tied ones under each of their names."""

@@ -283,9 +283,9 @@ def _import_ray() -> Any:
 
 
 class PrivateCluster:
-    """What makes a cluster of this machine private: loopback addresses, a secret, and a folder for its Unix sockets.
+    """The settings of a private cluster on this machine: loopback addresses, a secret, a folder for Unix sockets.
 
-    Ray reads all of it from the process: it is set here and put back by `close`, for a cluster that is joined later.
+    Ray reads them from the process; `close` restores the old ones, for a cluster that is joined later.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, shared_folde
 
 PREFIX = "dapo-node-weights-"
 CHUNK_BYTES = 4 * PIECE_BYTES
-"""Of an object in the store."""
+"""The largest size of an object in the store."""
 
 
 class RayWeights:

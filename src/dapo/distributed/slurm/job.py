@@ -33,7 +33,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Job:
-    """What runs on the allocation. All paths are absolute and the same on every node."""
+    """The job of an allocation. All paths are absolute and the same on every node."""
 
     run_dir: Path
     config: Path  # the configuration of a run that does not exist yet

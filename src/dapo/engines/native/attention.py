@@ -28,12 +28,12 @@ UNSUPPORTED = {
 
 
 VarlenAttention: TypeAlias = Callable[..., Tensor]
-"""`torch.nn.attention.varlen.varlen_attn`, or what computes the same."""
+"""`torch.nn.attention.varlen.varlen_attn`, or an equivalent function."""
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """What a decode step attends to where no mask is made: the first positions of each row, its own one included."""
+    """The positions of each row that a decode step attends to without a mask: the first ones, up to the query's own."""
 
     attend: VarlenAttention
     num_splits: int | None
@@ -41,7 +41,7 @@ class RowLengths:
     cu_queries: Tensor  # [n + 1] int32: one query per row
     cu_keys: Tensor  # [n + 1] int32: where each row begins among all positions
     longest: int
-    window: int | None = None  # positions that a query sees, its own one included; None: all
+    window: int | None = None  # positions that a query sees, including its own; None: all
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
         """Attention of `[n, heads, d]` over `[positions, kv_heads, d]`; returns `[n, heads, d]`."""
@@ -70,16 +70,16 @@ PromptStates: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """What a decode step attends to where rows share a prompt that none of them holds.
+    """The attention of a decode step whose rows share prompts that are stored outside of the rows.
 
-    A row attends to what it holds and to its prompt one after the other; the sums of exponentials of the scores, which
-    both give, weigh the two. A prompt is read once for all its rows, which are the rows of one product.
+    A row attends to its own positions and to its prompt separately; the sums of exponentials of the scores weigh the
+    two results. A prompt is read once for all its rows, which form one product.
     """
 
     positions: Tensor  # [n] in the rows, of the queries
     prompts: Sequence[tuple[Tensor, PromptStates]]
-    """The rows `[k]` that go on after each prompt, and its keys and values."""
-    mask: Tensor | None = None  # [n, 1, 1, length] of what the rows hold
+    """The rows `[k]` of each prompt, and the prompt's keys and values."""
+    mask: Tensor | None = None  # [n, 1, 1, length] over the rows' own positions
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, layer: int) -> Tensor:
         """Attention of `[n, kv_heads, group, d]` over `[n, kv_heads, length, d]` and the prompts."""
@@ -95,7 +95,7 @@ class SharedPrompts:
 
 
 _attend_with_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""What `scaled_dot_product_attention` runs on a CPU; it also returns the logarithms of the sums of exponentials."""
+"""The CPU kernel of `scaled_dot_product_attention`; it also returns the logarithms of the sums of exponentials."""
 
 
 def register() -> None:
@@ -171,7 +171,7 @@ def native_mask(
     if mask_function is None:
         raise EngineError("a model without a mask function")
     if isinstance(q_offset, RowLengths):
-        if others.get("use_vmap"):  # transformers says so where a model adds to its causal or sliding mask
+        if others.get("use_vmap"):  # set by transformers where a model extends its causal or sliding mask
             raise EngineError("a mask function of its own")
         return q_offset if local_size is None else replace(q_offset, window=local_size)
     if isinstance(q_offset, SharedPrompts):

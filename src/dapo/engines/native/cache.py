@@ -17,7 +17,7 @@ from dapo.engines.native.upload import upload
 
 BLOCK = 64  # capacity grows by at least half, in whole blocks of this many positions, so that copying stays rare
 
-ALIGN = 16  # attention runs over a multiple of this many positions: uneven ends are slow, and the mask hides the others
+ALIGN = 16  # attention runs over a multiple of this many positions: uneven ends are slow, and the mask hides the rest
 
 
 class KeyValueCache(Cache):
@@ -27,7 +27,7 @@ class KeyValueCache(Cache):
         super().__init__(layers=[])
 
     def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """As `update`, from `[n, length, 2 * kv_heads, d]`: the heads of the keys, then those of the values."""
+        """Do as `update`, from `[n, length, 2 * kv_heads, d]`: heads of keys, then heads of values."""
         keys, values = key_values.transpose(1, 2).chunk(2, 1)
         return self.update(keys, values, layer_idx)
 
@@ -78,12 +78,10 @@ class PromptCache(KeyValueCache):
 
     @property
     def states(self) -> PromptStates:
-        """Of each layer."""
         return list(zip(self.keys, self.values, strict=True))
 
     @property
     def num_bytes(self) -> int:
-        """Of the keys and values."""
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.keys, *self.values))
 
 
@@ -91,7 +89,7 @@ class SlotCache(KeyValueCache):
     """The keys and values of running sequences, one row each; a decode step uses rows 0 .. n-1."""
 
     position_dim: int
-    """Of the tensors' dimensions, the one of positions."""
+    """The tensors' dimension of positions."""
 
     def __init__(self) -> None:
         super().__init__()

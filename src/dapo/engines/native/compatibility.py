@@ -23,8 +23,8 @@ PROMPT_LENGTHS = (5, 11)
 DECODE_STEPS = 4
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-"""Of the logits' difference, relative to their spread; a wrong mask, position or scale gives 0.1 to 2. In bfloat16 and
-float16 two plain forwards already differ by a few hundredths."""
+"""The largest difference of logits, relative to their spread. A wrong mask, position or scale gives 0.1 to 2; in
+bfloat16 and float16 two plain forwards already differ by a few hundredths."""
 
 
 def patch_model(
@@ -38,11 +38,11 @@ def patch_model(
     """Give the model the engine's attention and decoder layers; returns it ready to run.
 
     Args:
-        model: is changed; it must be in evaluation mode.
-        rows: about as many are decoded at a time.
-        kernels: of prepacked weights by shape (`rollout.native.kernels`).
-        reproducible: attention rounds the same whatever else is in the batch.
-        formulation: None: the one for the model's device and type.
+        model: The model to change, in evaluation mode.
+        rows: The usual number of rows of a decode step.
+        kernels: Kernels of prepacked weights by shape (`rollout.native.kernels`).
+        reproducible: Whether attention rounds independently of the rest of the batch.
+        formulation: Replaces the formulation for the model's device and type.
 
     Raises:
         EngineError: the engine cannot reproduce the model's plain forward; then the model gets its own attention back,
@@ -62,7 +62,7 @@ def patch_model(
     cause: Exception | None = None
     try:
         difference = _difference(_engine_logits(model, forward), samples, TOLERANCE[model.dtype])
-    except Exception as error:  # whatever a model does with a cache that it was not written for
+    except Exception as error:  # a model may do anything with a cache that it was not written for
         difference, cause = f"it does not run on the engine's cache and attention ({error})", error
     if difference:
         model.set_attn_implementation(plain)
@@ -86,7 +86,7 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         yield "it has attention sinks"
     if found := LENGTH_DEPENDENT_ROPE & set(_rope_types(config)):
-        # a response would depend on how long the other sequences of its batch are
+        # a response would depend on the length of the other sequences in its batch
         yield f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest sequence in the batch"
     if not getattr(model, "_supports_attention_backend", False):
         yield "its attention cannot be replaced through transformers' AttentionInterface"

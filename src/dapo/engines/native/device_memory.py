@@ -1,12 +1,12 @@
-"""The memory of the device that an engine runs on: how much is free for its cache, and giving it back."""
+"""The memory of an engine's device: the share for its cache, and the return of unused memory."""
 
 from typing import Protocol
 
 import torch
 
 CACHE_SHARE = 0.9
-"""Of the free memory that is not needed for a step, the part that keys and values may take. The rest is for what is
-not counted: the allocator's rounding, and one layer of the smaller cache while a larger one is filled."""
+"""The share of the free memory, less the need of a step, that keys and values may take. The rest covers the
+allocator's rounding, and one layer of the smaller cache while a larger one is filled."""
 
 SAMPLING_FLOATS = 3
 """float32 numbers per row and token of the vocabulary while a step samples: logits, scores, probabilities."""
@@ -16,17 +16,17 @@ PREFILL_WIDTHS = 4
 
 
 class DeviceMemory(Protocol):
-    """What an engine asks of the memory of its device."""
+    """The memory of an engine's device."""
 
     def free_bytes(self) -> int:
         """The bytes that this process could allocate now."""
 
     def free_unused(self) -> None:
-        """Return what the allocator holds without need to the device, for other processes and other sizes."""
+        """Return the allocator's unused memory to the device, for other processes and other sizes."""
 
 
 class CudaMemory:
-    """A GPU's memory, of whose free part each of the processes that share it may take an equal share."""
+    """The memory of a GPU, whose free part is divided equally among the processes that share it."""
 
     def __init__(self, device: torch.device, *, processes: float = 1) -> None:
         self._device, self._processes = device, processes
@@ -44,12 +44,12 @@ def cache_token_bound(free_bytes: int, *, position_bytes: int, step_bytes: int) 
     """How many positions the cache may hold.
 
     Args:
-        free_bytes: of the device, before there is a cache.
-        position_bytes: of the keys and values of one position.
-        step_bytes: what a step needs beside the cache (`step_bytes`).
+        free_bytes: Free memory of the device, before there is a cache.
+        position_bytes: Size of the keys and values of one position.
+        step_bytes: Memory that a step needs in addition to the cache.
 
     Returns:
-        At least 1: an engine that has no room fails when it allocates, with the device's own words.
+        At least 1: an engine without room fails when it allocates, with the device's own message.
     """
     return max(1, int(CACHE_SHARE * (free_bytes - step_bytes)) // position_bytes)
 

@@ -10,10 +10,10 @@ from dapo.engines.native.attention import VarlenAttention
 from dapo.engines.native.cache import LengthSlots, MaskedSlots, SlotCache
 
 WIDEST_HEAD = 256
-"""Of the kernel that attends by lengths; it also needs multiples of 8."""
+"""The widest head of the kernel that attends by lengths; it also needs multiples of 8."""
 
 AMPERE = (8, 0)
-"""The compute capability from which on it runs."""
+"""The lowest compute capability of that kernel."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Formulation:
     attend: VarlenAttention | None = None
     """Attends a decode step by the lengths of its rows; None: under a mask."""
     num_splits: int | None = None
-    """1: a row's attention rounds the same whatever else is in the batch. None: the kernel cuts long rows as it likes,
+    """1: a row's attention rounds independently of the rest of the batch. None: the kernel splits long rows freely,
     which is faster for few of them."""
 
     def new_slots(self) -> SlotCache:
@@ -42,7 +42,7 @@ def formulation_for(model: PreTrainedModel, *, reproducible: bool) -> Formulatio
         return Formulation(is_joint=True)
     from torch.nn.attention.varlen import varlen_attn  # importing it takes time that a CPU need not spend
 
-    attend = cast(VarlenAttention, varlen_attn)  # it returns more than a tensor only where it is asked to
+    attend = cast(VarlenAttention, varlen_attn)  # it returns only a tensor by default
     return Formulation(is_joint=True, attend=attend, num_splits=1 if reproducible else None)
 
 

@@ -36,7 +36,7 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Prefilled:
-    """Prompts that have been through the model: all that is needed to start responses to them."""
+    """Prompts that have passed through the model, ready for their responses."""
 
     cache: PromptCache
     logits: Tensor  # `[prompts, vocabulary]` of each prompt's first response token
@@ -55,7 +55,7 @@ class Forward:
     def __init__(
         self, model: PreTrainedModel, formulation: Formulation, joint_layers: Sequence[JointKernels] = ()
     ) -> None:
-        """`joint_layers` are those of the model that have new forms of some weights, to be made anew with them."""
+        """`joint_layers` hold derived forms of some weights, which `load_weights` refreshes."""
         self.model, self.formulation, self._joint_layers = model, formulation, joint_layers
         self.backbone: nn.Module = model.base_model
         self.head: nn.Module = model.get_output_embeddings()
@@ -64,13 +64,13 @@ class Forward:
         self.shares_prompts = _shares_prompts(model, formulation)
         """Whether a decode step can read a prompt once for several rows."""
         self.position_bytes = 0
-        """Of the keys and values of one position in all layers, once a cache of this model has been made."""
+        """The size of the keys and values of one position in all layers; 0 before the first cache."""
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
 
     def prefill(self, prompts: Sequence[Sequence[int]], beginning: Beginning | None = None) -> Prefilled:
         """Run prompts together, padded on the right, where causal attention never looks.
 
-        `beginning`: tokens that each of them begins with and goes on after; they are not computed again.
+        `beginning`: the proper prefix of all prompts, which is not computed again.
         """
         offset = 0 if beginning is None else len(beginning.token_ids)
         lengths = [len(prompt) - offset for prompt in prompts]
@@ -96,9 +96,9 @@ class Forward:
     def step(
         self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, shared: Shared | None = None
     ) -> Tensor:
-        """As `decode`, from `[n]` numbers on the device; `longest` is the largest position in a row and one.
+        """Do as `decode`, from `[n]` numbers on the device; `longest` is one more than the largest position in a row.
 
-        `shared`: prompts that the rows do not hold; without them positions in the rows are those of the sequences.
+        `shared`: prompts outside of the rows; without them positions in the rows are those of the sequences.
         """
         if shared is None:
             cache.begin_step(positions, longest)

@@ -2,7 +2,7 @@
 
 Products that share their inputs are one product, residuals are added in place or by the product itself, and the key and
 value of a position are written at once: 10 to 20 kernels per layer instead of 40 to 93. The joint weights are plain
-tensors whose parts the modules' own parameters are, so whatever fills a parameter fills them.
+tensors, and the modules' own parameters are views of them: filling a parameter fills the joint weight.
 
 Attention by lengths counts as one kernel here; inside of it there are a fill and, where heads share keys, copies of the
 queries and of the output.
@@ -28,7 +28,7 @@ multiply with one more than their parameters."""
 
 
 def fuse_joint_layers(model: PreTrainedModel) -> "list[JointKernels]":
-    """Replace the forward of decoder layers of known families; returns what computes them now."""
+    """Replace the forward of decoder layers of known families; returns their new operations."""
     layers: list[Any] = [layer for layer in model.modules() if type(layer) in JOINT_FAMILIES and _is_suited(layer)]
     kernels = [JointKernels(layer) for layer in layers]
     for layer, operations in zip(layers, kernels, strict=True):
@@ -108,7 +108,7 @@ class JointKernels:
         """Norm, if the family has one, and rotary embedding of queries and keys `[n, length, heads, d]`, in place."""
         count, width = self._query_heads + self._key_heads, heads.shape[-1]
         states = heads
-        if self._is_normed:  # of the values as well, because the kernel would copy a part of the heads first
+        if self._is_normed:  # also of the values, because the kernel would first copy a part of the heads
             states = rms_norm(heads, (width,), eps=_epsilon(self._attention.q_norm))
         both = (states.narrow(2, 0, count).unsqueeze(3) * self._factors).flatten(3)  # [n, length, count, 2 * d]
         rotated = heads.narrow(2, 0, count)
@@ -133,7 +133,7 @@ class JointKernels:
 
 
 def _join(products: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the products as one; the products' own parameters become parts of them."""
+    """The joint weight and bias of the products; the products' own parameters become views of them."""
     has_bias = products[0].bias is not None
     weight = _join_parameters([product.weight for product in products])
     return weight, _join_parameters([product.bias for product in products]) if has_bias else None
@@ -147,7 +147,7 @@ def _join_parameters(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def _norm_weight(norm: Any) -> Tensor:
-    """What a norm multiplies with: in float32 where it is one more than the parameter, which bfloat16 would round."""
+    """The factor of a norm, in float32 where it is one more than the parameter, which bfloat16 would round."""
     weight: Tensor = norm.weight.detach()
     return (
         1 + weight.to(torch.promote_types(weight.dtype, torch.float32)) if isinstance(norm, Gemma3RMSNorm) else weight

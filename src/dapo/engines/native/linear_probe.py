@@ -22,13 +22,13 @@ from dapo.core.processor import cpu_model, vector_extensions
 from dapo.engines.native.prepacked_linear import KERNELS, PrepackedWeight, default_kernel, multiplies, shape_name
 
 MIN_ELEMENTS = 2**18
-"""Weights below that are not timed: a call takes longer than their product. They get the kernel for their type."""
+"""The smallest weight that is timed. Below it a call takes longer than the product: the kernel for the type is used."""
 
 MAX_ELEMENTS = 2**22
-"""Of larger weights only as many outputs are timed as fit."""
+"""The largest part of a weight that is timed; of a larger weight only some outputs are."""
 
 MARGIN = 0.8
-"""The part of the time of the kernel for the type that another one may take at most to be chosen."""
+"""A kernel is chosen if it takes less than this part of the time of the kernel for the type."""
 
 ROUNDS = 7
 
@@ -71,8 +71,7 @@ def choose_kernels(
         shapes: Outputs and inputs of the weights.
         dtype: Their type.
         rows: How many rows a product usually has.
-        choices: The file of earlier runs' choices, which hold here too, and to which new ones are added; none: all are
-            timed.
+        choices: The file of earlier runs' choices, which are reused and extended; None: all shapes are timed.
         measure: Replaces the clock in a test.
     """
     measure = measure or measure_kernels
@@ -105,7 +104,7 @@ def choices_file() -> Path | None:
 
 
 def machine_key(dtype: torch.dtype, rows: int) -> str:
-    """All on which the fastest kernel of a shape depends, in one line."""
+    """The conditions that decide the fastest kernel of a shape, in one line."""
     capability = torch.backends.cpu.get_cpu_capability()
     return ", ".join(
         [
@@ -132,20 +131,20 @@ def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
 
 
 def _add_choices(file: Path, key: str, chosen: dict[str, str], names: Sequence[str]) -> dict[str, str]:
-    """Write new choices into the file, if that is possible; returns those that hold.
+    """Add choices to the file if it can be written; returns the valid ones.
 
-    A choice that another run has written meanwhile is kept, so that both runs make the same one.
+    A choice that another run has written meanwhile takes precedence, so that both runs use the same kernels.
     """
     entries = _read_choices(file)
     written = entries.get(key, {})
     chosen = {shape: written[shape] if written.get(shape) in names else kernel for shape, kernel in chosen.items()}
-    with contextlib.suppress(OSError):  # a folder that cannot be written: the next run times anew
+    with contextlib.suppress(OSError):  # a folder that cannot be written: the next run measures again
         atomic_write_json(file, entries | {key: written | chosen})
     return chosen
 
 
 def measure_kernels(names: Iterable[str], outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> dict[str, float]:
-    """The shortest time of a product by each kernel, which take turns: a disturbance only ever makes one longer."""
+    """The shortest time of a product by each kernel; kernels take turns, and disturbances only lengthen a time."""
     weight, x = torch.full((outputs, inputs), 0.5, dtype=dtype), torch.full((rows, inputs), 0.5, dtype=dtype)
     kernels = {name: KERNELS[name](weight, rows) for name in names}
     seconds = dict.fromkeys(kernels, float("inf"))

@@ -79,7 +79,7 @@ class RunningSequence:
 
 
 class Running(Protocol):
-    """What has started, as far as the scheduler looks at it; `rows.Rows`."""
+    """The running sequences as the scheduler sees them; `rows.Rows`."""
 
     @property
     def sequences(self) -> Sequence[RunningSequence]: ...
@@ -171,5 +171,5 @@ class Scheduler:
 
 
 def _distributions(request: GenerationRequest) -> tuple[object, ...]:
-    """What decides which distribution follows given tokens."""
+    """The key of requests that sample equal tokens from equal distributions."""
     return request.prompt_ids, request.temperature, request.top_p, request.stop_ids, request.min_new_tokens
