@@ -78,7 +78,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of one response's text."""
+    """A verifier's judgement of one response."""
 
     correct: bool | None
     """None: the verifier gives a score without deciding right or wrong."""
@@ -121,17 +121,17 @@ class Group:
 
     @property
     def size(self) -> int:
-        """G: how many responses were sampled, judged or not."""
+        """G: the number of sampled responses, judged or not."""
         return len(self.generations)
 
     @property
     def num_correct(self) -> int:
-        """How many responses a verifier called correct."""
+        """The number of responses that a verifier called correct."""
         return sum(v.correct is True for v in self.verdicts)
 
     @property
     def num_errors(self) -> int:
-        """How many responses have an error verdict."""
+        """The number of responses with an error verdict."""
         return sum(v.error is not None for v in self.verdicts)
 
     @property
@@ -147,12 +147,12 @@ class Group:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What the controller knows of a sample whose old log-probabilities stay on a trainer rank."""
+    """The controller's record of a sample whose old log-probabilities stay on a trainer rank."""
 
     batch: int
-    """Which of the trainer's batches the sample belongs to."""
+    """The number of the trainer's batch."""
     number: int
-    """Its number in that batch."""
+    """The number of the sample in that batch."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,9 @@ class Sample:
     prompt_ids: tuple[int, ...]
     response_ids: Sequence[int]
     reward: float
-    """Shaped: the verdict's score plus the overlong penalty (Eq. 13), less `loss.kl_coef` times `kl` where that is."""
+    """Shaped: the verdict's score plus the overlong penalty (Eq. 13), minus `loss.kl_coef` times `kl`, if set."""
     advantage: float
-    """Of `advantage.estimator` (Eq. 9), the same for every token; with `token_advantages` their mean."""
+    """The advantage of every token by `advantage.estimator` (Eq. 9); the mean, where there are `token_advantages`."""
     engine_logprobs: Sequence[float]
     old_logprobs: Sequence[float] | None
     """Log-probabilities of the policy before the step's first update; None until the trainer has recorded them, in that
@@ -180,7 +180,7 @@ class Sample:
     mask: Sequence[int]
     """1 (or True) for each response token that trains, 0 for the others."""
     index: int = 0
-    """Which of its group's responses this is."""
+    """The index of the response in its group."""
     weight: float = 1.0
     """Its group's factor in the loss (`dynamic_sampling.weights`)."""
 
@@ -194,7 +194,7 @@ class Sample:
     old_values: Sequence[float] | None = None
     """A critic's value of each response token before the step's first update; None without a critic."""
     value_targets: Sequence[float] | None = None
-    """What the critic's value of each response token is trained towards."""
+    """The target of the critic's value of each response token."""
 
     @cached_property
     def has_signal(self) -> bool:

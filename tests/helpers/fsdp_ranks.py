@@ -33,7 +33,7 @@ TIMEOUT_S = 60.0
 
 PACKAGE = str(Path(dapo.__file__).parent)
 READS = {"__bool__", "__float__", "__index__", "__int__", "cpu", "equal", "item", "nonzero", "numpy", "tolist"}
-HOST_FILES = {f"policy/{name}.py" for name in ("packing", "prefix_tree", "segments")}
+HOST_FILES = {f"policy/{name}.py" for name in ("packing", "segments")}
 
 
 def exact_model(*, tied: bool = False) -> PreTrainedModel:

@@ -3,8 +3,14 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo.policy.packing import Microbatch, RankMicrobatch, pack_microbatch, partition
-from dapo.policy.prefix_tree import prefix_order, token_array
+from dapo.policy.packing import (
+    Microbatch,
+    RankMicrobatch,
+    pack_microbatch,
+    partition,
+    sorted_prefixes,
+    token_array,
+)
 from dapo.types import Sample
 from helpers.tiny_policies import branching, ids, sample
 
@@ -68,14 +74,14 @@ def test_each_beginning_that_predicts_is_scored_once_and_every_response_token_is
     assert sorted(microbatch.order) == list(range(len(expected)))
     assert len(predictors) == len({beginning for beginning, _ in expected})
     for row in range(len(predictors)):
-        of_row = microbatch.targets_of(slice(row, row + 1))
+        of_row = microbatch.target_slice(slice(row, row + 1))
         assert microbatch.rows.tolist()[of_row] == [row] * (of_row.stop - of_row.start)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(sequences=st.lists(TOKENS, min_size=1, max_size=8))
 def test_no_earlier_sequence_shares_more_than_the_one_before(sequences: list[tuple[int, ...]]) -> None:
-    found = prefix_order([token_array(each) for each in sequences])
+    found = sorted_prefixes([token_array(each) for each in sequences])
     in_order = [sequences[i] for i in found.order]
     assert in_order == sorted(sequences)
     for k, shared in enumerate(found.shared):

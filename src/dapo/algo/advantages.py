@@ -1,7 +1,7 @@
-"""How much better than others a response is: Eq. 4 and 9, and the estimators of RLOO and REINFORCE++.
+"""Advantages of responses: Eq. 4 and 9, and the estimators of RLOO and REINFORCE++.
 
-Each takes shaped rewards and returns one number for every token of each response. What differs is what a response is
-compared with: its group, the others of its group, or the whole batch.
+Each takes shaped rewards and returns one number for all tokens of a response. They differ in the baseline: the group,
+the other responses of the group, or the whole batch.
 """
 
 from typing import Literal, TypeAlias
@@ -38,8 +38,8 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
 
         A_i = R_i - sum_{j != i} R_j / (G - 1) = G / (G - 1) (R_i - mean)
 
-    The baseline of a response does not depend on the response itself, so the policy gradient stays unbiased; that of
-    Eq. 9 without its division is (G - 1) / G of it. Nothing is divided by a standard deviation.
+    The baseline of a response does not depend on the response itself, so the policy gradient stays unbiased; the one
+    of Eq. 9 without its division is (G - 1) / G times as large. Nothing is divided by a standard deviation.
 
     Args:
         rewards: `[G]`, shaped rewards of one group, of any float type.

@@ -14,17 +14,17 @@ it would need as long to come back as the entropy had been high.
 from dataclasses import dataclass
 
 DELTA = 0.005
-"""By how much an update changes c, as published."""
+"""The change of c per update, as published."""
 
 
 @dataclass(frozen=True)
 class EntropyBonus:
-    """The state of the rule: what it has seen last and where c stands."""
+    """The state of the rule."""
 
     target: float
     """In nats per token."""
     coefficient: float = 0.0
-    """c: what the weight is while the entropy is below the target."""
+    """c: the weight while the entropy is below the target."""
     is_below: bool = False
     """Whether the entropy that was measured last was at most the target."""
 

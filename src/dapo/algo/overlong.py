@@ -1,10 +1,10 @@
-"""Eq. 13 and overlong filtering: what becomes of responses that are too long."""
+"""Eq. 13 and overlong filtering: the treatment of responses that are too long."""
 
 from typing import Literal
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float = 1.0) -> float:
-    """Eq. 13: what a response adds to its training reward for its length, a number from `-factor` to 0.
+    """Eq. 13: the length's part of a training reward, from `-factor` to 0.
 
     0 up to `max_length - buffer`, then linear down to `-factor` at `max_length`, and `-factor` beyond. It shapes the
     training reward only: never the verdict, never an evaluation.
@@ -27,9 +27,9 @@ def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float
 
 
 def trains(finish: str, *, mode: Literal["soft", "filter", "off"]) -> bool:
-    """Overlong filtering: whether a response's tokens train; in `filter` mode those of truncated ones do not.
+    """Overlong filtering: whether a response's tokens train; in `filter` mode truncated ones do not train.
 
-    Truncated is what the engine says (`finish == "length"`): an end token sampled exactly at the limit is "stop".
+    The engine reports truncation (`finish == "length"`): an end token sampled exactly at the limit is "stop".
     A response that does not train still counts in its group's mean and std. Raises ValueError for an unknown mode.
     """
     if mode not in ("soft", "filter", "off"):

@@ -22,15 +22,15 @@ class Judged(Protocol):
 
 @dataclass(frozen=True)
 class ScoreThresholds:
-    """What a group must show beyond Eq. 11; all thresholds are on the valid verdicts' scores, in their own units."""
+    """Conditions on a group beyond Eq. 11: thresholds on the scores of valid verdicts, in their own units."""
 
     min_spread: float = 0.0
-    """Largest minus smallest score: above what a noisy judge says of one and the same response."""
+    """The least difference between largest and smallest score; set it above the noise of a judge."""
     mean_above: float | None = None
     mean_below: float | None = None
 
     def is_met_by(self, verdicts: Sequence[Judged]) -> bool:
-        """Are the spread and the mean of the scores within the thresholds? Of an informative group."""
+        """Whether the spread and the mean of an informative group's scores are within the thresholds."""
         scores = [verdict.score for verdict in verdicts if verdict.error is None]
         mean = sum(scores) / len(scores)
         return (
@@ -41,10 +41,10 @@ class ScoreThresholds:
 
 
 def is_informative(verdicts: Sequence[Judged]) -> bool:
-    """Eq. 11: does a group of verdicts carry a signal, 0 < number correct < G?
+    """Eq. 11: whether a group of verdicts carries a signal, 0 < number correct < G.
 
-    Looks at raw verdicts, never at shaped rewards: an all-wrong group of different lengths has spread in its reward
-    and must still be dropped. Verdicts with an error do not count; with fewer than two valid ones there is nothing to
+    It reads raw verdicts, never shaped rewards: the rewards of an all-wrong group differ where its lengths do, and it
+    must still be dropped. Verdicts with an error do not count; with fewer than two valid ones there is nothing to
     compare. Graded verdicts (`correct` is None) are informative if their scores differ.
     """
     valid = [verdict for verdict in verdicts if verdict.error is None]

@@ -1,4 +1,4 @@
-"""What other methods put in place of Eq. 8's clipped ratio: GSPO, CISPO and SAPO.
+"""GSPO, CISPO and SAPO: surrogates that replace the clipped ratio of Eq. 8.
 
 Each function takes packed tokens `[T]` as `policy_loss` does, and returns the scalar to minimise and the same sums.
 While the policy is pi_old, so that every ratio is 1, the gradient of each is that of `policy_loss`: they differ in the

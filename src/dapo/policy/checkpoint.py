@@ -28,7 +28,7 @@ ReadTensors: TypeAlias = Callable[[Path, str, Mapping[str, Tensor]], Mapping[str
 
 
 class State(NamedTuple):
-    """What a checkpoint of a policy holds."""
+    """The content of a policy's checkpoint."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     """By kind and name: the master weights, and AdamW's moments once there was an update."""
@@ -173,7 +173,7 @@ def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, T
 
 
 def read_counters(directory: Path) -> dict[str, Any]:
-    """What a policy's state holds besides tensors. Raises CheckpointError."""
+    """The counters of a saved policy. Raises CheckpointError."""
     path = directory / COUNTERS_FILE
     with as_checkpoint_error(path):
         counters: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""A loss of the user's own (`loss.function`): loaded by name, verified on an example, differentiated part by part."""
+"""A custom loss (`loss.function`): loaded by name, verified on an example, differentiated part by part."""
 
 import math
 import re
@@ -28,7 +28,7 @@ RESERVED = (
     "engine_weight_mean",
     "engine_weight_truncated_fraction",
 )
-"""What `loss/NAME` already holds in a run with a loss of its own."""
+"""Names that a metric of a custom loss must not take: the trainer logs them as `loss/NAME`."""
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def hidden_logprobs(hidden: Tensor, head: Any, microbatch: Microbatch, temperatu
         logits = linear(hidden[part], head.weight, getattr(head, "bias", None))
         for block in _blocks(logits):
             start, stop = part.start + block.start, part.start + block.stop
-            of_block = microbatch.targets_of(slice(start, stop))
+            of_block = microbatch.target_slice(slice(start, stop))
             log_p = _log_softmax(logits[block], temperature)
             scores.append(log_p[microbatch.rows[of_block] - start, microbatch.targets[of_block]])
     return torch.cat(scores)
@@ -208,7 +208,7 @@ class _Score(torch.autograd.Function):
             if rows is None or cells is None:
                 torch.gather(log_p, 1, targets[part, None], out=logprobs[part, None])
             else:
-                chosen = _targets_of(part, rows, len(p))
+                chosen = _target_slice(part, rows, len(p))
                 of_block = cells[chosen] - part.start * p.shape[1] if part.start else cells[chosen]
                 torch.index_select(log_p.view(-1), 0, of_block, out=logprobs[chosen])
             torch.exp(log_p, out=block)
@@ -254,7 +254,7 @@ class _Score(torch.autograd.Function):
         return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, None, None, None, None
 
 
-def _targets_of(part: slice, rows: Tensor, num_rows: int) -> slice:
+def _target_slice(part: slice, rows: Tensor, num_rows: int) -> slice:
     """The targets of some of the rows; of all, as on a GPU, nothing is read."""
     if part.stop - part.start == num_rows:
         return slice(0, len(rows))

@@ -119,7 +119,7 @@ class MasterAdamW:
             parameter.grad = None
 
     def measure(self) -> dict[str, Tensor]:
-        """What `update` must know: the squared norm of the gradients, and whether the last update left numbers.
+        """The input of `update`: the squared norm of the gradients, and whether a weight is no longer finite.
 
         Both stay on the device and add up over ranks, so that they travel with the sums of the loss: an update waits
         for the device once.

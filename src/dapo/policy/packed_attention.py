@@ -1,8 +1,8 @@
 """Attention over a packed stream of token sequences, for any model that uses transformers' attention interface.
 
 Everything else in a transformer works on one token at a time, so it runs on the flat stream as it is. Here a token
-attends to the beginning of its own sequence and to nothing else. What several sequences begin with is there once: the
-tokens that follow it are a segment, whose keys and values are picked from all over the stream.
+attends to the beginning of its own sequence and to nothing else. A prefix that several sequences share is stored once:
+the tokens that follow it are a segment, whose keys and values are picked from all over the stream.
 
 16-bit types on a GPU attend by the kernel of `varlen_attention`. Other types, and a CPU, attend by PyTorch's
 `scaled_dot_product_attention`: queries, keys and values are gathered into padded batches of similar lengths. On a GPU
@@ -110,7 +110,7 @@ class PackedAttentionPlan:
     _varlen: dict[int | None, VarlenPlan] = field(default_factory=dict, repr=False)
 
     def varlen(self, window: int | None) -> VarlenPlan:
-        """What the kernel for variable lengths needs; `window` is how many keys a query sees, None: all."""
+        """The plan for the kernel of variable lengths; `window` limits the keys that a query sees, None: all."""
         if window is not None and window >= max(len(segment.keys) for segment in self.segments):
             window = None
         if window not in self._varlen:
@@ -119,7 +119,7 @@ class PackedAttentionPlan:
 
     @cached_property
     def padded(self) -> PaddedBatches:
-        """What PyTorch's attention needs."""
+        """The batches for PyTorch's attention."""
         buckets = bucket_by_length(self.segments)
         outputs = np.empty(sum(segment.length for segment in self.segments), np.int64)
         parts: list[np.ndarray] = []

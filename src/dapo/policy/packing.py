@@ -1,7 +1,7 @@
-"""Samples to microbatches: token streams without padding in which what several sequences begin with is there once.
+"""Samples to microbatches: token streams without padding, in which a shared prefix of sequences is stored once.
 
-A sequence is a prompt and its response. Where two of a microbatch begin with the same tokens, as all of a group do with
-their prompt, these are computed once: every distinct beginning of a sequence is one position of the stream.
+A sequence is a prompt and its response. The first tokens that two sequences of a microbatch have in common, such as the
+prompt of a group, are computed once: each distinct prefix of a sequence is one position of the stream.
 
 `partition` decides which rank computes which samples in which pass, on one rank or many; `pack_microbatch` makes the
 tensors of one pass. Sums over a minibatch's tokens do not depend on either: each sample's loss weight is set before.
@@ -18,17 +18,16 @@ import torch
 from torch import Tensor
 
 from dapo.policy.packed_attention import CUDA_KEY_MULTIPLE, PackedAttentionPlan
-from dapo.policy.prefix_tree import PrefixOrder, prefix_order, sequence_arrays, token_array
 from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
 SHARED_KEYS_PER_TOKEN = 4
-"""A response that begins like another counts as its own tokens, and at least as a fourth of its sequence, but never as
-more than all of its tokens: attention gathers the keys of the whole sequence, and they take memory too."""
+"""A response with a shared prefix counts as its new tokens, and at least as a fourth of its sequence, but never as more
+than all of its tokens: attention gathers the keys of the whole sequence, and they take memory too."""
 
 # for balance, several ranks cut a group that has more than a quarter of one rank's tokens, but not into chunks of less
-# than eight times its prompt, which each chunk computes anew
+# than eight times its prompt, which each chunk computes again
 MIN_CHUNKS_PER_RANK = 4
 MIN_CHUNK_PROMPTS = 8
 
@@ -43,7 +42,7 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class RankMicrobatch:
-    """What one rank computes in one forward and backward: samples, those of a group adjacent."""
+    """The samples of one forward and backward of one rank; those of a group are adjacent."""
 
     indices: tuple[int, ...]  # the samples' positions in the list that was partitioned; empty for a dummy microbatch
     samples: tuple[Sample, ...]
@@ -70,7 +69,7 @@ class Microbatch:
     attention_plan: PackedAttentionPlan
     predictors: Tensor  # `[M]` the stream indices whose hidden states predict response tokens, ascending
     rows: Tensor
-    """`[S]` which of the predictors predicts each response token, ascending: that of the token before it."""
+    """`[S]` the index, among the predictors, of the token before each response token; ascending."""
     targets: Tensor  # `[S]` the response tokens, in the order of their rows
     order: np.ndarray  # `[S]` the number of each target among the response tokens of all samples, one after the other
     first_target: np.ndarray  # `[M + 1]` the first target of each predictor, and S
@@ -79,21 +78,21 @@ class Microbatch:
 
     @property
     def num_tokens(self) -> int:
-        """T: the distinct beginnings of all sequences, each without its last token."""
+        """T: the distinct prefixes of all sequences, each without its last token."""
         return len(self.input_ids)
 
-    def targets_of(self, predictors: slice) -> slice:
+    def target_slice(self, predictors: slice) -> slice:
         """The targets of a slice of the predictors."""
         return slice(int(self.first_target[predictors.start]), int(self.first_target[predictors.stop]))
 
-    def rows_within(self, predictors: slice) -> Tensor | None:
-        """Which of a slice of the predictors predicts each of its targets; None where each predicts one."""
-        targets = self.targets_of(predictors)
+    def local_rows(self, predictors: slice) -> Tensor | None:
+        """The predictor of each target of a slice of the predictors, counted in the slice; None: each predicts one."""
+        targets = self.target_slice(predictors)
         if targets.stop - targets.start == predictors.stop - predictors.start:
             return None
         return self.rows[targets] - predictors.start if predictors.start else self.rows[targets]
 
-    def add_up(self, values: Tensor) -> Tensor:
+    def sum_over_targets(self, values: Tensor) -> Tensor:
         """`[M]` the sum of the values `[S]` of each predictor's targets."""
         return values.new_zeros(len(self.predictors)).index_add_(0, self.rows, values)
 
@@ -103,16 +102,16 @@ def partition(
 ) -> list[tuple[RankMicrobatch, ...]]:
     """Distribute samples over ranks and passes: one tuple of passes for each rank, all of the same length.
 
-    What a group's sequences begin with is computed once, or once in each chunk of a group that is cut, which leaves
-    responses together that begin alike. One rank gets nearly full microbatches of similar lengths; several get loads as
-    equal as whole chunks allow, in as few passes as fit.
+    A shared prefix is computed once, or once in each chunk of a group that is cut; a cut keeps responses with long
+    shared prefixes together. One rank gets nearly full microbatches of similar lengths; several get loads as equal as
+    whole chunks allow, in as few passes as fit.
 
     Args:
-        samples: those of a group adjacent; the ones without response tokens are left out.
+        samples: those of a group are adjacent; samples without response tokens are left out.
         weights: each sample's loss weight; None: 0, for scoring alone.
-        ranks: how many ranks compute at the same time.
-        max_tokens: prompt and response tokens of a pass, those that sequences of a group begin with once; a single
-            longer sequence goes alone, uncut.
+        ranks: the number of ranks that compute at the same time.
+        max_tokens: prompt and response tokens of a pass, shared prefixes of a group counted once; a single longer
+            sequence goes alone, uncut.
 
     Raises:
         ValueError: a prompt is empty (nothing would predict the first token), or a group's samples are not adjacent.
@@ -153,8 +152,8 @@ class OrderedGroup:
         """The samples in as few chunks of at most `limit` tokens as neighbours in that order fit into."""
         chunks: list[PromptChunk] = []
         for index, length, shared in zip(self.indices, self.lengths, self.shared, strict=True):
-            own, keys = length - shared, self.prompt_length + length
-            tokens = max(own, min(length, -(-keys // SHARED_KEYS_PER_TOKEN))) if own else 0
+            new_tokens, keys = length - shared, self.prompt_length + length
+            tokens = max(new_tokens, min(length, -(-keys // SHARED_KEYS_PER_TOKEN))) if new_tokens else 0
             if chunks and chunks[-1].num_tokens + tokens <= limit:
                 chunks[-1] = PromptChunk((*chunks[-1].indices, index), chunks[-1].num_tokens + tokens)
             else:
@@ -176,7 +175,7 @@ def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
             raise ValueError(f"the samples of group {first.group_id} have different prompts")
         scored = [i for i in members if len(samples[i].response_ids)]
         responses = [token_array(samples[i].response_ids) for i in scored]
-        found = prefix_order(responses)
+        found = sorted_prefixes(responses)
         indices, lengths = [scored[at] for at in found.order], [len(responses[at]) for at in found.order]
         ordered.append(OrderedGroup(len(first.prompt_ids), tuple(indices), tuple(lengths), tuple(found.shared)))
     return ordered
@@ -246,16 +245,16 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
     """One stream of all samples in lexicographic order. Nothing waits for the device."""
     samples = rank_microbatch.samples
     sequences = sequence_arrays(samples)
-    paths, segments = _stream_indices(sequences, prefix_order(sequences))
-    owns = [(sequences[i][at : len(paths[i])], np.arange(at, len(paths[i]))) for i, at in segments]
+    paths, segments = _stream_indices(sequences, sorted_prefixes(sequences))
+    new_tokens = [(sequences[i][at : len(paths[i])], np.arange(at, len(paths[i]))) for i, at in segments]
     lengths = [len(sample.response_ids) for sample in samples]
     predictors = np.concatenate([path[len(path) - n :] for path, n in zip(paths, lengths, strict=True)])
     order = predictors.argsort(kind="stable")
     distinct, first, rows = np.unique(predictors[order], return_index=True, return_inverse=True)
     targets = np.concatenate([row[len(row) - n :] for row, n in zip(sequences, lengths, strict=True)])[order]
     columns = (
-        np.concatenate([ids for ids, _ in owns]),
-        np.concatenate([at for _, at in owns]),
+        np.concatenate([ids for ids, _ in new_tokens]),
+        np.concatenate([at for _, at in new_tokens]),
         distinct,
         rows,
         targets,
@@ -281,21 +280,34 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
     )
 
 
+@dataclass(frozen=True)
+class SortedPrefixes:
+    """N sequences in lexicographic order of their token ids; a prefix comes before the sequences that it begins.
+
+    The distinct prefixes of all sequences, the nodes of their prefix tree, are runs: the tokens of each sequence behind
+    those that it shares with its predecessor.
+    """
+
+    order: list[int]  # `[N]` the indices of the sequences
+    shared: list[int]
+    """`[N]` the number of first tokens shared with the predecessor in the order; no earlier sequence shares more."""
+
+
 def _stream_indices(
-    sequences: Sequence[np.ndarray], found: PrefixOrder
+    sequences: Sequence[np.ndarray], found: SortedPrefixes
 ) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
-    """The stream index of each token of each sequence but its last, and who adds to the stream from which token on."""
+    """The stream indices of each sequence without its last token; the sequences with new tokens, and the first one."""
     paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(sequences)
-    adding: list[tuple[int, int]] = []
+    segments: list[tuple[int, int]] = []
     end, before = 0, paths[0]
     for i, shared in zip(found.order, found.shared, strict=True):
         length = len(sequences[i]) - 1
         shared = min(shared, length, len(before))
-        if own := length - shared:
-            adding.append((i, shared))
-        before = paths[i] = np.concatenate([before[:shared], np.arange(end, end + own)])
-        end += own
-    return paths, adding
+        if num_new := length - shared:
+            segments.append((i, shared))
+        before = paths[i] = np.concatenate([before[:shared], np.arange(end, end + num_new)])
+        end += num_new
+    return paths, segments
 
 
 def rows_of(scores: Tensor, microbatch: Microbatch) -> list[Sequence[float]]:
@@ -322,3 +334,34 @@ def in_callers_order(
         for i, row in zip(microbatch.indices, rows_of(values, microbatch), strict=True):
             rows[i] = row
     return rows
+
+
+def token_array(token_ids: Sequence[int]) -> np.ndarray:
+    """Token ids as an array of 4-byte numbers."""
+    return np.asarray(token_ids, np.int64).astype(np.int32)
+
+
+def sorted_prefixes(sequences: Sequence[np.ndarray]) -> SortedPrefixes:
+    """The order of sequences that `token_array` made."""
+    keys = [sequence.astype(">i4").tobytes() for sequence in sequences]  # bytes that compare like the numbers
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    shared = [0] * len(order)
+    for k in range(1, len(order)):
+        before, i = order[k - 1], order[k]
+        equal = keys[before] == keys[i]
+        shared[k] = len(sequences[i]) if equal else _common(sequences[before], sequences[i])
+    return SortedPrefixes(order, shared)
+
+
+def sequence_arrays(samples: Sequence[Sample]) -> list[np.ndarray]:
+    """Prompt and response of each sample as a `token_array`."""
+    prompts = {sample.group_id: token_array(sample.prompt_ids) for sample in samples}
+    return [np.concatenate([prompts[sample.group_id], token_array(sample.response_ids)]) for sample in samples]
+
+
+def _common(first: np.ndarray, second: np.ndarray) -> int:
+    """The length of the longest shared prefix."""
+    length = min(len(first), len(second))
+    differ = first[:length] != second[:length]
+    at = int(differ.argmax()) if length else 0
+    return at if length and differ[at] else length

@@ -82,13 +82,13 @@ def partition_minibatch(
 ) -> list[tuple[RankMicrobatch, ...]]:
     """The passes of an update on each rank: the samples that can carry a gradient, with their loss weights.
 
-    A sample's loss weight counts all of the minibatch (Eq. 12), whatever is computed of it, times its group's factor:
-    `Sample.weight`, which no denominator counts, so that it stays one over a probability. Samples with an advantage of
-    exactly 0 are left out unless the KL or entropy term needs them, a loss of the user's own may (`loss.function`), or
-    `every_sample` is wanted.
+    A loss weight is Eq. 12's over the whole minibatch, samples without a gradient included, times the group's factor
+    `Sample.weight`. No denominator counts that factor, so it stays one over a probability. Samples with an advantage of
+    exactly 0 are left out, unless the KL or entropy term or a custom loss (`loss.function`) can need them, or
+    `every_sample` is set.
     """
     if len({sample.old_logprobs is None for sample in minibatch}) > 1:
-        raise ValueError("old_logprobs must be there for all samples of a minibatch or for none of them")
+        raise ValueError("either all samples of a minibatch have old_logprobs or none has")
     weights = loss_weights(minibatch, config)
     every_sample = every_sample or config.loss.needs_every_sample
     chosen = [
@@ -99,7 +99,7 @@ def partition_minibatch(
 
 
 def loss_weights(minibatch: Sequence[Sample], config: Config) -> Tensor:
-    """`[N]` float64: what each trained token of each sample of a minibatch weighs in the loss (Eq. 12)."""
+    """`[N]` float64: the loss weight of each trained token of each sample of a minibatch (Eq. 12)."""
     lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
     group_ids, max_length = torch.tensor([s.group_id for s in minibatch]), config.rollout.max_response_tokens
     weights = aggregation_weights(lengths, group_ids, aggregate=config.loss.aggregate, max_length=max_length)
@@ -116,13 +116,13 @@ def peak_gpu_memory(device: torch.device, cuda: Any = torch.cuda) -> dict[str, f
 
 
 ENTROPY_BONUS = "entropy_bonus"
-"""The counter of a checkpoint that is the state of `EntropyBonus`."""
+"""Checkpoint key: the state of `EntropyBonus`."""
 
 SMALLER_MICROBATCHES = "lower train.microbatch_tokens or set train.recompute=true"
 
 
 class PolicyCore:
-    """pi_theta with its optimiser: what is the same in one process and sharded over several."""
+    """pi_theta with its optimiser; the part that one process and sharded ranks have in common."""
 
     @explain_out_of_memory(torch.OutOfMemoryError, "preparing the policy", LESS_ON_A_GPU, then="start again")
     def __init__(self, config: Config, loaded: LoadedModel) -> None:
@@ -144,7 +144,7 @@ class PolicyCore:
         if config.loss.kl_coef > 0 and self._adapters is None:
             frozen = self._distribute(copy.deepcopy(self._model).requires_grad_(False))
             every = config.loss.reference_every
-            self._reference = Reference(frozen, self._weights_here(frozen), every=every)
+            self._reference = Reference(frozen, self._local_weights(frozen), every=every)
         target = config.loss.entropy_target
         self._entropy_bonus = None if target is None else EntropyBonus(target)
         self.critic: Critic | None = None
@@ -188,38 +188,38 @@ class PolicyCore:
     def _distribute(self, model: Any) -> Any:
         return model
 
-    def _weights_here(self, model: Any) -> dict[str, Tensor]:
-        """The weights of a model that `_distribute` has returned, as far as they are in this process."""
+    def _local_weights(self, model: Any) -> dict[str, Tensor]:
+        """The weights of a model from `_distribute` that this process holds."""
         return {name: weight.detach() for name, weight in model.named_parameters()}
 
-    def _begin(self, step: int) -> None:
-        """Before anything of step `step` uses the reference: have it follow the policy, where that is due."""
-        if self._reference is not None and self._reference.moves:
-            self._reference.follow(self._optimizer.model_weights, step=step)
+    def _begin_step(self, step: int) -> None:
+        """Update the reference, if it is due, before step `step` uses it."""
+        if self._reference is not None and self._reference.is_updated:
+            self._reference.sync_to(self._optimizer.model_weights, step=step)
 
     @property
     def _loss(self) -> LossConfig:
-        """What the loss of the next update consists of."""
+        """The options of the next update's loss, with the present weight of the entropy."""
         loss = self._config.loss
         if loss.entropy_target is None or self._entropy_bonus is None:
             return loss
         return loss.model_copy(update={"entropy_coef": self._entropy_bonus.weight})
 
     def _state(self) -> State:
-        """All that a checkpoint holds; its tensors are the ones that later updates change."""
+        """The content of a checkpoint; later updates change its tensors."""
         tensors, counters = state_of(self._optimizer)
         if self._entropy_bonus is not None:
             counters = {**counters, ENTROPY_BONUS: asdict(self._entropy_bonus)}
-        if self._reference is not None and self._reference.moves:
+        if self._reference is not None and self._reference.is_updated:
             tensors = {**tensors, REFERENCE: self._reference.weights}
             counters = {**counters, REFERENCE_STEP: self._reference.step}
         return State(tensors, counters)
 
     def _load(self, directory: Path, read: ReadTensors = read_tensors) -> None:
-        """Continue from a checkpoint. A run that had no such reference, or no such bonus, begins with a new one."""
+        """Restore a checkpoint. If it has no updated reference, or no entropy bonus, a new one starts."""
         load_optimizer(self._optimizer, directory, read=read)
         counters = read_counters(directory)
-        if self._reference is not None and self._reference.moves and REFERENCE_STEP in counters:
+        if self._reference is not None and self._reference.is_updated and REFERENCE_STEP in counters:
             weights = read(directory, REFERENCE, self._reference.weights)
             self._reference.restore(weights, step=counters[REFERENCE_STEP])
         if self._entropy_bonus is not None and (saved := counters.get(ENTROPY_BONUS)) is not None:
@@ -256,38 +256,38 @@ class PolicyCore:
     def _backward(
         self, rank_microbatch: RankMicrobatch, custom: CustomLoss | None = None
     ) -> Mapping[str, Tensor | float]:
-        """Add the gradient of a microbatch's loss to what is there; returns the sums over its trained tokens.
+        """Accumulate the gradient of a microbatch's loss; returns the sums over its trained tokens.
 
         The loss is a sum over tokens, so each chunk of predictors goes with its targets through the head, the loss and
-        back to the hidden states on its own, and the layers follow with all of them. `custom` is the user's own loss,
-        which is not asked about the masked token of a dummy microbatch.
+        back to the hidden states on its own, and the layers follow with all of them. `custom` is the user's own loss;
+        it is not called for the masked token of a dummy microbatch.
         """
         microbatch, loss = pack_microbatch(rank_microbatch, self._model.device), self._loss
-        asked = custom if rank_microbatch.indices else None
+        own_loss = custom if rank_microbatch.indices else None
         tokens = self._per_token(rank_microbatch, microbatch)
         terms = gradient_terms(tokens, loss)
-        of_entropies = microbatch.add_up(terms.pop("entropy")) if "entropy" in terms else None  # [M]
+        of_entropies = microbatch.sum_over_targets(terms.pop("entropy")) if "entropy" in terms else None  # [M]
         hidden = hidden_states(self._model, microbatch)  # [M, hidden]
         scores, gradients, parts, whole = [], [], [], None
         with self._head() as head:
             if loss.needs_whole_responses:  # a pass through the head before the one that is differentiated
                 logprobs = hidden_logprobs(hidden, head, microbatch, self._config.rollout.temperature)
-                whole, values_of_part = objective_gradient(logprobs, terms, loss, asked)
+                whole, values_of_part = objective_gradient(logprobs, terms, loss, own_loss)
                 parts.append(values_of_part)
             for part in chunks(len(hidden), len(head.weight), hidden.device.type):
-                inputs, chosen = hidden.detach()[part].requires_grad_(), microbatch.targets_of(part)
+                inputs, chosen = hidden.detach()[part].requires_grad_(), microbatch.target_slice(part)
                 score = score_tokens(
                     inputs,
                     head,
                     microbatch.targets[chosen],
-                    microbatch.rows_within(part),
+                    microbatch.local_rows(part),
                     temperature=self._config.rollout.temperature,
                     differentiable_entropy=of_entropies is not None,
                 )
                 scores.append([values.detach() for values in score])
                 if whole is None:
                     of_part = {name: values[chosen] for name, values in terms.items()}
-                    gradient, values_of_part = objective_gradient(scores[-1][0], of_part, loss, asked)
+                    gradient, values_of_part = objective_gradient(scores[-1][0], of_part, loss, own_loss)
                     parts.append(values_of_part)
                 else:
                     gradient = whole[chosen]
@@ -373,17 +373,17 @@ class Policy(PolicyCore):
 
     def reference_logprobs(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
         """Log-probabilities of the samples' tokens under the reference of a step, which `loss.kl_coef` keeps near."""
-        self._begin(step)
+        self._begin_step(step)
         return self._score_all(samples, self._reference_logprobs)
 
     @explain_out_of_memory(torch.OutOfMemoryError, "the divergence to the reference", SMALLER_MICROBATCHES)
     def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
         """The divergence from the policy to the reference at each token, by `loss.kl_estimator`, for rewards.
 
-        Masked tokens are there too; `loss.kl_coef` is not applied. The policy is the one before step `step` updates it,
-        the reference that of the step. There is no gradient.
+        Masked tokens are included; `loss.kl_coef` is not applied. The policy is the one before step `step` updates it,
+        with that step's reference. There is no gradient.
         """
-        self._begin(step)
+        self._begin_step(step)
         return self._score_all(samples, self._token_kl)
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
@@ -414,7 +414,7 @@ class Policy(PolicyCore):
             of_critic = self.critic.apply_gradient(self.critic.backward(minibatch), step=step)
             return of_critic | {"optim/lr": 0.0, "optim/update_tokens": 0.0, "optim/skipped": 0.0}
         custom = custom or self._custom_loss
-        self._begin(step)
+        self._begin_step(step)
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1, every_sample=custom is not None)
         self._optimizer.zero_grad()
         sums = list(map(partial(self._backward, custom=custom), passes))
@@ -426,7 +426,7 @@ class Policy(PolicyCore):
     def gradient(self, minibatch: Sequence[Sample], loss: LossConfig) -> dict[str, Tensor]:
         """The gradient of a loss on whole groups by the name of each trained weight, before it is clipped.
 
-        No weight and no moment changes. A loss of the user's own is left out of account.
+        No weight and no moment changes. A custom loss is ignored.
         """
         config = self._config
         self._config = config.model_copy(update={"loss": loss})
@@ -470,7 +470,7 @@ class Policy(PolicyCore):
     def load(self, directory: str | Path) -> None:
         """Continue from what `save` wrote, bit for bit. Raises CheckpointError.
 
-        The reference stays as it is, unless it is one that moves (`loss.reference_every`).
+        The reference is restored only if it is updated during training (`loss.reference_every`).
         """
         self._load(Path(directory))
         if self.critic is not None:

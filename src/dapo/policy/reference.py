@@ -1,4 +1,4 @@
-"""The frozen model that the divergence of the KL term is to: the initial policy, or the policy of some steps ago."""
+"""The frozen model that the KL divergence is measured against: the initial policy, or the policy of an earlier step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,44 +7,44 @@ import torch
 from torch import Tensor
 
 REFERENCE = "reference"
-"""The kind of a checkpoint's tensors that are its weights."""
+"""Checkpoint tensors: the weights of the reference."""
 REFERENCE_STEP = "reference_step"
-"""The counter of a checkpoint that says after how many steps the policy was that it is a copy of."""
+"""Checkpoint key: the training step whose policy the reference copies."""
 
 
 class Reference:
-    """A model in the type that the policy computes in, on as many ranks as the policy."""
+    """A copy of the policy in the type that the policy computes in, sharded over the same ranks."""
 
     def __init__(self, model: Any, weights: Mapping[str, Tensor], *, every: int | None) -> None:
-        """Take over a copy of the policy as training begins.
+        """Take over a copy of the initial policy.
 
         Args:
-            model: what scores.
-            weights: its weights by their names, of a sharded one this rank's rows.
-            every: the steps after which it becomes a copy of the policy again; None: never.
+            model: the copy, which scores tokens.
+            weights: its weights by name; if it is sharded, this rank's rows.
+            every: the number of steps between copies of the policy; None: it is never updated.
         """
         self.model = model
         self.weights = weights
         self.step = 0
-        """After how many steps the policy was that it is a copy of."""
+        """The training step whose policy this is; 0: the initial policy."""
         self._every = every
 
     @property
-    def moves(self) -> bool:
-        """Whether it is replaced at all, so that a checkpoint must hold it."""
+    def is_updated(self) -> bool:
+        """Whether it copies later policies, so that a checkpoint must hold it."""
         return self._every is not None
 
-    def follow(self, policy: Mapping[str, Tensor], *, step: int) -> None:
-        """Before step `step` (from 1) changes the `policy` of these weights: become a copy of it, where that is due.
+    def sync_to(self, policy: Mapping[str, Tensor], *, step: int) -> None:
+        """Copy the weights of `policy`, if a copy is due before training step `step` (from 1) changes them.
 
-        When it is due depends on the step's number alone, so that a resumed run does the same.
+        This depends on the number of the step alone, so a resumed run does the same.
         """
         if self._every is not None and (due := (step - 1) // self._every * self._every) > self.step:
             self.restore(policy, step=due)
 
     @torch.no_grad()
     def restore(self, weights: Mapping[str, Tensor], *, step: int) -> None:
-        """Take these weights, rounded to its own type, as those of the policy after `step` steps."""
-        for name, own in self.weights.items():
-            own.copy_(weights[name])
+        """Copy `weights`, the policy after `step` steps, rounded to the type of the reference."""
+        for name, weight in self.weights.items():
+            weight.copy_(weights[name])
         self.step = step

@@ -225,7 +225,7 @@ class ShardedPolicy(PolicyCore):
             read_shards_of(sharded, self._read_rows, self._ranks)
         return sharded
 
-    def _weights_here(self, model: Any) -> dict[str, Tensor]:
+    def _local_weights(self, model: Any) -> dict[str, Tensor]:
         return {name: _local(weight) for name, weight in model.model.named_parameters()}
 
     def _read_rows(self, name: str, rows: slice) -> Tensor:
@@ -249,7 +249,7 @@ class ShardedPolicy(PolicyCore):
 
         Every rank calls it, with as many rank microbatches.
         """
-        self._begin(step)
+        self._begin_step(step)
         self._optimizer.zero_grad()
         sums = [self._backward(rank_microbatch, self._custom_loss) for rank_microbatch in rank_microbatches]
         own = add_sums([*sums, self._optimizer.measure()])
@@ -267,7 +267,7 @@ class ShardedPolicy(PolicyCore):
     )
     def token_kl(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> list[list[Sequence[float]]]:
         """`Policy.token_kl` of each sample of each rank microbatch. Every rank calls it, with as many of them."""
-        self._begin(step)
+        self._begin_step(step)
         microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
         return [rows_of(self._token_kl(microbatch), microbatch) for microbatch in microbatches]
 
