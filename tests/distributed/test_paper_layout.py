@@ -22,8 +22,8 @@ from dapo.distributed.trainer_group import trainer_specs
 from dapo.engines.vllm.start import engine_arguments
 from dapo.policy.fsdp.policy import shard
 from dapo.policy.fsdp.ranks import Ranks
+from dapo.policy.hf_io import rows_of_rank
 from dapo.policy.model import load_meta_model, load_model
-from dapo.policy.stored_weights import rows_of_rank
 from dapo.training.assemble.inputs import device_for_inputs, max_positions, read_model
 from helpers.paper_model import NODES, PARAMETERS, paper_config
 from helpers.paths import TINY

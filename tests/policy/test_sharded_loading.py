@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dapo.core.errors import ConfigError
+from dapo.policy.hf_io import rows_of_rank
 from dapo.policy.model import LoadedModel, load_for_sharding, load_model
-from dapo.policy.stored_weights import rows_of_rank
 from helpers.tiny_models import SERVED, tiny_model
 from helpers.tiny_policies import loaded
 

@@ -25,8 +25,15 @@ from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.core.out_of_memory import explain_out_of_memory
 from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
-from dapo.policy.hf_io import layout_of, quiet_transformers, require_new, tied_names, write_model_directory
-from dapo.policy.stored_weights import StoredWeights, find_stored_weights
+from dapo.policy.hf_io import (
+    StoredWeights,
+    find_stored_weights,
+    layout_of,
+    quiet_transformers,
+    require_new,
+    tied_names,
+    write_model_directory,
+)
 from dapo.types import WeightLayout
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")

@@ -31,7 +31,7 @@ from dapo.policy.checkpoint import (
 )
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
 from dapo.policy.fsdp.ranks import Ranks
-from dapo.policy.hf_io import NamedWeights, layout_of, tied_names
+from dapo.policy.hf_io import NamedWeights, layout_of, rows_of_rank, tied_names
 from dapo.policy.logprobs import check_packed_forward
 from dapo.policy.lora import Adapters, merged_weights
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
@@ -40,7 +40,6 @@ from dapo.policy.optim import MasterAdamW
 from dapo.policy.packed_attention import IMPLEMENTATION, use_packed_attention
 from dapo.policy.packing import DUMMY_MICROBATCH, Microbatch, RankMicrobatch, pack_microbatch, rows_of
 from dapo.policy.policy import SMALLER_MICROBATCHES, PolicyCore
-from dapo.policy.stored_weights import rows_of_rank
 
 
 class ShardedModel(nn.Module):
