@@ -39,7 +39,6 @@ class DiagnosedFinding:
     """The most frequent error of the verifier among them."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
         found = self.finding
         return {
             "name": found.name,
@@ -75,7 +74,6 @@ class Diagnosis:
         return [case for case in self.cases if case.finding.severity != "note"]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values."""
         return {
             "steps": self.steps,
             "evaluations": self.evaluations,

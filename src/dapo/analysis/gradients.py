@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from dapo.analysis.rescored import RescoredGroup
-from dapo.analysis.stored_groups import RunProblems, saved_steps, with_problem, with_prompt_ids
+from dapo.analysis.stored_groups import RunProblems, saved_steps, with_prompt_ids
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
@@ -79,9 +79,9 @@ class GradientComparison:
         )
 
     def _with_prompt(self, each: RescoredGroup, group: Group) -> Group:
-        problem = self._problems.find(each.stored)
-        stored = each.stored if problem is None else with_problem(each.stored, problem)
-        return replace(group, prompt_ids=with_prompt_ids(stored, self._encoder).group.prompt_ids)
+        return replace(
+            group, prompt_ids=with_prompt_ids(self._problems.complete(each.stored), self._encoder).group.prompt_ids
+        )
 
     def _gradient(self, groups: Sequence[Group], config: Config) -> Mapping[str, Tensor]:
         samples: list[Sample] = with_advantages(groups, config)

@@ -11,11 +11,9 @@ from typing import Any
 
 from dapo.analysis.stored_groups import (
     RunProblems,
-    StoredGroup,
     read_groups,
     saved_steps,
     stored_steps,
-    with_problem,
     with_prompt_ids,
 )
 from dapo.config import Config
@@ -44,7 +42,6 @@ class ReplayPlan:
     """The step that it ends with."""
 
     def describe(self) -> str:
-        """The replayed steps and their start, as a sentence."""
         steps = (
             f"step {self.step} was" if self.start == self.step - 1 else f"steps {self.start + 1} to {self.step} were"
         )
@@ -132,13 +129,9 @@ class Replay:
 
     def _updates_of(self, step: int) -> list[list[Sample]]:
         groups = [each for each in read_groups(self._directory, step) if each.outcome == "trained"]
-        stored = [with_prompt_ids(self._found(each), self.encoder).group for each in groups]
+        stored = [with_prompt_ids(self._problems.complete(each), self.encoder).group for each in groups]
         samples = estimate_advantages(stored, self._policy, self._config, step=step)
         return prepare_updates(samples, self._policy, self._config, step=step)
-
-    def _found(self, stored: StoredGroup) -> StoredGroup:
-        problem = self._problems.find(stored)
-        return stored if problem is None else with_problem(stored, problem)
 
     def _scored(self, minibatch: Sequence[Sample], *, step: int) -> ReplayedUpdate:
         """An update's tokens with their log-probabilities; in a step's first update pi_old is the policy itself."""

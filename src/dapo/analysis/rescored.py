@@ -133,7 +133,6 @@ class RescoredCounts:
         self._steps.append({"step": step, **counts.as_json()})
 
     def as_json(self) -> dict[str, Any]:
-        """The counts and examples as JSON values."""
         return {
             "steps": self._steps,
             "total": self._total.as_json(),

@@ -45,11 +45,6 @@ class StoredGroup:
     fields: str | None
     """The problem's short columns, as JSON."""
 
-    @property
-    def has_engine_logprobs(self) -> bool:
-        """Whether the engine's log-probability of every token is stored."""
-        return all(len(each.logprobs) == len(each.token_ids) for each in self.group.generations)
-
 
 def stored_steps(directory: RunDirectory) -> list[int]:
     """The steps with a stored table of responses, ascending."""
@@ -177,6 +172,11 @@ class RunProblems:
         copies = self._by_id.get(stored.group.problem.id, [])
         return next((each for each in copies if _has_fields(each, stored)), copies[0] if copies else None)
 
+    def complete(self, stored: StoredGroup) -> StoredGroup:
+        """The group with the problem of the run's data, unless the data no longer has it."""
+        problem = self.find(stored)
+        return stored if problem is None else replace(stored, group=replace(stored.group, problem=problem))
+
 
 def _can_be_read(config: Config) -> bool:
     try:
@@ -188,11 +188,6 @@ def _can_be_read(config: Config) -> bool:
 def _has_fields(problem: Problem, stored: StoredGroup) -> bool:
     """Whether a problem has the columns that a group was stored with; copies of a problem may differ in them."""
     return short_fields(problem.fields, known=[problem.answer]) == stored.fields
-
-
-def with_problem(stored: StoredGroup, problem: Problem) -> StoredGroup:
-    """The group with the problem of the run's data."""
-    return replace(stored, group=replace(stored.group, problem=problem))
 
 
 def with_prompt_ids(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup:

@@ -48,7 +48,6 @@ class TokenTerms:
 
     @property
     def num_clipped(self) -> int:
-        """The number of clipped tokens."""
         return int((self.clipped > 0).sum())
 
 

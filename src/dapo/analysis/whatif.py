@@ -18,7 +18,6 @@ from dapo.analysis.stored_groups import (
     read_groups,
     stored_steps,
     with_exact_texts,
-    with_problem,
     with_prompt_ids,
 )
 from dapo.config import Config
@@ -263,11 +262,9 @@ def _prepared(stored: StoredGroup, config: Config, scorer: _Scorer) -> Group:
         return stored.group
     if scorer.encoder is not None:
         stored = with_exact_texts(stored, scorer.encoder)
-    problem = scorer.problems.find(stored)
-    if problem is None:
+    if scorer.problems.find(stored) is None:
         scorer.not_found.add(stored.group.problem.id)
-    else:
-        stored = with_problem(stored, problem)
+    stored = scorer.problems.complete(stored)
     if isinstance(config.dynamic_sampling.filter, str) and scorer.encoder is not None:
         stored = with_prompt_ids(stored, scorer.encoder)
     return stored.group

@@ -6,16 +6,15 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.analysis.ablate.experiment import Experiment, find_ladder, load_experiment, shipped_ladders
+from dapo.analysis.ablate.experiment import Experiment, load_experiment, shipped_ladders
 from dapo.cli.formatting import number, plural, ruled_table
 from dapo.config.differences import option_differences
 from dapo.core.errors import ConfigError
@@ -23,52 +22,46 @@ from dapo.core.terminal import print_json, print_text, printable, stdout_to_stde
 from dapo.core.text import shorten
 from dapo.runs.console import BAR_WIDTH, REFRESHES_PER_SECOND, SafeConsole, duration
 
+if TYPE_CHECKING:
+    from dapo.analysis.ablate.results import Results
+
 _MAX_SEEDS = 10_000
 _LOG_WIDTH = 120
 """Characters per line of tables that go to a file."""
 
 
-@dataclass(frozen=True)
-class AblateRequest:
-    """The arguments of `dapo ablate`."""
-
-    config: Path | None
-    overrides: tuple[str, ...]
-    ladder: str | None
-    seeds: str | None
-    folder: Path | None
-    output: Path | None
-    report: tuple[Path, ...]
-    show: str | None
-    jobs: int
-    dry_run: bool
-    no_run: bool
-    as_json: bool
-
-
-def ablate(request: AblateRequest) -> bool:
-    """Run an experiment, or print its plan, its stored table or a shipped ladder; return whether no run failed.
+def ablate(
+    config: Path | None,
+    overrides: Sequence[str],
+    *,
+    ladder: str | None,
+    seeds: str | None,
+    folder: Path | None,
+    output: Path | None,
+    jobs: int | None,
+    dry_run: bool,
+    as_json: bool,
+) -> bool:
+    """Run an experiment, or print its plan or, with `jobs` None, its finished runs; return whether no run failed.
 
     Raises:
-        ConfigError: The request or the experiment is wrong; nothing has been started.
+        ConfigError: An argument or the experiment is wrong; nothing has been started.
     """
-    if request.show is not None:
-        print_text(find_ladder(request.show).read_text(encoding="utf-8"), end="")
-        return True
-    if request.report:
-        return _report_again(request)
-    if request.config is None:
+    if config is None:
         raise ConfigError(
             "dapo ablate takes an experiment file or a configuration; --show NAME prints a ladder that comes with it: "
             f"{', '.join(shipped_ladders())}"
         )
-    seeds = None if request.seeds is None else parse_seeds(request.seeds)
-    experiment = load_experiment(request.config, request.overrides, ladder=request.ladder, seeds=seeds)
-    folder = request.folder or Path("runs") / experiment.name
-    if request.dry_run:
-        _print_plan(experiment, folder, as_json=request.as_json)
+    chosen = None if seeds is None else parse_seeds(seeds)
+    experiment = load_experiment(config, overrides, ladder=ladder, seeds=chosen)
+    folder = folder or Path("runs") / experiment.name
+    if dry_run:
+        _print_plan(experiment, folder, as_json=as_json)
         return True
-    return _run(request, experiment, folder)
+    with stdout_to_stderr(as_json):
+        results, failures = _run(experiment, folder, jobs=jobs)
+    _write_and_print(results, output or folder, as_json=as_json)
+    return not failures
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -83,7 +76,8 @@ def parse_seeds(text: str) -> list[int]:
     return found
 
 
-def _run(request: AblateRequest, experiment: Experiment, folder: Path) -> bool:
+def _run(experiment: Experiment, folder: Path, *, jobs: int | None) -> "tuple[Results, dict[str, str]]":
+    """The results with the reasons of failed runs; `jobs` None starts no run."""
     from dapo.analysis.ablate.results import collect, write_results
     from dapo.analysis.ablate.runner import require_same_options, run_experiment
     from dapo.analysis.ablate.table import make_table
@@ -93,44 +87,35 @@ def _run(request: AblateRequest, experiment: Experiment, folder: Path) -> bool:
         results = collect(experiment, folder, failures)
         write_results(results, make_table(results), folder)
 
-    failures: dict[str, str] = {}
-    with stdout_to_stderr(request.as_json):
-        if request.no_run:
-            require_same_options(experiment, folder)
-        else:
-            for line in _without_effect(experiment):
-                warn(line)
-            advice = f"; the runs are saved, continue with: {shlex.join(['dapo', *sys.argv[1:]])}"
-            message = "saving the runs, then stopping; Ctrl-C now ends them at once"
-            try:
-                with (
-                    signals_as_requests(message, on_second=signal.default_int_handler) as stop,
-                    closing(_ProgressDisplay()) as display,
-                ):
-                    failures = run_experiment(
-                        experiment, folder, jobs=request.jobs, stop=stop, display=display, on_finished=keep
-                    )
-            except Interrupted as error:
-                raise Interrupted(error.exit_code - 128, advice) from None
-        results = collect(experiment, folder, failures)
-    _write_and_print(results, request.output or folder, as_json=request.as_json)
-    return not failures
+    if jobs is None:
+        require_same_options(experiment, folder)
+        return collect(experiment, folder), {}
+    for line in _without_effect(experiment):
+        warn(line)
+    advice = f"; the runs are saved, continue with: {shlex.join(['dapo', *sys.argv[1:]])}"
+    message = "saving the runs, then stopping; Ctrl-C now ends them at once"
+    try:
+        with (
+            signals_as_requests(message, on_second=signal.default_int_handler) as stop,
+            closing(_ProgressDisplay()) as display,
+        ):
+            failures = run_experiment(experiment, folder, jobs=jobs, stop=stop, display=display, on_finished=keep)
+    except Interrupted as error:
+        raise Interrupted(error.exit_code - 128, advice) from None
+    return collect(experiment, folder, failures), failures
 
 
-def _report_again(request: AblateRequest) -> bool:
+def report_again(paths: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
+    """Print the table of stored results, several folders merged. Raises ConfigError without a folder to write it to."""
     from dapo.analysis.ablate.results import RESULTS_JSON, merge, read_results
 
-    if request.config is not None or request.overrides:
-        raise ConfigError("--report makes the table from stored results: give a folder, and no configuration")
-    folders = [path.parent if path.name == RESULTS_JSON else path for path in request.report]
-    if len(folders) > 1 and request.output is None:
+    folders = [path.parent if path.name == RESULTS_JSON else path for path in paths]
+    if len(folders) > 1 and output is None:
         raise ConfigError("several --report merge the seeds of several folders: give --output FOLDER for the whole")
-    results = merge([read_results(folder) for folder in folders])
-    _write_and_print(results, request.output or folders[0], as_json=request.as_json)
-    return True
+    _write_and_print(merge([read_results(folder) for folder in folders]), output or folders[0], as_json=as_json)
 
 
-def _write_and_print(results: Any, output: Path, *, as_json: bool) -> None:
+def _write_and_print(results: "Results", output: Path, *, as_json: bool) -> None:
     from dapo.analysis.ablate.figures import plot_results
     from dapo.analysis.ablate.results import write_results
     from dapo.analysis.ablate.table import make_table

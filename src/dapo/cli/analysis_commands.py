@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from dapo.cli.arguments import AsJson, Overrides, Run
 from dapo.core.errors import ConfigError
-from dapo.core.terminal import print_json
+from dapo.core.terminal import print_json, print_text
 
 # as in main.py, each command imports what it needs, so that --help answers at once
 
@@ -101,13 +101,14 @@ def doctor(
     strict: Annotated[bool, Option("--strict", help="exit 1 if there is an error or a warning")] = False,
 ) -> None:
     """Report the problems of a run: findings with evidence, the prompts they show on, and the option to change."""
-    from dapo.cli.doctor import examine, print_diagnosis
+    from dapo.cli.doctor import diagnosis_lines, examine
 
     diagnosis = examine(run_dir)
     if as_json:
         print_json({"run": str(run_dir), **diagnosis.to_json()})
     else:
-        print_diagnosis(run_dir, diagnosis)
+        for line in diagnosis_lines(run_dir, diagnosis):
+            print_text(line)
     if strict and any(case.holds for case in diagnosis.issues):
         raise typer.Exit(1)
 
@@ -135,21 +136,24 @@ def ablate_command(
     as_json: AsJson = False,
 ) -> None:
     """Train variants of a configuration with several seeds and compare them: Table 1's ladder, or your own."""
-    from dapo.cli.ablate import AblateRequest, ablate
+    from dapo.analysis.ablate.experiment import find_ladder
+    from dapo.cli.ablate import ablate, report_again
 
-    request = AblateRequest(
-        config=config,
-        overrides=tuple(overrides or ()),
+    if show is not None:
+        print_text(find_ladder(show).read_text(encoding="utf-8"), end="")
+    elif report:
+        if config is not None or overrides:
+            raise ConfigError("--report makes the table from stored results: give a folder, and no configuration")
+        report_again(report, output, as_json=as_json)
+    elif not ablate(
+        config,
+        overrides or [],
         ladder=ladder,
         seeds=seeds,
         folder=folder,
         output=output,
-        report=tuple(report or ()),
-        show=show,
-        jobs=jobs,
+        jobs=None if no_run else jobs,
         dry_run=dry_run,
-        no_run=no_run,
         as_json=as_json,
-    )
-    if not ablate(request):
+    ):
         raise typer.Exit(1)

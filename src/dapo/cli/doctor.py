@@ -7,7 +7,6 @@ from textwrap import wrap
 from dapo.analysis.doctor import DiagnosedFinding, Diagnosis, diagnose
 from dapo.cli.formatting import plural
 from dapo.config import load_config
-from dapo.core.terminal import print_text
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.training.rules.all_rules import RULES
@@ -22,14 +21,8 @@ def examine(path: Path) -> Diagnosis:
     return diagnose(load_config(run.config), read_metrics(run.metrics) if run.metrics.exists() else [], tables)
 
 
-def print_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
-    """Print the number of examined steps and tables, then each finding with its evidence and the option to change."""
-    for line in diagnosis_lines(path, diagnosis):
-        print_text(line)
-
-
 def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
-    """The lines of `print_diagnosis`."""
+    """The number of examined steps and tables, then each finding with its evidence and the option to change."""
     seen = (
         f"{plural(diagnosis.steps, 'step')}, {plural(diagnosis.evaluations, 'evaluation')}, "
         f"{plural(diagnosis.rollout_tables, 'table')} of responses, by {len(RULES)} rules"

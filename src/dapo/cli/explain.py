@@ -37,12 +37,7 @@ def explain(run_dir: Path, step: int, group: int | None, *, replay: bool, as_jso
     found = explain_group(run_dir, step, group, recompute=replay, log=log)
     if as_json:
         print_json(found)
-    else:
-        print_explanation(found)
-
-
-def print_explanation(found: Mapping[str, Any]) -> None:
-    """Print the result of `explain_group`."""
+        return
     console = SafeConsole()
     for part in _parts(found):
         console.print(part)

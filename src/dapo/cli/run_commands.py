@@ -163,12 +163,21 @@ def check(
     from dapo.config import load_config
 
     loaded = load_config(config, overrides or [])
-    from dapo.cli.check.command import ProbeRequest, check_config
+    from dapo.cli.check.command import check_config
 
-    request = ProbeRequest(problems, samples, against) if probe else None
     if probe:
         keep_freed_memory()  # as in the run
-    if not check_config(loaded, assume or [], path=config, probe=request, as_json=as_json):
+    can_run = check_config(
+        loaded,
+        assume or [],
+        path=config,
+        probe=probe,
+        problems=problems,
+        samples=samples,
+        against=against,
+        as_json=as_json,
+    )
+    if not can_run:
         raise typer.Exit(ConfigError.exit_code)
 
 

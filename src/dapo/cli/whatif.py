@@ -26,14 +26,10 @@ def whatif(run_dir: Path, overrides: Sequence[str], *, steps: str, gradient: boo
             print_text(text, file=sys.stderr)
 
     found = what_if(run_dir, overrides, steps=steps, gradient=gradient, log=log)
-    if as_json:
-        print_json(found)
-    else:
-        print_changes(found)
+    (print_json if as_json else _print_changes)(found)
 
 
-def print_changes(found: Mapping[str, Any]) -> None:
-    """Print the result of `what_if`."""
+def _print_changes(found: Mapping[str, Any]) -> None:
     console = SafeConsole()
     steps, total = found["steps"], found["total"]
     of_steps = f"step {steps[0]['step']}" if len(steps) == 1 else f"{len(steps)} steps"

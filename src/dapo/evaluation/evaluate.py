@@ -48,7 +48,6 @@ class EngineSampler:
         self._pending: dict[str, tuple[int, int]] = {}
 
     def with_plan(self, plan: EvaluationPlan) -> "EngineSampler":
-        """A sampler with the same engine and another plan."""
         return EngineSampler(self._engine, self._encoder, plan)
 
     def submit(self, index: int, problem: Problem) -> None:
@@ -69,7 +68,6 @@ class EngineSampler:
         self._engine.submit(requests)  # requests with the same prompt are adjacent: engines share its prefill
 
     def abort(self) -> None:
-        """Cancel all pending requests."""
         self._engine.abort(list(self._pending))
         self._pending.clear()
 

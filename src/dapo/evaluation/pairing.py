@@ -142,7 +142,6 @@ class Paired:
         return self.unpaired_variance / self.paired_variance if self.paired_variance > 0 else None
 
     def as_json(self) -> dict[str, Any]:
-        """The fields and the variance ratio."""
         return asdict(self) | {"variance_ratio": self.variance_ratio}
 
 

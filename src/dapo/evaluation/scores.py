@@ -64,7 +64,6 @@ class JudgedProblem:
 
     @property
     def accuracies(self) -> list[float]:
-        """The accuracy of each valid response."""
         return [response.accuracy for response in self.valid]
 
     @property
@@ -79,7 +78,6 @@ class JudgedProblem:
         return 1 / len(most_frequent) if CORRECT in most_frequent else 0.0
 
     def row(self) -> dict[str, Any]:
-        """The problem and every response as JSON values."""
         return {
             "id": self.problem.id,
             "source": self.problem.source,
@@ -148,7 +146,6 @@ class Evaluation:
         }
 
     def metrics(self) -> dict[str, float]:
-        """The metrics `eval/NAME/...`."""
         summary, prefix = self.summary(), f"eval/{self.plan.name}"
         reported = [key for key in ("accuracy", "low", "high") if summary[key] is not None]
         metrics = {f"{prefix}/{key}": summary[key] for key in reported}
@@ -159,7 +156,6 @@ class Evaluation:
         return metrics
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per problem, with every response."""
         return [problem.row() for problem in self.problems]
 
     def _estimates(self) -> dict[str, list[float]]:

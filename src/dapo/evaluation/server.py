@@ -80,7 +80,6 @@ class ServerSampler:
             return found
 
     def close(self) -> None:
-        """Abandon the requests in flight."""
         self._is_closed = True
         for _ in range(self._concurrency):
             self._tasks.put(None)

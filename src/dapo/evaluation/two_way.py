@@ -42,7 +42,6 @@ class Estimate:
     problems: int
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
         return asdict(self)
 
 

@@ -93,12 +93,10 @@ class PlannedRun:
         return "-".join(part for part in parts if part)
 
     def describe(self) -> str:
-        """Condition, row and seed as text."""
         return ", ".join([*filter(None, [self.condition]), self.variant, f"seed {self.seed}"])
 
     @cached_property
     def config(self) -> Config:
-        """The configuration of the run. Raises ConfigError."""
         return load_config(self.base, self.overrides)
 
 
@@ -121,7 +119,6 @@ class Experiment:
         return [self.run(*key) for key in product(self.seeds, self.conditions, self.variants)]
 
     def run(self, seed: int, condition: Condition, variant: Variant) -> PlannedRun:
-        """The run of one seed, condition and variant."""
         overrides = (*self.shared, *condition.own, *self.options_of(variant), f"train.seed={seed}")
         return PlannedRun(condition.name, variant.name, seed, self.base, overrides)
 
@@ -131,7 +128,6 @@ class Experiment:
         return (*inherited, *variant.own)
 
     def variant(self, name: str) -> Variant:
-        """The variant with a name."""
         return next(each for each in self.variants if each.name == name)
 
     def predecessor(self, variant: Variant) -> str | None:

@@ -62,7 +62,6 @@ class Results:
 
     @property
     def panels(self) -> list[Panel]:
-        """The plots."""
         return [Panel(each["metric"], each["against"]) for each in self.facts["experiment"]["plots"]]
 
     @property
@@ -77,11 +76,9 @@ class Results:
         return found
 
     def runs(self, condition: str, variant: str) -> list[dict[str, Any]]:
-        """The runs of a row, finished or not."""
         return [run for run in self.facts["runs"] if (run["condition"], run["variant"]) == (condition, variant)]
 
     def finished(self, condition: str, variant: str) -> dict[int, dict[str, Any]]:
-        """The finished and evaluated runs of a row, by seed."""
         return {run["seed"]: run for run in self.runs(condition, variant) if run["accuracies"] is not None}
 
 

@@ -183,7 +183,6 @@ class _Runner:
         self._next_figures = 0.0
 
     def run(self, stop: StopRequest) -> None:
-        """Start all runs, wait for them, report them."""
         while self._waiting or self._running:
             stop.check()
             while self._waiting and len(self._running) < self._jobs:

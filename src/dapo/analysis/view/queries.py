@@ -38,7 +38,6 @@ class ViewedRun:
 
     @cached_property
     def index(self) -> RolloutIndex:
-        """The index of the responses, built on first use."""
         return RolloutIndex(self.files.directory.rollouts_folder)
 
     @cached_property
@@ -47,7 +46,6 @@ class ViewedRun:
         return TokenTexts(self.files.config())
 
     def close(self) -> None:
-        """Stop the background work."""
         if "index" in self.__dict__:
             self.index.close()
 
@@ -66,7 +64,6 @@ class Runs:
         return self.runs[name]
 
     def close(self) -> None:
-        """Release all runs."""
         for run in self.runs.values():
             run.close()
 

@@ -1,7 +1,8 @@
 """`dapo check`: prints the description of a configuration, its memory, and with `--probe` measurements."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +19,24 @@ from dapo.training.assemble.resolve import require_hardware
 from dapo.training.preflight import open_judge
 
 
-@dataclass(frozen=True)
-class ProbeRequest:
-    """The arguments of `--probe`."""
-
-    problems: int | None = None
-    """The number of problems; None: those of a few steps."""
-    samples: int | None = None
-    """Responses per problem; None: rollout.group_size."""
-    against: Path | None = None
-    """A run to compare the probe with."""
-
-
 def check_config(
-    config: Config, assume: Sequence[str], *, path: Path, probe: ProbeRequest | None, as_json: bool
+    config: Config,
+    assume: Sequence[str],
+    *,
+    path: Path,
+    probe: bool,
+    problems: int | None,
+    samples: int | None,
+    against: Path | None,
+    as_json: bool,
 ) -> bool:
     """Print the description of a configuration, and return whether it can run.
 
-    If it can, `probe` measures with the real model, too. For a `path` in the directory of a fork, the fork's origin
-    is printed as well.
+    If it can, `probe` measures with the real model, too, on `problems` with `samples` responses each, and compares with
+    the run `against`. For a `path` in the directory of a fork, the fork's origin is printed as well.
     """
     elsewhere = bool(assume) or config.uses_ray
-    if probe is not None and assume:
+    if probe and assume:
         raise ConfigError("--probe measures this machine, and --assume describes a different one: give one of them")
     with open_judge(config, elsewhere=elsewhere) as judge:
         needed_columns = judge.needed_columns
@@ -47,29 +44,25 @@ def check_config(
         require_hardware(config)
     if as_json:
         found = check_as_json(config, needed_columns, assume)
-        if probe is not None and not found["problems"]:
+        if probe and not found["problems"]:
             from dapo.cli.check.probe import probe_as_json, run_probe
 
-            found["probe"] = probe_as_json(run_probe(config, probe.problems, probe.samples), probe.against)
+            found["probe"] = probe_as_json(run_probe(config, problems, samples), against)
         print_json(found)
         return not found["problems"]
     if (fork := Fork.of(RunDirectory(path.parent))) is not None:
         print_text(f"fork      of {fork.describe()}")
-    for line in explain(config, needed_columns):
-        print_text(line)
-    print_text()
-    for line in describe_response_end(config):
-        print_text(line)
     faults = 0
-    for line in describe_estimate(config, assume):
+    for line in chain(
+        explain(config, needed_columns), [""], describe_response_end(config), describe_estimate(config, assume)
+    ):
         print_text(line)
         faults += line.startswith("problem: ")
-    if probe is not None and not faults:
+    if probe and not faults:
         from dapo.cli.check.probe import describe_probe, run_probe
 
         print_text()
-        measured = run_probe(config, probe.problems, probe.samples)
-        for line in describe_probe(config, measured, probe.against):
+        for line in describe_probe(config, run_probe(config, problems, samples), against):
             print_text(line)
     return not faults
 

@@ -91,12 +91,10 @@ class ResourceEstimate:
     profile: HardwareProfile
 
     def changed(self, section: str, **values: Any) -> Self:
-        """The estimate for a configuration that differs in some options of a section."""
         return replace(self, config=self.config.changed(section, **values))
 
     @property
     def memory(self) -> TrainerMemory:
-        """The memory of a process that trains."""
         lengths = ResponseLengths(self.profile.prompt_tokens, self.profile.mean_response_tokens)
         device_type = "cpu" if self.profile.device == "cpu" else "cuda"
         return TrainerMemory(self.config, self.dimensions, lengths, device_type)
@@ -118,7 +116,6 @@ class ResourceEstimate:
 
     @property
     def available(self) -> float:
-        """Bytes of memory per device."""
         return self.profile.memory_gib * GIB
 
     @property

@@ -152,12 +152,10 @@ class DataFacts:
 
     @property
     def num_distinct(self) -> int:
-        """The number of different problems."""
         return len({problem.id for problem in self.problems or ()})
 
     @property
     def sources(self) -> Counter[str]:
-        """The number of problems of each source."""
         return Counter(problem.source for problem in self.problems or ())
 
 
