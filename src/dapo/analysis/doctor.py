@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +39,9 @@ class DiagnosedFinding:
     """The most frequent error of the verifier among them."""
 
     def to_json(self) -> dict[str, Any]:
-        found = self.finding
-        return {
-            "name": found.name,
-            "severity": found.severity,
-            "holds": self.holds,
-            "since": self.since,
-            "steps": list(found.steps),
-            "cause": found.cause,
-            "evidence": dict(found.evidence),
-            "problems": [{"id": name, "responses": count} for name, count in self.problems],
-            "responses": self.responses,
-            "example": self.example,
-            "error": self.error,
-            "change": list(found.change),
-            "advice": found.advice,
-        }
+        own = {name: value for name, value in asdict(self).items() if name != "finding"}
+        problems = [{"id": name, "responses": count} for name, count in self.problems]
+        return asdict(self.finding) | own | {"problems": problems}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dapo.algo.advantages import STD_EPS
-from dapo.algo.overlong import overlong_penalty, trains
+from dapo.algo.overlong import trains
 from dapo.analysis.stored_groups import StoredGroup, local_encoder, read_groups
 from dapo.analysis.update_terms import CLIP_NAMES, GroupUpdate, TokenTerms, find_update
 from dapo.config import Config, LossConfig
@@ -15,7 +15,7 @@ from dapo.data.prompts import PromptEncoder
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
 from dapo.training.assemble.resolve import resolve_auto
-from dapo.training.samples import shaped_reward
+from dapo.training.samples import length_penalty, shaped_reward
 
 
 def explain_group(
@@ -96,7 +96,6 @@ def _why_chosen(update: GroupUpdate | None) -> str:
 
 
 def _describe(config: Config, stored: StoredGroup, update: GroupUpdate | None) -> dict[str, Any]:
-    """The explanation of a group, without its id."""
     group, overlong = stored.group, config.overlong
     encoder = local_encoder(config)
     responses = [_response(config, stored, i) for i in range(group.size)]
@@ -187,22 +186,18 @@ def _why(config: Config, stored: StoredGroup) -> str:
 def _response(config: Config, stored: StoredGroup, i: int) -> dict[str, Any]:
     """The facts of a response before the update: its verdict, Eq. 13 and its reward."""
     group = stored.group
-    generation, verdict, length = group.generations[i], group.verdicts[i], len(group.generations[i].token_ids)
-    penalty = 0.0
-    if config.overlong.mode == "soft":
-        maximum, buffer = config.rollout.max_response_tokens, config.overlong.buffer_tokens
-        penalty = overlong_penalty(length, max_length=maximum, buffer=buffer, factor=config.overlong.penalty)
+    generation, verdict = group.generations[i], group.verdicts[i]
     return {
         "sample": i,
         "text": group.texts[i],
-        "tokens": length,
+        "tokens": len(generation.token_ids),
         "finish": generation.finish,
         "version": generation.version,
         "correct": verdict.correct,
         "score": None if verdict.error is not None else verdict.score,
         "components": dict(verdict.components),
         "error": verdict.error,
-        "overlong_penalty": penalty,
+        "overlong_penalty": length_penalty(generation, config),
         "reward": group.rewards[i],
         "advantage": stored.advantages[i],
         "trains": stored.advantages[i] is not None and trains(generation.finish, mode=config.overlong.mode),
@@ -305,7 +300,6 @@ def _clipped_token(
 
 
 def _notes(config: Config, stored: StoredGroup) -> list[str]:
-    """Notes on the limits of these numbers."""
     notes = []
     group = stored.group
     shaped = [shaped_reward(g, v, config) for g, v in zip(group.generations, group.verdicts, strict=True)]

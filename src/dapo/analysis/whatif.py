@@ -178,7 +178,6 @@ def _require_stored_advantages(old: Config, new: Config, *, gradient: bool) -> N
 
 
 def _notes(old: Config, new: Config, scorer: _Scorer, missing: Sequence[int]) -> list[str]:
-    """Notes on the limits of these numbers."""
     notes = []
     if missing:
         notes.append(

@@ -1,5 +1,6 @@
 """The commands that read runs: view, report, compare, explain, whatif, doctor, ablate."""
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -27,9 +28,25 @@ def view(
     as_json: AsJson = False,
 ) -> None:
     """Show runs on a local page: curves, responses, problems, evaluations and comparisons."""
-    from dapo.cli.view import view_runs
+    from dapo.analysis.view.queries import Runs
+    from dapo.analysis.view.server import serve
+    from dapo.cli.formatting import plural
+    from dapo.runs.run_reader import find_runs
 
-    view_runs(runs or [], port=port, open_browser=not no_browser and not as_json, as_json=as_json)
+    shown = Runs(find_runs(runs or []))
+
+    def on_ready(url: str) -> None:
+        if as_json:
+            found = [{"name": name, "path": str(run.files.directory.path)} for name, run in shown.runs.items()]
+            print_json({"url": url, "runs": found})
+            return
+        print_text(f"{plural(len(shown.runs), 'run')} at {url} (this machine only); Ctrl-C ends")
+        if not no_browser:
+            webbrowser.open(url)
+
+    serve(shown, port=port, on_ready=on_ready)
+    if not as_json:
+        print_text("ended; nothing was written into the runs")
 
 
 @commands.command()
@@ -39,9 +56,24 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write a run's page as one HTML file that opens without a network: curves, sampled responses, evaluations."""
-    from dapo.cli.view import report_run
+    from dapo.analysis.view.report import write_report
+    from dapo.cli.formatting import size
+    from dapo.runs.run_reader import RunReader
 
-    report_run(run, output, as_json=as_json)
+    files = RunReader(run.resolve().name, run)
+    target = output or Path(f"{files.name}.html")
+    if target.suffix.lower() != ".html":
+        raise ConfigError(f"--output {target} must end in .html")
+    if target.resolve().is_relative_to(run.resolve()):
+        raise ConfigError(f"{target} is inside the run, which is never changed; choose another --output")
+    if not target.parent.is_dir():
+        raise ConfigError(f"there is no folder {target.parent} for the report")
+    found = write_report(files, target)
+    if as_json:
+        print_json(found)
+        return
+    shown = "all" if found["groups"] == found["of_groups"] else f"{found['groups']:,} of {found['of_groups']:,}"
+    print_text(f"{target}: {size(found['bytes'])}, with {shown} groups of responses; it opens without a network")
 
 
 @commands.command()

@@ -166,7 +166,6 @@ def _describe(group: BranchVariance) -> Iterator[str]:
 
 
 def _interval(found: Mapping[str, Any], name: str) -> tuple[str, str]:
-    """The difference and its interval."""
     difference, low, high = (_number(found[key], name, sign="+") for key in ("difference", "low", "high"))
     return difference, f"{low} to {high}" if low else ""
 

@@ -223,7 +223,6 @@ def _clipped(found: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _context(response: Mapping[str, Any], token: Mapping[str, Any]) -> Text:
-    """The token, marked, with the tokens around it."""
     texts: Sequence[str] | None = response["token_values"]["texts"]
     if texts is None:
         return Text("")

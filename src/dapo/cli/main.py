@@ -102,10 +102,26 @@ def show_options(
     found = entries_of(section)
     if as_json:
         print_json({"options": [entry.as_json() for entry in found]})
-    else:
-        from dapo.cli.options import print_options
+        return
+    from rich.padding import Padding
+    from rich.text import Text
 
-        print_options(found)
+    from dapo.config.option_entries import section_names, yaml_text
+    from dapo.runs.console import SafeConsole
+
+    console = SafeConsole()
+    for entry in found:
+        values = [f"default {entry.default_text}" if not entry.is_required else "required"]
+        if entry.has_paper_value:
+            values.append(f"paper {yaml_text(entry.paper)}")
+        if entry.unit:
+            values.append(f"unit {entry.unit}")
+        console.print(Text.assemble((entry.name, "bold"), f"  {', '.join(values)}"), soft_wrap=True)
+        condition = f" Only with {entry.condition_text}." if entry.condition else ""
+        console.print(Padding(f"{entry.meaning}{condition}", (0, 0, 0, 4)))
+    sections = section_names(found)
+    if len(sections) > 1:
+        console.print(f"\n{len(found)} options; one section: dapo options {'|'.join(sections)}", soft_wrap=True)
 
 
 @lists_app.command("configs")
@@ -114,14 +130,21 @@ def show_configs(
     as_json: AsJson = False,
 ) -> None:
     """List the configurations that come with dapo, or print one: `dapo configs tiny > my.yaml`."""
-    if name is None:
-        from dapo.cli.options import list_configs
-
-        list_configs(as_json=as_json)
-    else:
+    if name is not None:
         from dapo.config import find_config
 
         print_text(find_config(name).read_text(encoding="utf-8"), end="")
+        return
+    from dapo.config.shipped import first_comment, shipped_configs
+
+    found = {each: {"about": first_comment(path), "path": str(path)} for each, path in shipped_configs().items()}
+    if as_json:
+        print_json(found)
+        return
+    width = max(map(len, found), default=0)
+    for each, about in found.items():
+        print_text(f"{each:<{width}}  {about['about']}")
+    print_text("\ndapo train NAME [KEY=VALUE]... trains with one; dapo configs NAME > my.yaml makes a file to change")
 
 
 @lists_app.command()

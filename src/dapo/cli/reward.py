@@ -98,7 +98,6 @@ def print_report(report: RewardReport, *, show_all: bool) -> None:
 
 
 def _audit_json(audit: Audit) -> dict[str, Any]:
-    """An audit as JSON values."""
     return {
         "reference": audit.problem.answer,
         "right": None if audit.right is None else _check_json(audit.right),

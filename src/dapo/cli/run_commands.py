@@ -65,7 +65,6 @@ def resume(
 
 
 def _print_run(path: Path) -> None:
-    """Print the status of a run for a program."""
     from dapo.runs.status import run_status
 
     print_json(run_status(path).as_json())

@@ -67,9 +67,14 @@ def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> f
     """The verdict's score plus Eq. 13's penalty for the response's length; None where the verdict is an error."""
     if verdict.error is not None:
         return None
+    return verdict.score + length_penalty(generation, config)
+
+
+def length_penalty(generation: Generation, config: Config) -> float:
+    """Eq. 13's penalty for a response's length under the options of a run; 0 unless `overlong.mode` is `soft`."""
     if config.overlong.mode != "soft":
-        return verdict.score
-    return verdict.score + overlong_penalty(
+        return 0.0
+    return overlong_penalty(
         len(generation.token_ids),
         max_length=config.rollout.max_response_tokens,
         buffer=config.overlong.buffer_tokens,

@@ -251,7 +251,6 @@ def _why_not_comparable(first: Config, other: Config) -> str | None:
 
 
 def _require_own_folders(experiment: Experiment) -> None:
-    """Raise ConfigError if two runs would share a folder."""
     found: dict[str, PlannedRun] = {}
     for run in experiment.runs():
         other = found.setdefault(run.name.lower(), run)

@@ -139,7 +139,6 @@ def differences_figure(results: Results) -> "Figure | None":
 
 
 def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) -> None:
-    """One metric of every row against one axis."""
     is_accuracy = panel.metric == ACCURACY
     unit, scale = ("correct (%)", _PERCENT) if is_accuracy else _unit(panel.metric)
     frame(axes, title=_title(panel.metric), unit=unit)

@@ -75,7 +75,6 @@ class Explanations:
 
 
 def _for_tokens(explained: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an explanation that the page shows."""
     update = explained["eq8"]
     ratios = (
         {"known": False, "source": "none", "why": "the group did not train"} if update is None else update["ratios"]

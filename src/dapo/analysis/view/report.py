@@ -56,7 +56,6 @@ def write_report(files: RunReader, output: Path) -> dict[str, Any]:
 
 
 def _collect(run: queries.ViewedRun) -> dict[str, Any]:
-    """All values of the page for one run."""
     overview = queries.overview(queries.Runs([run.files]))
     of_groups, groups = _sample(run)
     note = (
@@ -117,7 +116,6 @@ def pick_groups(index: RolloutIndex) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The groups of a step, each with its rank."""
     trained = sorted((g for g in groups if g["outcome"] == "trained"), key=lambda g: (g["score"] or 0.0, g["group_id"]))
     first = [*trained[-1:], *trained[:1], *(g for g in groups[:1] if g["outcome"] == "trained")]
     others = {g["outcome"]: g for g in reversed(groups) if g["outcome"] != "trained"}

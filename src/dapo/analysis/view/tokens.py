@@ -15,7 +15,6 @@ class TokenTexts:
     """Loads the tokenizer of a run in the background, without weights and without code that comes with a model."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Take the run's options by dotted name."""
         self._model = config.get("model.name")
         self._worker: threading.Thread | None = None
         self._tokenizer: Any = None

@@ -100,11 +100,6 @@ class ResourceEstimate:
         return TrainerMemory(self.config, self.dimensions, lengths, device_type)
 
     @property
-    def element_bytes(self) -> int:
-        """Bytes per number of `model.dtype`."""
-        return self.memory.element_bytes
-
-    @property
     def ranks(self) -> int:
         """Processes that the policy is sharded over."""
         return self.config.distributed.trainer_ranks
@@ -142,11 +137,15 @@ class ResourceEstimate:
 
     def engine_memory(self) -> dict[str, float]:
         """Bytes on the device of an engine, by part."""
-        dimensions, e, tp = self.dimensions, self.element_bytes, self.config.gpus_per_engine
+        dimensions, e, tp = self.dimensions, self.memory.element_bytes, self.config.gpus_per_engine
         breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine_kind.pages_cache:
             overhead = self.profile.engine_overhead_gib * GIB
-            return breakdown | {"cache": self.vllm_cache(breakdown["weights"] + overhead), "vLLM overhead": overhead}
+            given = self.config.rollout.vllm.cache_gib
+            cache = (given or CPU_CACHE_GIB) * GIB
+            if given is None and self.profile.device == "gpu":
+                cache = max(0.0, GPU_MEMORY * self.available - breakdown["weights"] - overhead)
+            return breakdown | {"cache": cache, "vLLM overhead": overhead}
         if self.profile.device == "cpu" and dimensions.tied:
             breakdown["prepacked head"] = e * dimensions.embedding_parameters
         native = self.config.rollout.native
@@ -160,13 +159,6 @@ class ResourceEstimate:
             cache = min(cache, max(self.cached_token_bytes, CACHE_SHARE * free))
         return breakdown | {"cache": cache, "logits": logits}
 
-    def vllm_cache(self, others: float) -> float:
-        """Bytes of vLLM's cache on each device, where weights and overhead take `others` bytes."""
-        given = self.config.rollout.vllm.cache_gib
-        if given is None and self.profile.device == "gpu":
-            return max(0.0, GPU_MEMORY * self.available - others)
-        return (given or CPU_CACHE_GIB) * GIB
-
     @property
     def load_read_bytes(self) -> float:
         """Bytes of the model's files that one trainer rank reads, stored in 16 bits and sharded over GPUs."""
@@ -176,13 +168,13 @@ class ResourceEstimate:
     def load_host_bytes(self) -> float:
         """Bytes of a node's main memory while all its ranks load, without the page cache."""
         # the largest weight's rows, as read and in the type to compute in
-        rows = (2 + self.element_bytes) * self.dimensions.vocabulary * self.dimensions.hidden / self.ranks
+        rows = (2 + self.memory.element_bytes) * self.dimensions.vocabulary * self.dimensions.hidden / self.ranks
         return min(self.ranks, self.profile.devices_per_node) * (CUDA_PROCESS_BYTES + rows)
 
     @property
     def cached_token_bytes(self) -> int:
         """Bytes of a token's keys and values, over all GPUs of an engine."""
-        return self.dimensions.cache_bytes(self.element_bytes)
+        return self.dimensions.cache_bytes(self.memory.element_bytes)
 
     @property
     def cache_tokens(self) -> int:
@@ -209,7 +201,7 @@ class ResourceEstimate:
     @property
     def sync_bytes(self) -> int:
         """Bytes of the weights that engines get per step."""
-        return self.element_bytes * self.dimensions.parameters
+        return self.memory.element_bytes * self.dimensions.parameters
 
     @property
     def sync_copies(self) -> int:

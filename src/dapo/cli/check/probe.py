@@ -73,7 +73,6 @@ def describe_probe(config: Config, probe: Probe, against: Path | None = None) ->
 
 
 def _compare(probe: Probe, run: Path) -> Iterator[str]:
-    """A table of the probe's values and those of a run's first steps."""
     checks = compare_with_run(probe, RunDirectory.open(run))
     yield f"compared with steps 1 to {FIRST_STEPS} of {run}:"
     yield f"  {'':24}{'probe':>12}{'measured':>12}{'ratio':>8}"
