@@ -13,7 +13,6 @@ from dapo.analysis.stored_groups import (
     RunProblems,
     read_groups,
     saved_steps,
-    stored_steps,
     with_prompt_ids,
 )
 from dapo.config import Config
@@ -72,7 +71,7 @@ def plan_replay(directory: RunDirectory, config: Config, step: int) -> ReplayPla
         raise CheckpointError(
             "the loss reads the engine's log-probabilities, which the run has not kept; log.rollouts=all keeps them"
         )
-    stored = set(stored_steps(directory))
+    stored = set(directory.rollout_tables())
     begins = [0, *(saved for saved in saved_steps(directory) if saved < step)]
     for start in reversed(begins):
         if stored.issuperset(range(start + 1, step + 1)):

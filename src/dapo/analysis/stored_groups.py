@@ -46,11 +46,6 @@ class StoredGroup:
     """The problem's short columns, as JSON."""
 
 
-def stored_steps(directory: RunDirectory) -> list[int]:
-    """The steps with a stored table of responses, ascending."""
-    return list(directory.rollout_tables())
-
-
 def saved_steps(directory: RunDirectory) -> list[int]:
     """The steps of all checkpoints, whole or not, ascending."""
     return [step_of(path) for path in numbered(directory.checkpoints.folder)]
@@ -87,7 +82,7 @@ def read_groups(
 
 def no_responses(directory: RunDirectory, wanted: str) -> DataError:
     """The error for steps whose judged responses a run does not have."""
-    steps = stored_steps(directory)
+    steps = list(directory.rollout_tables())
     stored = f"steps {steps[0]} to {steps[-1]}" if steps else "none"
     return DataError(
         f"{directory.path} has no judged responses of {wanted}; stored: {stored}. log.rollouts decides which a run "

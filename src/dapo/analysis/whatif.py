@@ -16,7 +16,6 @@ from dapo.analysis.stored_groups import (
     local_encoder,
     no_responses,
     read_groups,
-    stored_steps,
     with_exact_texts,
     with_prompt_ids,
 )
@@ -216,7 +215,7 @@ def _chosen_steps(directory: RunDirectory, text: str) -> tuple[list[int], list[i
         high = int(last) if last else (None if colon else low)
     except ValueError:
         raise ConfigError(f"--steps {text}: expected A:B, A:, :B or A with step numbers, such as 10:20") from None
-    stored = stored_steps(directory)
+    stored = list(directory.rollout_tables())
     end = max(stored, default=0) if high is None else high
     logged = read_metrics(directory.metrics) if directory.metrics.exists() else []
     finished = max([*stored, *(entry["step"] for entry in logged)], default=0)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.cli.formatting import option_text, weighted
-from dapo.config import Config, LossConfig
+from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
@@ -231,18 +231,10 @@ def _step(config: Config) -> Iterator[str]:
             f"  critic      a value of each token, learning rate {critic.lr:g}{first}; advantages by GAE with lambda "
             f"{critic.gae_lambda:g}, whitened over the tokens of the batch"
         )
-    yield (
-        f"  loss        {config.loss.function or _surrogate(config.loss)}, averaged by {config.loss.aggregate}"
-        f"{_kl(config.loss)}"
-    )
-
-
-def _kl(loss: LossConfig) -> str:
-    return f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
-
-
-def _surrogate(loss: LossConfig) -> str:
-    return SURROGATES[loss.surrogate].summary.format(low=1 - loss.clip_low, high=1 + loss.clip_high)
+    loss = config.loss
+    surrogate = SURROGATES[loss.surrogate].summary.format(low=1 - loss.clip_low, high=1 + loss.clip_high)
+    kl = f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
+    yield f"  loss        {loss.function or surrogate}, averaged by {loss.aggregate}{kl}"
 
 
 def _reward(config: Config) -> str:
