@@ -165,7 +165,9 @@ class RunProblems:
     def find(self, stored: StoredGroup) -> Problem | None:
         """The problem of a stored group with all its columns; None if the data no longer has it."""
         copies = self._by_id.get(stored.group.problem.id, [])
-        return next((each for each in copies if _has_fields(each, stored)), copies[0] if copies else None)
+        # copies of a problem may differ in the columns that a group was stored with
+        matching = (each for each in copies if short_fields(each.fields, known=[each.answer]) == stored.fields)
+        return next(matching, copies[0] if copies else None)
 
     def complete(self, stored: StoredGroup) -> StoredGroup:
         """The group with the problem of the run's data, unless the data no longer has it."""
@@ -178,11 +180,6 @@ def _can_be_read(config: Config) -> bool:
         return bool(load_problems(config.data.train_source, require_answer=False))
     except DataError:
         return False
-
-
-def _has_fields(problem: Problem, stored: StoredGroup) -> bool:
-    """Whether a problem has the columns that a group was stored with; copies of a problem may differ in them."""
-    return short_fields(problem.fields, known=[problem.answer]) == stored.fields
 
 
 def with_prompt_ids(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup:

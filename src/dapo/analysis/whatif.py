@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from dapo.training.assemble.build import dynamic_sampler
 from dapo.training.checked_rows import NO_COLUMNS
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.samples import shaped_reward, with_advantages
-from dapo.types import Group, Verdict
+from dapo.types import Group
 
 AFTER_SAMPLING = ("reward.", "overlong.", "advantage.", "dynamic_sampling.enabled", "dynamic_sampling.filter", "preset")
 """Options, and prefixes of options, that act after sampling."""
@@ -229,8 +228,13 @@ def _rescore(
     groups: Sequence[StoredGroup], config: Config, sampler: DynamicSampler, scorer: _Scorer
 ) -> list[RescoredGroup]:
     """Score the groups of a step in order; those after a full batch are excess."""
-    prepared = [_prepared(stored, config, scorer) for stored in groups]
-    pending = [_submitted(group, scorer.judge) for group in prepared]
+    prepared, judge = [_prepared(stored, config, scorer) for stored in groups], scorer.judge
+    pending = [
+        None
+        if judge is None
+        else judge.submit(group.problem, group.texts, [each.token_ids for each in group.generations])
+        for group in prepared
+    ]
     accepted = 0
     rescored: list[tuple[Group, Outcome]] = []
     for group, verdicts in zip(prepared, pending, strict=True):
@@ -246,12 +250,6 @@ def _rescore(
         RescoredGroup(stored, group, outcome, tuple(advantages.get((group.id, i)) for i in range(group.size)))
         for stored, (group, outcome) in zip(groups, rescored, strict=True)
     ]
-
-
-def _submitted(group: Group, judge: Judge | None) -> "Future[tuple[Verdict, ...]] | None":
-    if judge is None:
-        return None
-    return judge.submit(group.problem, group.texts, [each.token_ids for each in group.generations])
 
 
 def _prepared(stored: StoredGroup, config: Config, scorer: _Scorer) -> Group:

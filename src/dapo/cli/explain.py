@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,7 @@ def explain(run_dir: Path, step: int, group: int | None, *, replay: bool, as_jso
     """`dapo explain`: print the result of `explain_group` for a person, or as JSON."""
     from dapo.analysis.explain import explain_group  # torch
 
-    def log(text: str) -> None:
-        print_text(text, file=sys.stderr)
-
-    found = explain_group(run_dir, step, group, recompute=replay, log=log)
+    found = explain_group(run_dir, step, group, recompute=replay, log=partial(print_text, file=sys.stderr))
     if as_json:
         print_json(found)
         return

@@ -149,10 +149,9 @@ def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False)
     """The mean difference of paired values, `b[i] - a[i]`; `proportions`: all values are from 0 to 1."""
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     differences, count = second - first, len(first)
-    interval = difference_interval(differences.tolist(), proportions=proportions) if count > 1 else None
-    low, high = (None, None) if interval is None else interval
     if count < 2:
         return Paired(float(differences.mean()) if count else None, None, None, count, 0.0, 0.0)
+    low, high = difference_interval(differences.tolist(), proportions=proportions) or (None, None)
     unpaired = float(first.var(ddof=1) + second.var(ddof=1)) / count
     return Paired(float(differences.mean()), low, high, count, unpaired, float(differences.var(ddof=1)) / count)
 

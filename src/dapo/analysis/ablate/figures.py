@@ -141,7 +141,7 @@ def differences_figure(results: Results) -> "Figure | None":
 def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) -> None:
     is_accuracy = panel.metric == ACCURACY
     unit, scale = ("correct (%)", _PERCENT) if is_accuracy else _unit(panel.metric)
-    frame(axes, title=_title(panel.metric), unit=unit)
+    frame(axes, title="Held-out accuracy" if is_accuracy else panel.metric, unit=unit)
     axes.yaxis.set_label_coords(-0.13, 0.5)
     axes.set_xlabel(AXIS_NAMES[panel.against], color=INK)
     for index, (name, seeds) in enumerate(rows.items()):
@@ -202,10 +202,6 @@ def mean_curve(
 def _unit(metric: str) -> tuple[str, float]:
     row = metric_of(metric)
     return ("%" if row.scale == _PERCENT else row.unit), row.scale
-
-
-def _title(metric: str) -> str:
-    return "Held-out accuracy" if metric == ACCURACY else metric
 
 
 def _legend(figure: "Figure", axes: "Axes", height: float, *, seeds: int) -> None:

@@ -98,19 +98,17 @@ def _speed(config: Config, probe: Probe) -> Iterator[str]:
     """Seconds of a step's phases and the peak of memory, next to the estimate of the latter."""
     estimate, _ = estimate_of(config)
     memory = sum(estimate.process_memory().values()) / GIB if estimate is not None and estimate.is_colocated else None
+    rate = probe.update_tokens_per_s
+    trained = "no group carries a signal, so none was made" if rate is None else f"{rate:,.0f} trained tokens/s"
     yield "  one step"
     for name, measured, note in (
         ("load weights, s", probe.load_s, ""),
         ("generation, s", probe.generate_s, f"{probe.tokens_per_s:,.0f} tokens/s"),
-        ("update, s", probe.update_s, _rate(probe.update_tokens_per_s)),
+        ("update, s", probe.update_s, trained),
         ("total, s", probe.step_s, ""),
         ("peak memory, GiB", probe.peak_memory_gib, "" if memory is None else f"{_number(memory)} estimated"),
     ):
         yield f"  {name:20}{_number(measured):>10}  {note}".rstrip()
-
-
-def _rate(rate: float | None) -> str:
-    return "no group carries a signal, so none was made" if rate is None else f"{rate:,.0f} trained tokens/s"
 
 
 def _number(value: float | None) -> str:
