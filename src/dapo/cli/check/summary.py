@@ -221,7 +221,9 @@ def _step(config: Config) -> Iterator[str]:
         "filter": "truncated responses do not train",
         "off": "no length term",
     }[config.overlong.mode]
-    yield f"  reward      {_reward(config)}, {shaping}"
+    options = ", ".join(f"{key}: {value}" for key, value in config.reward.options.items())
+    named = f"{weighted(config.reward.verifier)}{f' ({options})' if options else ''}"
+    yield f"  reward      {named}, {shaping}"
     if (audit := config.audit_reward) is not None:
         yield f"  audit       {audit.verifier} judges {config.audit.share:.3g} of the trained responses, never trains"
     if config.has_critic:
@@ -235,12 +237,6 @@ def _step(config: Config) -> Iterator[str]:
     surrogate = SURROGATES[loss.surrogate].summary.format(low=1 - loss.clip_low, high=1 + loss.clip_high)
     kl = f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
     yield f"  loss        {loss.function or surrogate}, averaged by {loss.aggregate}{kl}"
-
-
-def _reward(config: Config) -> str:
-    named = weighted(config.reward.verifier)
-    options = ", ".join(f"{key}: {value}" for key, value in config.reward.options.items())
-    return f"{named} ({options})" if options else named
 
 
 def _run(config: Config) -> Iterator[str]:
