@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: configs/ goes into the package, and the README without its links into the repository.
 
-The YAML files stand once, at the top of the repository, where `dapo.config.shipped` finds them in a clone. Symbolic
+The YAML files stand once, at the top of the repository, where `dapo.config.load` finds them in a clone. Symbolic
 links would need a file system that has them.
 """
 

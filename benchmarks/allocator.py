@@ -15,7 +15,7 @@ from benchmarks.report import format_spread, markdown_rows
 
 _MEASURED = """
 import json, resource, sys
-from dapo.core.memory_management import keep_freed_memory
+from dapo.core.memory import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory(), "the C library is not glibc, or the environment sets its allocator"
 from benchmarks.workers.dapo_internals import Studies

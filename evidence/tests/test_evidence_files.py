@@ -7,8 +7,8 @@ import pytest
 
 from dapo.analysis.ablate.experiment import Experiment, PlannedRun, load_experiment
 from dapo.cli.check.summary import ignored_options
-from dapo.config.differences import flat_options
 from dapo.config.load import read_options
+from dapo.config.option_entries import flat_options
 from dapo.rewards.combine import build_verifier
 from helpers.paths import ROOT
 

@@ -6,7 +6,7 @@ import pytest
 
 from dapo.analysis.ablate.experiment import Panel, load_experiment, shipped_ladders
 from dapo.config import load_config
-from dapo.config.differences import option_differences
+from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError
 from helpers.paths import TINY
 

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from dapo.core.memory_management import VARIABLES
+from dapo.core.memory import VARIABLES
 
 PROGRAM = """
 import resource
-from dapo.core.memory_management import keep_freed_memory
+from dapo.core.memory import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,6 +1,6 @@
 """Suggestions of known names for unknown ones."""
 
-from dapo.core.suggest import did_you_mean
+from dapo.core.text import did_you_mean
 
 
 def test_a_similar_name_is_suggested_and_otherwise_all_are_listed():

@@ -8,8 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dapo.config import DataConfig
-from dapo.data.prompts import PromptEncoder
-from dapo.data.turn_end import find_turn_end
+from dapo.data.prompts import PromptEncoder, find_turn_end
 from dapo.policy.builtin_models import find_packaged_file
 
 SPECIAL = (

@@ -160,7 +160,7 @@ class FullEngine(ScriptedEngine):
     def poll(self) -> list[Generation]:
         import torch
 
-        from dapo.core.out_of_memory import explain_out_of_memory
+        from dapo.core.memory import explain_out_of_memory
 
         with explain_out_of_memory(torch.OutOfMemoryError, "generation", "lower rollout.native.slots"):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB.")

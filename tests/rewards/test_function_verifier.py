@@ -4,7 +4,7 @@ import pytest
 
 from dapo.core.errors import DataError, RewardError
 from dapo.rewards import InlineJudge, build_verifier, get_verifier
-from dapo.rewards.columns import require_columns
+from dapo.rewards.verifiers.function import require_columns
 from dapo.types import Problem, Verdict
 
 PROBLEM = Problem("1", "Q", "A", "s", {"level": 3})

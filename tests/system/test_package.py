@@ -24,7 +24,7 @@ import pytest
 
 import dapo
 from dapo.config import find_config
-from dapo.config.shipped import shipped_configs
+from dapo.config.load import shipped_configs
 from dapo.core.errors import ConfigError
 from helpers.commands import run
 from helpers.paths import CONFIGS, ROOT

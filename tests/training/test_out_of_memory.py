@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import OutOfMemory
-from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.core.memory import explain_out_of_memory
 from dapo.policy.model import load_model
 from dapo.policy.policy import peak_gpu_memory
 from dapo.training.rollout_metrics import mean_of_updates

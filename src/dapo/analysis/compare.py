@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.config.differences import option_differences
+from dapo.config.option_entries import option_differences
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import Paired, mean_over_steps, paired_problems, paired_samples
 from dapo.runs.directory import RunDirectory

@@ -19,8 +19,8 @@ from dapo.analysis.stored_groups import (
     with_prompt_ids,
 )
 from dapo.config import Config
-from dapo.config.differences import option_differences
 from dapo.config.load import PRESETS, resolve_auto_verifier
+from dapo.config.option_entries import option_differences
 from dapo.config.options import options_of
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dapo.analysis.ablate.experiment import Experiment, load_experiment, shipped_ladders
 from dapo.cli.formatting import number, plural, ruled_table
-from dapo.config.differences import option_differences
+from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
 from dapo.core.text import shorten

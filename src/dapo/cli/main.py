@@ -135,7 +135,7 @@ def show_configs(
 
         print_text(find_config(name).read_text(encoding="utf-8"), end="")
         return
-    from dapo.config.shipped import first_comment, shipped_configs
+    from dapo.config.load import first_comment, shipped_configs
 
     found = {each: {"about": first_comment(path), "path": str(path)} for each, path in shipped_configs().items()}
     if as_json:

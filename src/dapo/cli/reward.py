@@ -15,8 +15,8 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
 from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward
-from dapo.rewards.columns import missing_columns, require_columns
 from dapo.rewards.combine import RewardSpec
+from dapo.rewards.verifiers.function import missing_columns, require_columns
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import SafeConsole
 from dapo.runs.outcomes import verdict_word

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from dapo.cli.arguments import AsJson, ConfigPath, NewRun, Overrides, Run
 from dapo.core.errors import ConfigError
-from dapo.core.memory_management import keep_freed_memory
+from dapo.core.memory import keep_freed_memory
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help and a config error answer at once

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from dapo.core.errors import DataError
-from dapo.core.suggest import did_you_mean
+from dapo.core.text import did_you_mean
 
 BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "aime24": {"hub": "HuggingFaceH4/aime_2024", "split": "train", "prompt": "problem", "answer": "answer"},

@@ -6,62 +6,62 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 from pydantic import ValidationError
-from yaml import YAMLError
 
 from dapo.config.messages import SECTIONS, format_validation_errors
 from dapo.config.model_options import DataSpec
 from dapo.config.options import Config
-from dapo.config.shipped import find_config
 from dapo.core.errors import ConfigError
 from dapo.core.secrets import may_be_written
 
-_NO_EXTRAS: dict[str, Any] = {"dynamic_sampling": {"enabled": False}, "overlong": {"mode": "off"}}
-_KL_IN_REWARD: dict[str, Any] = {"kl_coef": 0.001, "kl_in": "reward", "kl_estimator": "k1"}
-PRESETS: dict[str, dict[str, Any]] = {
-    "dapo": {},
-    # Table 1's first row: naive GRPO. The paper names no KL coefficient; 0.001 is the released code's.
-    "grpo": {**_NO_EXTRAS, "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence", "kl_coef": 0.001}},
-    "dr_grpo": {
-        **_NO_EXTRAS,
-        "advantage": {"scale": "none"},
-        "loss": {"clip_low": 0.2, "clip_high": 0.2, "aggregate": "constant"},
-    },
-    "gspo": {
-        **_NO_EXTRAS,
-        "loss": {"surrogate": "gspo", "clip_low": 3.0e-4, "clip_high": 4.0e-4, "aggregate": "sequence"},
-    },
-    # as published: with DAPO's dynamic sampling and length penalty; the bound of 5 is ScaleRL's, for none was published
-    "cispo": {"loss": {"surrogate": "cispo", "clip_high": 4.0}},
-    "sapo": {**_NO_EXTRAS, "loss": {"surrogate": "sapo", "aggregate": "sequence"}},
-    # both: the divergence by k1 in the reward, as published; its weight is that of grpo, for the papers tune it by task
-    "rloo": {  # a response's log-probability is a sum over its tokens, so they all weigh the same: constant
-        **_NO_EXTRAS,
-        "advantage": {"estimator": "rloo"},
-        "loss": {**_KL_IN_REWARD, "clip_low": 0.2, "clip_high": 0.2, "aggregate": "constant"},
-    },
-    "reinforce_pp": {
-        **_NO_EXTRAS,
-        "advantage": {"estimator": "reinforce_pp"},
-        "loss": {**_KL_IN_REWARD, "clip_low": 0.2, "clip_high": 0.2, "aggregate": "sequence"},
-    },
-    # the divergence counts at each token, as k1; its weight is that of grpo
-    "ppo": {
-        **_NO_EXTRAS,
-        "advantage": {"estimator": "gae"},
-        "loss": {**_KL_IN_REWARD, "clip_low": 0.2, "clip_high": 0.2},
-    },
-}
+_PRESETS = Path(__file__).with_name("presets.yaml")
+PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(_PRESETS.read_text(encoding="utf-8"))
+"""The options that each method sets by default."""
+_PACKAGE = Path(__file__).parents[1]
+_FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
+"""The shipped configurations: where setup.py installs them, and in the repository."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """The files of the shipped configurations by name: `quickstart`, `tiny` and others."""
+    folder = next((each for each in _FOLDERS if each.is_dir()), _FOLDERS[0])
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find_config(path: str | Path) -> Path:
+    """The YAML file at `path`, or the shipped configuration that it names where there is no such file.
+
+    Args:
+        path: a file; or `quickstart`, `quickstart.yaml`, `configs/quickstart.yaml` for one that comes with the package.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    shipped = shipped_configs()
+    name = path.name.removesuffix(".yaml")
+    if name in shipped and path.parent in (Path(), Path("configs")):
+        return shipped[name]
+    fault = f"{path} is a folder" if path.is_dir() else f"no config file {path}"
+    raise ConfigError(f"{fault}; expected a YAML file, or one that comes with dapo: {', '.join(shipped)}")
+
+
+def first_comment(path: Path) -> str:
+    """Return the description in the first line of a configuration."""
+    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, or a shipped configuration by its name, lay `key=value` overrides over it, and validate.
 
     Args:
-        path: the file; or `quickstart` and the like (`dapo.config.shipped`), where there is no such file.
+        path: the file; or `quickstart` and the like (`find_config`), where there is no such file.
         overrides: `["loss.clip_high=0.3", ...]`, in which the last one of an option counts.
 
     Raises:
@@ -79,7 +79,7 @@ def read_options(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise ConfigError(f"{path} is not UTF-8 (byte {byte:#04x}); save the file as UTF-8") from None
-    except (YAMLError, OmegaConfBaseException, OSError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, RecursionError, ValueError) as error:
         # ValueError: a number of thousands of digits
         raise ConfigError(f"{path} is not readable as YAML: {_reason(error)}") from None
     if not isinstance(raw, dict):
@@ -160,7 +160,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"override {item!r}: expected key=value, for example loss.clip_high=0.3")
         try:
             parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))
-        except (YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
             if _reason(error) == _TOO_DEEP:
                 raise ConfigError(f"override {key}: {_TOO_DEEP}") from None
             raise ConfigError(f"override {item!r}: {_reason(error)}") from None

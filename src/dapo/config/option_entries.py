@@ -1,13 +1,14 @@
-"""The metadata of each option, for docs/options.md, `dapo options` and the JSON schema of a configuration."""
+"""All options as one flat table: their metadata, their values in a configuration, and differences of configurations."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 from dapo.config.messages import nearest_option
-from dapo.config.options import CONDITIONS, known_about, options_of, section_in
+from dapo.config.options import CONDITIONS, Config, known_about, options_of, section_in
 from dapo.core.errors import ConfigError
+from dapo.core.secrets import mask_options
 
 
 @dataclass(frozen=True)
@@ -110,3 +111,37 @@ def yaml_text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(yaml_text, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value) if value != "" else '""'
+
+
+def flat_options(config: Config) -> dict[str, Any]:
+    """Every option by its dotted name as a JSON value, those of data sources and verifiers too; secrets are masked.
+
+    >>> flat_options(config)["loss.clip_high"]
+    0.28
+    """
+    return dict(flatten(mask_options(config.model_dump(mode="json"))))
+
+
+def option_differences(*configs: Config) -> dict[str, list[Any]]:
+    """The options that are not the same in all configurations, with the value in each; None where one has none.
+
+    >>> option_differences(one, other)
+    {'optim.lr': [1e-06, 2e-06]}
+    """
+    return differing([flat_options(config) for config in configs])
+
+
+def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The options that are not the same in all flat tables, with the value in each; None where one has none."""
+    names = dict.fromkeys(name for table in tables for name in table)
+    values = {name: [table.get(name) for table in tables] for name in names}
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+
+
+def flatten(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested options by dotted name; lists stay values."""
+    for name, value in options.items():
+        if isinstance(value, dict):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

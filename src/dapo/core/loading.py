@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from dapo.core.errors import DapoError, DataError
-from dapo.core.suggest import did_you_mean
+from dapo.core.text import did_you_mean
 
 T = TypeVar("T")
 OUT_OF_MEMORY = "MemoryError (a worker may use reward.memory_gib)"

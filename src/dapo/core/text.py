@@ -1,5 +1,7 @@
-"""Text cut to a length, for messages and tables."""
+"""Text for messages and tables: cut to a length, or suggesting a known name."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Literal
 
 EXCERPT_CHARS = 800
@@ -34,3 +36,11 @@ def excerpt(text: str) -> str:
         half = EXCERPT_CHARS // 2
         text = f"{text[:half]} [... {len(text) - EXCERPT_CHARS:,} characters left out ...] {text[-half:]}"
     return text
+
+
+def did_you_mean(word: str, known: Iterable[str], *, otherwise: str | None = None, count: int = 1) -> str:
+    """`did you mean sums?`; where no known name is similar, `otherwise`, or a list of all known names."""
+    known = list(known)
+    if close := get_close_matches(word, known, n=count, cutoff=0.5):
+        return f"did you mean {' or '.join(close)}?"
+    return f"known: {', '.join(known)}" if otherwise is None else otherwise

@@ -14,7 +14,7 @@ import torch
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
-from dapo.core.memory_management import collections_paused
+from dapo.core.memory import collections_paused
 from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass

@@ -20,7 +20,7 @@ from dapo.algo.gae import value_loss
 from dapo.algo.loss import aggregation_weights
 from dapo.config import Config
 from dapo.core.errors import CheckpointError
-from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.core.memory import explain_out_of_memory
 from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
 from dapo.policy.logprobs import hidden_states
 from dapo.policy.objective import add_sums

@@ -23,7 +23,7 @@ from transformers import (
 
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError
-from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.core.memory import explain_out_of_memory
 from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
 from dapo.policy.hf_io import (
     StoredWeights,

@@ -20,7 +20,7 @@ from dapo.algo.kl import token_kl
 from dapo.algo.loss import aggregation_weights
 from dapo.config import Config, LossConfig
 from dapo.core.errors import ConfigError
-from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.core.memory import explain_out_of_memory
 from dapo.policy.checkpoint import (
     ReadTensors,
     State,

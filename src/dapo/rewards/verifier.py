@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import Any, Literal, Protocol, TypeAlias, get_args, get_origin, runtime_checkable
 
 from dapo.core.errors import RewardError
-from dapo.core.suggest import did_you_mean
+from dapo.core.text import did_you_mean
 from dapo.rewards.verdicts import TokenIds
 from dapo.rewards.verifiers.function import load_function
 from dapo.types import Problem, Verdict

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dapo.config import Config
-from dapo.config.differences import flat_options
+from dapo.config.option_entries import flat_options
 from dapo.core.files import read_json
 from dapo.core.processor import cpu_model
 from dapo.runs.manifest import package_versions

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dapo.config.differences import flatten
+from dapo.config.option_entries import flatten
 from dapo.core.errors import CheckpointError, DataError
 from dapo.core.files import read_json
 from dapo.core.secrets import mask_options

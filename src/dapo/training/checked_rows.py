@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dapo.config import DataConfig, RewardConfig
 from dapo.data.problems import load_problems
 from dapo.data.sources.builtin import Split
-from dapo.rewards.columns import require_columns
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.data_check import warnings_about_rows
 from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
+from dapo.rewards.verifiers.function import require_columns
 from dapo.types import Problem, Prompt
 
 NO_COLUMNS: Mapping[str, Collection[str]] = {}

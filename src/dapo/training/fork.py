@@ -20,7 +20,7 @@ from typing import Any
 
 from dapo.config import Config, dump_config, load_config
 from dapo.config.data_spec import paths_in
-from dapo.config.differences import option_differences
+from dapo.config.option_entries import option_differences
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, read_json, remove
 from dapo.core.rng import keyed_seed

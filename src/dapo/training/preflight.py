@@ -11,7 +11,7 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import load_callable
-from dapo.core.suggest import did_you_mean
+from dapo.core.text import did_you_mean
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import require_new_run

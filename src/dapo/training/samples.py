@@ -11,7 +11,7 @@ from dapo.algo.advantages import group_advantages, reinforce_pp_advantages, rloo
 from dapo.algo.overlong import overlong_penalty, trains
 from dapo.config import AdvantageConfig, Config
 from dapo.core.constant_rows import constant_row
-from dapo.core.memory_management import collections_paused
+from dapo.core.memory import collections_paused
 from dapo.core.rng import keyed_permutation
 from dapo.types import Generation, Group, Sample, Verdict
 

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config import Config, find_config, load_config
-from dapo.config.differences import option_differences
 from dapo.config.load import parse_overrides, read_options
+from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError
-from dapo.core.suggest import did_you_mean
+from dapo.core.text import did_you_mean
 from dapo.runs.metric_table import metric_of
 
 ACCURACY = "accuracy"

@@ -7,7 +7,7 @@ from typing import Any
 
 from dapo.analysis.view.explanations import Explanations
 from dapo.analysis.view.tokens import TokenTexts
-from dapo.config.differences import differing
+from dapo.config.option_entries import differing
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import paired_evaluations
 from dapo.runs.metric_table import METRICS, PHASES

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed, keyed_uniforms
-from dapo.core.suggest import did_you_mean
+from dapo.core.text import did_you_mean
 from dapo.data.sources.rows import problem_id
 from dapo.types import Problem
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dapo.core.errors import DataError
 from dapo.core.loading import require_package
-from dapo.core.suggest import did_you_mean
+from dapo.core.text import did_you_mean
 from dapo.data.sources.rows import json_value, problem_id
 from dapo.types import Problem
 

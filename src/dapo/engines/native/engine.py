@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from dapo.config.rollout_options import NativeConfig, RolloutConfig
-from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.core.memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.cache import PromptCache
 from dapo.engines.native.compatibility import patch_model

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dapo.core.errors import EngineError
-from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.core.memory import explain_out_of_memory
 from dapo.engines import request_checks as checks
 from dapo.engines.engine import WeightSource, float_array
 from dapo.types import Finish, Generation, GenerationRequest

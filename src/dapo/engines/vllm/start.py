@@ -21,7 +21,7 @@ import torch
 
 from dapo.core.errors import EngineError
 from dapo.core.loopback import use_loopback_interface
-from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.core.memory import explain_out_of_memory
 from dapo.core.terminal import print_text
 from dapo.core.text import shorten
 from dapo.engines.engine import WeightSource

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from dapo.config import Config, OptimConfig
 from dapo.core.errors import CheckpointError, ConfigError
-from dapo.core.out_of_memory import explain_out_of_memory
+from dapo.core.memory import explain_out_of_memory
 from dapo.policy.checkpoint import (
     State,
     as_checkpoint_error,

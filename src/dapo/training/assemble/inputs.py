@@ -11,8 +11,7 @@ from dapo.config.data_spec import Source, kinds
 from dapo.core.errors import ConfigError
 from dapo.core.loading import load_callable
 from dapo.data.problems import remove_overlap, unique_problems
-from dapo.data.prompts import PromptEncoder
-from dapo.data.turn_end import TurnEnd
+from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.varlen_attention import has_operators, padded_attention_notes

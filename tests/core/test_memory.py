@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from dapo.core.memory_management import collections_paused
+from dapo.core.memory import collections_paused
 
 
 @collections_paused()
