@@ -16,7 +16,7 @@ from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.distributed.engine_pool import EnginePool
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.formulation import Formulation
+from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.scripted import ScriptedEngine
 from dapo.types import Finish, Generation, GenerationRequest
 from helpers import vllm_engines
@@ -56,10 +56,10 @@ def native(name: str) -> EngineUnderTest:
 
 def native_on_gpu(name: str) -> EngineUnderTest:
     """The native engine as it computes on a GPU, with its attention in plain arithmetic."""
-    formulation = Formulation(is_joint=True, attend=decode_attention, num_splits=1)
+    model_kernels = ModelKernels(fuses_weights=True, attend=decode_attention, num_splits=1)
     return replace(
         native(name),
-        make=lambda slots: NativeEngine(tiny_model(name), NativeConfig(slots=slots), formulation=formulation),
+        make=lambda slots: NativeEngine(tiny_model(name), NativeConfig(slots=slots), model_kernels=model_kernels),
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from dapo.distributed.channel import Buffers
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass, RankSamples
-from dapo.distributed.sample_columns import ALL, IDS, REST, decode, encode, join, split
+from dapo.distributed.sample_columns import ALL, IDS, REMAINING_COLUMNS, decode, encode, join, split
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.policy.packing import DUMMY_MICROBATCH
 from dapo.types import Sample
@@ -64,7 +64,7 @@ def test_what_scoring_does_not_need_may_come_later() -> None:
     assert (microbatch.samples[0].response_ids, microbatch.samples[0].mask) == (array("i", [5]), ())
     assert rank.microbatches([NumberedPass((), ())]) == [DUMMY_MICROBATCH]
     rank.set_old_logprobs({4: (-0.25, -1e-300), 9: array("d", [-1 / 7]), 2: array("f")})
-    rank.add_rest(encode(unscored, REST))
+    rank.add_columns(encode(unscored, REMAINING_COLUMNS))
     [microbatch] = rank.microbatches([NumberedPass((4, 9, 2), (1.0, 2.0, 3.0))])
     assert plain(dict(zip((4, 9, 2), microbatch.samples, strict=True))) == plain(SAMPLES)
 
@@ -128,8 +128,8 @@ class ThreadRank:
             rows = [array("d", [-float(t) for t in sample.response_ids]) for sample in microbatch.samples]
             self.samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
 
-    def add_rest(self, buffers: Buffers) -> None:
-        self.samples.add_rest(buffers)
+    def add_columns(self, buffers: Buffers) -> None:
+        self.samples.add_columns(buffers)
 
     def update(self, passes: Sequence[NumberedPass], moved: Any, *, step: int) -> tuple[dict[str, float], int]:
         if moved is not None:

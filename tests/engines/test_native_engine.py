@@ -14,10 +14,17 @@ from torch import Tensor
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
+from dapo.engines.native.cache_rows import Row, Rows
 from dapo.engines.native.engine import PREFILL_TOKENS, NativeEngine, prefill_batches
-from dapo.engines.native.rows import Row, Rows
-from dapo.engines.native.sampling import BLOCK, FIRST_CANDIDATES, Draws, SamplingSettings, invert_cdf, sample
 from dapo.engines.native.scheduler import FIRST_UNIFORMS, RunningSequence, Scheduler
+from dapo.engines.native.token_sampling import (
+    BLOCK,
+    FIRST_CANDIDATES,
+    SamplingSettings,
+    UniformDraws,
+    invert_cdf,
+    sample,
+)
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_memory import POSITION_BYTES, FakeMemory, bytes_for_cache
 from helpers.tiny_models import REFUSED, SERVED, VOCABULARY, ModelWeights, llama, randomised, tied_llama, tiny_model
@@ -418,7 +425,7 @@ def draw(
     logits: Tensor, u: Sequence[float], *, temperature: float = 1.0, top_p: float = 1.0
 ) -> tuple[list[int], Tensor]:
     settings = np.array([[temperature] * len(logits), [top_p] * len(logits)])
-    draws = Draws(torch.tensor(u, dtype=torch.float64)[:, None])
+    draws = UniformDraws(torch.tensor(u, dtype=torch.float64)[:, None])
     tokens, logprobs = sample(logits, SamplingSettings.of(settings, torch.from_numpy(settings), draws))
     return tokens.tolist(), logprobs
 
@@ -462,7 +469,7 @@ def test_sums_that_round_apart_stay_inside_the_block() -> None:
     generator = torch.Generator().manual_seed(0)
     distribution = torch.rand(400, 5 * BLOCK + 3, generator=generator)
     distribution[:, -10:] = 0.0
-    sampled = invert_cdf(distribution, Draws(torch.full((400, 1), BELOW_ONE, dtype=torch.float64)))
+    sampled = invert_cdf(distribution, UniformDraws(torch.full((400, 1), BELOW_ONE, dtype=torch.float64)))
     assert (distribution.gather(1, sampled[:, None]) > 0).all()
     assert (sampled >= 4 * BLOCK).all()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dapo.engines.native import linear_probe
 from dapo.engines.native.cache import MaskedSlots
 from dapo.engines.native.compatibility import patch_model
-from dapo.engines.native.formulation import Formulation
+from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.native.prepacked_linear import (
     KERNELS,
     FusedQKVLinear,
@@ -211,7 +211,7 @@ def test_the_shapes_to_time_are_those_that_a_model_is_prepacked_with() -> None:
             used.add(name)
             return "plain"
 
-    patch_model(model, rows=4, kernels=Recording(), formulation=Formulation(is_joint=False))
+    patch_model(model, rows=4, kernels=Recording(), model_kernels=ModelKernels(fuses_weights=False))
     assert used
     assert used <= shapes
     prepacked = [m for m in model.modules() if isinstance(m, PrepackedLinear) and hasattr(m, "_prepacked")]

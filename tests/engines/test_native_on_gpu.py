@@ -1,4 +1,4 @@
-"""What the native engine does on a GPU, computed on the CPU: joint layers, attention by lengths, bounded memory."""
+"""What the native engine does on a GPU, computed on the CPU: fused layers, attention by lengths, bounded memory."""
 
 import copy
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from dapo.engines.native.cache import LengthSlots, SlotCache
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.device_memory import CACHE_SHARE, CudaMemory, cache_token_bound, step_bytes
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.formulation import Formulation, formulation_for
 from dapo.engines.native.forward import Forward
-from dapo.engines.native.joint_layers import JointKernels
+from dapo.engines.native.fused_weight_layers import FusedWeightKernels
+from dapo.engines.native.model_kernels import ModelKernels, model_kernels_for
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_cuda import fake_cuda
 from helpers.fake_memory import POSITION_BYTES, FakeMemory, bytes_for_cache
@@ -27,11 +27,11 @@ from helpers.fake_models import fake_model
 from helpers.tiny_models import SERVED, WINDOW, ModelWeights, tiny_model
 from helpers.varlen_operators import decode_attention
 
-JOINT = ["llama", "tied llama", "qwen2", "qwen2 with windows", "qwen3", "mistral with a window", "smollm3", "gemma3"]
+FUSED = ["llama", "tied llama", "qwen2", "qwen2 with windows", "qwen3", "mistral with a window", "smollm3", "gemma3"]
 """Of `SERVED`, those whose layers are computed in few kernels; the others keep their own."""
 
-MASKED, BY_LENGTH = Formulation(is_joint=False), Formulation(is_joint=False, attend=decode_attention)
-ON_GPU = Formulation(is_joint=True, attend=decode_attention, num_splits=1)
+MASKED, BY_LENGTH = ModelKernels(fuses_weights=False), ModelKernels(fuses_weights=False, attend=decode_attention)
+ON_GPU = ModelKernels(fuses_weights=True, attend=decode_attention, num_splits=1)
 
 NORM_ROUNDING = 1e-5
 """Of models in float64 relative to their logits' spread: transformers computes their norms in float32."""
@@ -40,8 +40,8 @@ SEQUENCES = [[(7 * i + 3 * i * i + seq) % 197 for i in range(length)] for seq, l
 PREFILLED = (6, 13, 3)
 
 
-def forward_of(name: str, formulation: Formulation, dtype: torch.dtype = torch.float64) -> Forward:
-    return patch_model(tiny_model(name, dtype=dtype), rows=4, formulation=formulation)
+def forward_of(name: str, model_kernels: ModelKernels, dtype: torch.dtype = torch.float64) -> Forward:
+    return patch_model(tiny_model(name, dtype=dtype), rows=4, model_kernels=model_kernels)
 
 
 @torch.inference_mode()
@@ -50,7 +50,7 @@ def decoded(forward: Forward, *, moved: bool = False) -> list[Tensor]:
 
     The cache is resized twice on the way. `moved`: the last row takes the place of the first that ends.
     """
-    cache = forward.formulation.new_slots()
+    cache = forward.model_kernels.new_slots()
     cache.reserve(3, max(PREFILLED) + 1, 64)
     prefilled = forward.prefill([ids[:n] for ids, n in zip(SEQUENCES, PREFILLED, strict=True)])
     cache.store(prefilled.cache, [0, 1, 2], [0, 1, 2], max(PREFILLED))
@@ -96,7 +96,7 @@ def test_attention_by_lengths_is_attention_under_masks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma3", "smollm3"])
-def test_joint_layers_attend_by_lengths_as_under_masks(name: str) -> None:
+def test_fused_layers_attend_by_lengths_as_under_masks(name: str) -> None:
     masked = decoded(forward_of(name, replace(ON_GPU, attend=None)))
     assert distance(decoded(forward_of(name, ON_GPU)), masked) < 1e-10
 
@@ -118,7 +118,7 @@ def test_the_kernels_window_leaves_out_the_querys_own_position_and_full_layers_h
 
 def test_a_row_is_one_sequence_in_memory() -> None:
     forward = forward_of("llama", ON_GPU)
-    cache = forward.formulation.new_slots()
+    cache = forward.model_kernels.new_slots()
     cache.reserve(2, 9, 9)
     with torch.inference_mode():
         prefilled = forward.prefill([[1, 2, 3], [4, 5, 6]])
@@ -130,8 +130,8 @@ def test_a_row_is_one_sequence_in_memory() -> None:
 
 
 def test_the_processor_and_float32_keep_masks() -> None:
-    assert formulation_for(tiny_model("llama"), reproducible=True) == MASKED
-    assert formulation_for(tiny_model("llama", dtype=torch.bfloat16), reproducible=True) == MASKED
+    assert model_kernels_for(tiny_model("llama"), reproducible=True) == MASKED
+    assert model_kernels_for(tiny_model("llama", dtype=torch.bfloat16), reproducible=True) == MASKED
 
 
 def test_attention_of_cudnn_is_off_once_the_engine_has_registered_its_own() -> None:
@@ -140,27 +140,27 @@ def test_attention_of_cudnn_is_off_once_the_engine_has_registered_its_own() -> N
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-# --- joint layers -----------------------------------------------------------------------------------------------------
+# --- fused layers -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attend", [None, decode_attention])
-@pytest.mark.parametrize("name", JOINT)
-def test_joint_layers_compute_what_the_model_does(name: str, attend: Any) -> None:
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_layers_compute_what_the_model_does(name: str, attend: Any) -> None:
     model = tiny_model(name, dtype=torch.float64)
     expected = plain_logits(copy.deepcopy(model))
-    forward = patch_model(model, rows=4, formulation=replace(ON_GPU, attend=attend))
+    forward = patch_model(model, rows=4, model_kernels=replace(ON_GPU, attend=attend))
     assert all("forward" in vars(layer) for layer in model.base_model.layers)
     assert distance(decoded(forward), expected) < NORM_ROUNDING
 
 
-@pytest.mark.parametrize("name", JOINT)
-def test_joint_layers_round_no_more_than_the_model_does(name: str) -> None:
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_layers_round_no_more_than_the_model_does(name: str) -> None:
     exact = plain_logits(tiny_model(name, dtype=torch.bfloat16).double())
     plain = plain_logits(tiny_model(name, dtype=torch.bfloat16))
-    joint = decoded(forward_of(name, ON_GPU, torch.bfloat16))
+    fused = decoded(forward_of(name, ON_GPU, torch.bfloat16))
     error = [
         float(torch.cat([(a.double() - b).abs().flatten() for a, b in zip(logits, exact, strict=True)]).mean())
-        for logits in (joint, plain)
+        for logits in (fused, plain)
     ]
     assert error[0] < 1.1 * error[1]
 
@@ -173,13 +173,13 @@ def test_a_norm_that_multiplies_with_one_more_than_its_weight_does_not_round_the
     states = torch.randn(1000, 1, 48, generator=torch.Generator().manual_seed(0)).bfloat16()
     with torch.inference_mode():
         expected = layer.post_attention_layernorm(layer.self_attn.o_proj(states).double())
-        found = JointKernels(layer).add_attention(torch.zeros_like(states), states).double()
+        found = FusedWeightKernels(layer).add_attention(torch.zeros_like(states), states).double()
         scale = float((found * expected).sum() / expected.square().sum())
     assert scale == pytest.approx(1, abs=1.5e-3)
 
 
-@pytest.mark.parametrize("name", JOINT)
-def test_new_weights_are_those_of_the_joint_layers(name: str) -> None:
+@pytest.mark.parametrize("name", FUSED)
+def test_new_weights_are_those_of_the_fused_layers(name: str) -> None:
     forward = forward_of(name, ON_GPU)
     new = tiny_model(name, dtype=torch.float64, seed=1)
     forward.load_weights(ModelWeights(new))
@@ -197,21 +197,21 @@ def test_dropped_weights_take_no_memory_and_come_back_with_the_next_load(name: s
     assert distance(decoded(forward), before) == 0.0
 
 
-def test_joint_weights_take_no_memory_of_their_own() -> None:
+def test_fused_weights_take_no_memory_of_their_own() -> None:
     model = tiny_model("qwen2", dtype=torch.float64)
     sizes = sum(p.numel() * p.element_size() for p in model.parameters())
-    patch_model(model, rows=4, formulation=ON_GPU)
+    patch_model(model, rows=4, model_kernels=ON_GPU)
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
     assert sum(storages.values()) == sizes
     products = model.base_model.layers[0].self_attn
     assert products.q_proj.weight.untyped_storage().data_ptr() == products.v_proj.weight.untyped_storage().data_ptr()
 
 
-def test_a_gpu_computes_joint_layers_and_attends_by_lengths_where_a_kernel_does() -> None:
-    def chosen(dtype: torch.dtype, *, reproducible: bool = True, **options: Any) -> Formulation:
-        return formulation_for(fake_model("llama", dtype=dtype, **options), reproducible=reproducible)
+def test_a_gpu_computes_fused_layers_and_attends_by_lengths_where_a_kernel_does() -> None:
+    def chosen(dtype: torch.dtype, *, reproducible: bool = True, **options: Any) -> ModelKernels:
+        return model_kernels_for(fake_model("llama", dtype=dtype, **options), reproducible=reproducible)
 
-    masked = Formulation(is_joint=True)
+    masked = ModelKernels(fuses_weights=True)
     with fake_cuda():
         assert chosen(torch.bfloat16) == replace(masked, attend=varlen_attn, num_splits=1)
         assert chosen(torch.float16, reproducible=False) == replace(masked, attend=varlen_attn)
@@ -238,14 +238,14 @@ def run(engine: NativeEngine, asked: Sequence[GenerationRequest]) -> dict[str, G
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2 with windows", "gemma3"])
-def test_the_engine_samples_the_same_tokens_in_either_formulation(name: str) -> None:
+def test_the_engine_samples_the_same_tokens_with_either_kernels(name: str) -> None:
     asked = [
         replace(r, prompt_ids=r.prompt_ids * (1 + i % 3), max_new_tokens=5 + 4 * (i % 4), top_p=0.9 if i % 2 else 1.0)
         for i, r in enumerate(requests(9))
     ]
     engines = [
-        NativeEngine(tiny_model(name, dtype=torch.float64), NativeConfig(slots=4), formulation=formulation)
-        for formulation in (MASKED, ON_GPU)
+        NativeEngine(tiny_model(name, dtype=torch.float64), NativeConfig(slots=4), model_kernels=model_kernels)
+        for model_kernels in (MASKED, ON_GPU)
     ]
     masked, on_gpu = (run(engine, asked) for engine in engines)
     assert {i: g.token_ids for i, g in masked.items()} == {i: g.token_ids for i, g in on_gpu.items()}
@@ -273,7 +273,7 @@ def test_a_step_needs_the_larger_of_sampling_and_prefill() -> None:
 def test_what_does_not_fit_the_free_memory_waits_and_memory_is_measured_again_each_time() -> None:
     model = tiny_model("llama", dtype=torch.float64)
     memory = FakeMemory()
-    engine = NativeEngine(model, NativeConfig(slots=8), formulation=ON_GPU, memory=memory)
+    engine = NativeEngine(model, NativeConfig(slots=8), model_kernels=ON_GPU, memory=memory)
     for sequences in (3, 5, 1):
         memory.free = bytes_for_cache(sequences * 15, slots=8)  # 3 + 12 positions each
         before = engine.stats
@@ -303,6 +303,6 @@ def test_rows_grow_by_half_where_copying_is_to_stay_rare() -> None:
     cache: SlotCache = LengthSlots(decode_attention, num_splits=1)
     sizes = []
     for rows in range(1, 30):
-        cache.reserve(rows, 10, 100, most_rows=27)
+        cache.reserve(rows, 10, 100, max_rows=27)
         sizes.append(cache.rows)
     assert sorted(set(sizes)) == [1, 2, 3, 4, 6, 9, 13, 19, 27, 28, 29]

@@ -1,4 +1,4 @@
-"""Sequences that share rows of the native engine: each beginning of responses is computed once, whatever the slots."""
+"""Sequences that share rows of the native engine: each prefix of responses is computed once, whatever the slots."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from dapo.config.rollout_options import NativeConfig
 from dapo.engines.native.cache import BLOCK
+from dapo.engines.native.cache_rows import Row, RowCopies, Rows
 from dapo.engines.native.compatibility import patch_model
-from dapo.engines.native.engine import EngineStats, NativeEngine, common_beginning
-from dapo.engines.native.rows import Copies, Row, Rows
-from dapo.engines.native.sampling import Draws, SamplingSettings, sample
-from dapo.engines.native.scheduler import LEAST_SHARED_PROMPT, RunningSequence
+from dapo.engines.native.engine import EngineStats, NativeEngine
+from dapo.engines.native.forward import common_prefix
+from dapo.engines.native.scheduler import MIN_SHARED_PROMPT, RunningSequence
+from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_memory import FakeMemory, bytes_for_cache
 from helpers.tiny_models import SERVED, tiny_model
@@ -68,7 +69,7 @@ class Cache:
     def __init__(self, rows: int, length: int) -> None:
         self.tokens = np.full((rows, length), -1)
 
-    def copy(self, copies: Copies) -> None:
+    def copy(self, copies: RowCopies) -> None:
         self.tokens[copies.targets, : copies.length] = self.tokens[copies.sources, : copies.length]
 
     def require(self, rows: Rows) -> None:
@@ -93,11 +94,11 @@ def generate(responses: Sequence[Sequence[int]], limit: int) -> tuple[int, int]:
 
     draw(sequences)
     rows.assign(row := Row(sequences))
-    row.part()
+    row.split()
     if not row.active:
         return 0, 0
     while len(rows):
-        cache.copy(rows.spread(limit))
+        cache.copy(rows.assign_rows(limit))
         cache.copy(rows.compact())
         cache.require(rows)
         most = max(most, len(rows))
@@ -106,7 +107,7 @@ def generate(responses: Sequence[Sequence[int]], limit: int) -> tuple[int, int]:
             cache.tokens[at, newest] = row.active[0].token_ids[-1]
             draw(row.active)
             steps += 1
-        rows.part()
+        rows.split()
         cache.copy(rows.compact())
     assert [list(seq.token_ids) for seq in sequences] == [list(tokens) for tokens in responses]
     return steps, most
@@ -227,9 +228,9 @@ def test_draws_from_shared_rows_are_those_from_copies_of_the_rows(dtype: torch.d
     logits[4] = 0.0  # a nucleus that its first candidates do not hold
     uniforms = torch.rand(sum(counts), 1, generator=generator, dtype=torch.float64)
     rows = torch.repeat_interleave(torch.arange(6), torch.tensor(counts))
-    shared = SamplingSettings.of(values, torch.from_numpy(values), Draws(uniforms, counts, rows))
+    shared = SamplingSettings.of(values, torch.from_numpy(values), UniformDraws(uniforms, counts, rows))
     repeated = values[:, rows.numpy()]
-    copied = SamplingSettings.of(repeated, torch.from_numpy(repeated), Draws(uniforms))
+    copied = SamplingSettings.of(repeated, torch.from_numpy(repeated), UniformDraws(uniforms))
     found, expected = sample(logits, shared), sample(logits[rows], copied)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
@@ -237,7 +238,7 @@ def test_draws_from_shared_rows_are_those_from_copies_of_the_rows(dtype: torch.d
     assert math.isfinite(float(found[1].sum()))
 
 
-# --- a common beginning of prompts ------------------------------------------------------------------------------------
+# --- a common prefix of prompts ------------------------------------------------------------------------------------
 
 SYSTEM = tuple(range(20, 33))
 
@@ -259,7 +260,7 @@ def test_prompts_prefilled_after_their_beginning_are_those_prefilled_whole(name:
     prompts = [SYSTEM + end for end in ENDS]
     with torch.inference_mode():
         whole = forward.prefill(prompts)
-        after = forward.prefill(prompts, forward.prefill_beginning(SYSTEM))
+        after = forward.prefill(prompts, forward.prefill_prefix(SYSTEM))
     assert torch.allclose(after.logits, whole.logits, rtol=0, atol=1e-12)
     for computed in ("keys", "values"):
         for layer, expected in zip(getattr(after.cache, computed), getattr(whole.cache, computed), strict=True):
@@ -317,14 +318,14 @@ def test_a_prompt_that_comes_twice_in_a_poll_is_prefilled_once() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=1, max_size=4))
 def test_the_common_beginning_is_the_longest(sequences: list[list[int]]) -> None:
-    length = common_beginning(sequences)
+    length = common_prefix(sequences)
     assert len({tuple(tokens[:length]) for tokens in sequences}) == 1
     assert length == min(map(len, sequences)) or len({tuple(tokens[: length + 1]) for tokens in sequences}) > 1
 
 
 # --- a long prompt, read once for its group ---------------------------------------------------------------------------
 
-LONG = tuple((7 * i + 3 * i * i) % 197 for i in range(LEAST_SHARED_PROMPT))
+LONG = tuple((7 * i + 3 * i * i) % 197 for i in range(MIN_SHARED_PROMPT))
 FULL_ATTENTION = ["llama", "tied llama", "qwen2", "qwen3", "smollm3", "gemma"]
 
 
@@ -347,7 +348,7 @@ def test_a_prompt_read_once_for_its_group_gives_the_tokens_of_one_in_each_row(
         return answers(engine, long_groups())
 
     together = sampled()
-    monkeypatch.setattr("dapo.engines.native.scheduler.LEAST_SHARED_PROMPT", 10**6)
+    monkeypatch.setattr("dapo.engines.native.scheduler.MIN_SHARED_PROMPT", 10**6)
     for label, expected in sampled().items():
         assert together[label].token_ids == expected.token_ids
         assert together[label].logprobs == pytest.approx(expected.logprobs, abs=1e-12)

@@ -262,7 +262,7 @@ def serve(engine: NativeEngine, weights: WeightSource) -> None:
         done += engine.poll()
     assert sorted(len(each.token_ids) for each in done) == [1, 3, 3, 3, 3, 5]
     assert [each.finish for each in engine.abort(["aborted"])] == ["aborted"]
-    engine.submit([request(f"shared {i}", [*range(40), i], 2) for i in range(3)])  # the prompts' beginning is shared
+    engine.submit([request(f"shared {i}", [*range(40), i], 2) for i in range(3)])  # the prompts' prefix is shared
     while engine.in_flight:
         engine.poll()
     engine.drop_weights()

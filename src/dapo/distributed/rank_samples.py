@@ -1,4 +1,4 @@
-"""The samples of a step as one trainer rank keeps them: they come once, and later calls name them by number."""
+"""The samples of a step on one trainer rank: they are sent once, and later calls name them by number."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,31 +22,29 @@ class RankSamples:
     """The samples that this rank has, by number. A sample is on one rank at a time."""
 
     def __init__(self, exchange: Callable[[Sequence[bytes]], list[bytes]]) -> None:
-        """`exchange` sends one message to each rank and returns those of all; every rank calls it at the same time."""
+        """`exchange` sends one message to each rank and returns the received ones; all ranks call it together."""
         self._exchange = exchange
         self._samples: dict[int, Sample] = {}
 
     def store(self, buffers: Buffers, *, first: int) -> None:
-        """Replace the samples from number `first` on by those of `sample_columns.encode`."""
+        """Replace the samples from number `first` on by encoded ones."""
         self._samples = {number: sample for number, sample in self._samples.items() if number < first}
         self.add(buffers)
 
     def add(self, buffers: Buffers) -> None:
-        """Take the samples of `sample_columns.encode` beside those that are there."""
         self._samples |= decode(buffers)
 
-    def add_rest(self, buffers: Buffers) -> None:
-        """Add the columns to the samples that scoring does not need."""
+    def add_columns(self, buffers: Buffers) -> None:
+        """Add the columns that scoring does not need."""
         for number, columns in decode_columns(buffers).items():
             self._samples[number] = replace(self._samples[number], **columns)
 
     def set_old_logprobs(self, rows: Mapping[int, Sequence[float]]) -> None:
-        """Keep what the policy before the step's first update says of the samples."""
         for number, row in rows.items():
             self._samples[number] = replace(self._samples[number], old_logprobs=row)
 
     def move(self, numbers_by_rank: Sequence[Sequence[int]]) -> None:
-        """Give scored samples to the ranks that update with them, and take what they give; every rank calls it."""
+        """Exchange scored samples, so that each rank has those that it updates with; all ranks call it together."""
         messages = []
         for numbers in numbers_by_rank:
             own = {number: self._samples.pop(number) for number in numbers}
@@ -56,12 +54,11 @@ class RankSamples:
                 self._samples |= decode(split(message))
 
     def microbatches(self, passes: Sequence[NumberedPass]) -> list[RankMicrobatch]:
-        """The passes with their samples."""
         return microbatches_of(self._samples, passes)
 
 
 def microbatches_of(samples: Mapping[int, Sample], passes: Sequence[NumberedPass]) -> list[RankMicrobatch]:
-    """The passes with their samples, which are found by number."""
+    """The passes with their samples, found by number."""
     return [
         RankMicrobatch(each.numbers, tuple(samples[number] for number in each.numbers), each.weights)
         if each.numbers

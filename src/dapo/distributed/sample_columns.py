@@ -1,7 +1,7 @@
-"""Samples on their way to a trainer rank, or from one rank to another: a short header, and their rows as plain bytes.
+"""Samples as messages to a trainer rank, or between ranks: a short header, and the rows as plain bytes.
 
-Rows keep their type, so a sample is on the other side what it was here, to the bit. They are not copied on either side:
-what arrives are views of the message. Nothing that arrives is unpickled.
+Rows keep their type, so samples arrive bit for bit. Neither side copies them: received rows are views of the message.
+Nothing is unpickled.
 """
 
 import json
@@ -18,17 +18,17 @@ from dapo.distributed.channel import Buffers
 from dapo.types import Sample
 
 TYPES = {"response_ids": "q", "engine_logprobs": "d", "old_logprobs": "d", "mask": "b"}
-"""The columns with a value for each response token, and the `array` type of rows that are no arrays."""
+"""The columns with a value per response token, and the `array` type of other sequences."""
 SCALARS = ("group_id", "index", "reward", "advantage", "weight")
 IDS = ("response_ids",)
-REST = ("engine_logprobs", "mask")
+REMAINING_COLUMNS = ("engine_logprobs", "mask")
 ALL = tuple(TYPES)
 
 
 def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
-    """Samples by number, with some of their columns, as buffers. The rows are not copied: they must not change.
+    """Encode columns of samples by number as buffers. The rows are not copied: they must not change.
 
-    Prompts, rewards and advantages go with the response ids. A mask with equal values is but its length.
+    Prompts, rewards and advantages go with the response ids. A constant mask is sent as its length.
     """
     header: dict[str, Any] = {"numbers": list(samples)}
     buffers: list[Any] = []
@@ -51,7 +51,7 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
 
 
 def decode(buffers: Buffers) -> dict[int, Sample]:
-    """The samples of an `encode` with response ids; other columns that were left out are empty, `old_logprobs` None."""
+    """Decode samples with response ids; other missing columns are empty, `old_logprobs` is None."""
     header, parts = json.loads(buffers.parts[0].tobytes()), iter(buffers.parts[1:])
     prompts = {int(group): tuple(_view("q", next(parts))) for group in header["prompt_lengths"]}
     columns = _columns(header, parts)
@@ -64,7 +64,7 @@ def decode(buffers: Buffers) -> dict[int, Sample]:
 
 
 def decode_columns(buffers: Buffers) -> dict[int, dict[str, Any]]:
-    """The columns of an `encode` without response ids, by the number of the sample."""
+    """Decode columns without response ids, by the number of the sample."""
     header = json.loads(buffers.parts[0].tobytes())
     columns = _columns(header, iter(buffers.parts[1:]))
     return {number: {name: rows[i] for name, rows in columns.items()} for i, number in enumerate(header["numbers"])}
@@ -90,7 +90,7 @@ def split(joined: bytes) -> Buffers:
 
 
 def _columns(header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]) -> dict[str, list[Sequence[Any]]]:
-    """The rows of each column that is there: views of the buffers."""
+    """The rows of each encoded column, as views of the buffers."""
     return {
         name: [
             _view(code, part) if constant is None else constant_row(*constant)
@@ -103,7 +103,7 @@ def _columns(header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]) -> d
 
 
 def _constant(sample: Sample) -> tuple[bool, int] | None:
-    """The value and the length of a mask whose values are all the same."""
+    """The value and the length of a constant mask."""
     length = len(sample.mask)
     return (sample.num_trained_tokens > 0, length) if sample.num_trained_tokens in (0, length) else None
 

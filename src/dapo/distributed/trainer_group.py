@@ -18,7 +18,7 @@ from dapo.core.memory import collections_paused
 from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import NumberedPass
-from dapo.distributed.sample_columns import IDS, REST, encode
+from dapo.distributed.sample_columns import IDS, REMAINING_COLUMNS, encode
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, WeightsFolder, write_chunks
 from dapo.policy.packing import RankMicrobatch, partition
 from dapo.policy.policy import partition_minibatch
@@ -78,7 +78,7 @@ class TrainerGroup:
                 raise ValueError("old log-probabilities must be recorded for all samples of a minibatch or for none")
             first = self._num_recorded
             passes, moved = self._number(partitions, lambda i, sample: first + i), None
-            blocks = (encode(_numbered(own, first), (*IDS, *REST)) for own in partitions)
+            blocks = (encode(_numbered(own, first), (*IDS, *REMAINING_COLUMNS)) for own in partitions)
             requests = self._request_each("store", ([block] for block in blocks), first=first)
         else:
             passes = self._number(partitions, self._recorded_number)
@@ -93,15 +93,15 @@ class TrainerGroup:
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with a `rank_record`: the ranks keep them with their old log-probabilities.
 
-        First go the tokens of each rank's first pass; the other tokens follow while the ranks compute it, and then the
-        rest of each sample.
+        The tokens of each rank's first pass are sent first; the other tokens follow while the ranks compute it, and
+        then the remaining columns.
         """
         numbered, passes = self._assign(samples)
         scored = self._score(numbered, [own[:1] for own in passes], is_first=True)
         scored += self._score(numbered, [own[1:] for own in passes], is_first=False)
-        rest = self._request_each("add_rest", ([encode(own, REST)] for own in numbered))
+        added = self._request_each("add_columns", ([encode(own, REMAINING_COLUMNS)] for own in numbered))
         self._answers(scored, self._timeout_s)
-        self._answers(rest, self._timeout_s)
+        self._answers(added, self._timeout_s)
         return [replace(sample, rank_record=RankRecord(self._batch, i)) for i, sample in enumerate(samples)]
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:

@@ -111,9 +111,9 @@ class TrainerWorker:
             # not strict: a dummy microbatch has a row of scores and no number
             self._samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
 
-    def add_rest(self, buffers: Buffers) -> None:
+    def add_columns(self, buffers: Buffers) -> None:
         """Take what scoring did not need of the samples."""
-        self._samples.add_rest(buffers)
+        self._samples.add_columns(buffers)
 
     def response_kl(self, buffers: Buffers, passes: Sequence[NumberedPass], *, step: int) -> dict[int, float]:
         """The divergence to the reference, summed over each response, by its number; the samples are not kept.

@@ -26,7 +26,7 @@ class KeyValueCache(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
 
-    def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+    def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Do as `update`, from `[n, length, 2 * kv_heads, d]`: heads of keys, then heads of values."""
         keys, values = key_values.transpose(1, 2).chunk(2, 1)
         return self.update(keys, values, layer_idx)
@@ -35,22 +35,22 @@ class KeyValueCache(Cache):
 class PromptCache(KeyValueCache):
     """The keys and values of one prefill, per layer `[prompts, kv_heads, positions, d]`."""
 
-    def __init__(self, beginning: "PromptCache | None" = None) -> None:
-        """`beginning`: keys and values `[1, ...]` of the first positions of every prompt, which are not computed."""
+    def __init__(self, prefix: "PromptCache | None" = None) -> None:
+        """`prefix`: keys and values `[1, ...]` of the first positions of every prompt, which are not computed."""
         super().__init__()
-        self._beginning = beginning
-        self._offset = 0 if beginning is None else beginning.keys[0].shape[2]
+        self._prefix = prefix
+        self._offset = 0 if prefix is None else prefix.keys[0].shape[2]
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values of a layer; returns all that a prefill attends to, the beginning first."""
+        """Keep the keys and values of a layer; returns all that a prefill attends to, the prefix first."""
         if layer_idx != len(self.keys):
             raise ValueError(f"layer {layer_idx} keeps keys and values, but layer {len(self.keys)} is the next one due")
-        if self._beginning is not None:
-            first = self._beginning.keys[layer_idx], self._beginning.values[layer_idx]
+        if self._prefix is not None:
+            first = self._prefix.keys[layer_idx], self._prefix.values[layer_idx]
             key_states, value_states = (
                 torch.cat((shared.expand(len(states), -1, -1, -1), states), 2)
                 for shared, states in zip(first, (key_states, value_states), strict=True)
@@ -102,18 +102,17 @@ class SlotCache(KeyValueCache):
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def fits(self, rows: int, length: int) -> bool:
-        """Whether there is room for `rows` sequences of `length` positions."""
         return rows <= self.rows and length <= self.capacity
 
     def reserve(
-        self, rows: int, length: int, limit: int, *, most_rows: int | None = None, most_positions: int | None = None
+        self, rows: int, length: int, limit: int, *, max_rows: int | None = None, max_positions: int | None = None
     ) -> None:
         """Make room for `rows` sequences of `length` positions.
 
-        `limit`, the longest reservation, bounds the growth of the capacity. With `most_rows` the rows grow by at least
-        half, up to that many, so that copying stays rare. What has more than `most_positions` in all becomes smaller.
+        `limit`, the longest reservation, bounds the growth of the capacity. With `max_rows` the rows grow by at least
+        half, up to that many, so that copying stays rare. A cache of more than `max_positions` in all shrinks.
         """
-        is_small = most_positions is None or self.rows * self.capacity <= most_positions
+        is_small = max_positions is None or self.rows * self.capacity <= max_positions
         if self.fits(rows, length) and is_small:
             return
         if length > self.capacity:
@@ -121,7 +120,7 @@ class SlotCache(KeyValueCache):
             self.capacity = max(length, min(-(-wanted // BLOCK) * BLOCK, limit))
         else:
             self.capacity = min(self.capacity, max(length, limit))
-        self.rows = rows if most_rows is None or rows <= self.rows else max(rows, min(self.rows * 3 // 2, most_rows))
+        self.rows = rows if max_rows is None or rows <= self.rows else max(rows, min(self.rows * 3 // 2, max_rows))
         for index, tensor in enumerate(self.tensors):
             self.tensors[index] = self._resized(tensor)
 
@@ -135,11 +134,8 @@ class SlotCache(KeyValueCache):
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
         self._copy(self.tensors, self.tensors, sources, rows, length)
 
-    def begin_step(self, positions: Tensor, longest: int, prompts: Sequence[tuple[Tensor, PromptStates]] = ()) -> None:
-        """The next forward writes row i at `positions[i]` `[n]`; the longest row then has `longest` positions.
-
-        `prompts`: as of `SharedPrompts`.
-        """
+    def begin_step(self, positions: Tensor, longest: int, shared: SharedPrompts | None = None) -> None:
+        """Prepare a forward that writes row i at `positions[i]` `[n]`, after which the longest row has `longest`."""
         raise NotImplementedError
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -151,7 +147,6 @@ class SlotCache(KeyValueCache):
         return self._length, 0
 
     def release(self) -> None:
-        """Free all memory of the slots."""
         self.tensors = []
         self.rows = self.capacity = 0
 
@@ -190,7 +185,7 @@ class SlotCache(KeyValueCache):
 
 
 class MaskedSlots(SlotCache):
-    """Slots that are attended to up to the longest row, under a mask.
+    """Slots for attention up to the longest row, under a mask.
 
     Per layer `[rows, kv_heads, capacity, d]`, keys of all layers first; `d` of keys and values may differ.
     """
@@ -202,9 +197,9 @@ class MaskedSlots(SlotCache):
         self._flat_indices: dict[int, Tensor] = {}
         self._query_offset: Tensor | SharedPrompts = self._positions
 
-    def begin_step(self, positions: Tensor, longest: int, prompts: Sequence[tuple[Tensor, PromptStates]] = ()) -> None:
+    def begin_step(self, positions: Tensor, longest: int, shared: SharedPrompts | None = None) -> None:
         self._positions = positions
-        self._query_offset = SharedPrompts(positions, prompts) if prompts else positions
+        self._query_offset = shared or positions
         self._length = min(-(-longest // ALIGN) * ALIGN, self.capacity)
         self._flat_indices = {}
 
@@ -239,10 +234,10 @@ class MaskedSlots(SlotCache):
 
 
 class LengthSlots(SlotCache):
-    """Slots of which each row is attended to up to its own length.
+    """Slots for attention up to each row's own length.
 
-    Per layer `[rows, capacity, 2 * kv_heads, d]`: at each position the heads of its key, then those of its value. So a
-    row is one sequence in memory, as the kernel reads it, and a step writes keys and values at once.
+    Per layer `[rows, capacity, 2 * kv_heads, d]`: at each position the heads of its key, then the heads of its value.
+    A row is one sequence in memory, as the kernel reads it, and a step writes keys and values at once.
     """
 
     position_dim = 1
@@ -254,9 +249,9 @@ class LengthSlots(SlotCache):
         self._row_lengths: RowLengths | None = None
         self._flat_indices = torch.empty(0, dtype=torch.long)
 
-    def begin_step(self, positions: Tensor, longest: int, prompts: Sequence[tuple[Tensor, PromptStates]] = ()) -> None:
-        if prompts:
-            raise ValueError("rows that are attended to by their lengths hold their prompts themselves")
+    def begin_step(self, positions: Tensor, longest: int, shared: SharedPrompts | None = None) -> None:
+        if shared is not None:
+            raise ValueError("attention by lengths needs the prompts in the rows, got shared prompts")
         n, device = len(positions), positions.device
         self._positions, self._length = positions, longest
         starts = torch.arange(n + 1, device=device)
@@ -273,10 +268,10 @@ class LengthSlots(SlotCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write one position per row, `[n, kv_heads, 1, d]`; returns what `update_joint` does."""
-        return self.update_joint(torch.cat((key_states, value_states), 1).transpose(1, 2), layer_idx)
+        """Write one position per row, `[n, kv_heads, 1, d]`; see `update_fused`."""
+        return self.update_fused(torch.cat((key_states, value_states), 1).transpose(1, 2), layer_idx)
 
-    def update_joint(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+    def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
         """Write one position per row, `[n, 1, 2 * kv_heads, d]`; returns views `[n * capacity, kv_heads, d]`."""
         slots = self.tensors[layer_idx].flatten(0, 1)
         slots.index_copy_(0, self._flat_indices, key_values.squeeze(1))

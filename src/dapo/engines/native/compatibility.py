@@ -9,10 +9,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native import attention
-from dapo.engines.native.formulation import Formulation, formulation_for
 from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused_layers import fuse_prepacked_layers
-from dapo.engines.native.joint_layers import fuse_joint_layers
+from dapo.engines.native.fused_weight_layers import fuse_weight_layers
+from dapo.engines.native.model_kernels import ModelKernels, model_kernels_for
 from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS, prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
@@ -33,7 +33,7 @@ def patch_model(
     rows: int,
     kernels: Mapping[str, str] = DEFAULT_KERNELS,
     reproducible: bool = True,
-    formulation: Formulation | None = None,
+    model_kernels: ModelKernels | None = None,
 ) -> Forward:
     """Give the model the engine's attention and decoder layers; returns it ready to run.
 
@@ -42,7 +42,7 @@ def patch_model(
         rows: The usual number of rows of a decode step.
         kernels: Kernels of prepacked weights by shape (`rollout.native.kernels`).
         reproducible: Whether attention rounds independently of the rest of the batch.
-        formulation: Replaces the formulation for the model's device and type.
+        model_kernels: Replaces those for the model's device and type.
 
     Raises:
         EngineError: the engine cannot reproduce the model's plain forward; then the model gets its own attention back,
@@ -53,11 +53,11 @@ def patch_model(
     plain = model.config._attn_implementation
     samples = [_plain_logits(model, ids) for ids in _test_sequences(model)]
     attention.register()
-    formulation = formulation or formulation_for(model, reproducible=reproducible)
-    if not formulation.is_joint:
+    model_kernels = model_kernels or model_kernels_for(model, reproducible=reproducible)
+    if not model_kernels.fuses_weights:
         fuse_prepacked_layers(model, rows=rows, kernels=kernels)
         prepack_linears(model, rows=rows, kernels=kernels)
-    forward = Forward(model, formulation, fuse_joint_layers(model) if formulation.is_joint else ())
+    forward = Forward(model, model_kernels, fuse_weight_layers(model) if model_kernels.fuses_weights else ())
     model.set_attn_implementation(attention.NAME)
     cause: Exception | None = None
     try:
@@ -122,7 +122,7 @@ def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
     sequences = _test_sequences(model)
     n, longest = len(sequences), max(PROMPT_LENGTHS)
     prefilled = forward.prefill([ids[:length] for ids, length in zip(sequences, PROMPT_LENGTHS, strict=True)])
-    cache = forward.formulation.new_slots()
+    cache = forward.model_kernels.new_slots()
     cache.reserve(n, longest + DECODE_STEPS, longest + DECODE_STEPS)
     cache.store(prefilled.cache, range(n), range(n), longest)
     forward.position_bytes = cache.num_bytes // (cache.rows * cache.capacity)

@@ -1,9 +1,9 @@
 """The native rollout engine: continuous batching around a transformers model, in this process.
 
 A poll runs one decode step over all rows, gives freed rows to paused branches and then to the queue, prefills each new
-prompt once, and samples first tokens from the prefill. Requests that sample from the same distributions share a row as
-long as they have the same tokens (`rows`); each of them draws with its own numbers from the row's logits. Rows in
-use are 0 .. n-1 without gaps: free ones are filled again, or the last rows move to their positions.
+prompt once, and samples first tokens from the prefill. Requests that sample from equal distributions share a row as
+long as they have equal tokens (`cache_rows`); each draws with its own numbers from the row's logits. Rows in use are
+0 .. n-1 without gaps: free rows are reused, or the last rows move to their positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,37 +17,38 @@ from transformers import PreTrainedModel
 from dapo.config.rollout_options import NativeConfig, RolloutConfig
 from dapo.core.memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
+from dapo.engines.native.attention import SharedPrompts
 from dapo.engines.native.cache import PromptCache
+from dapo.engines.native.cache_rows import BranchGroup, Row, RowCopies, Rows, flat
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.device_memory import CudaMemory, DeviceMemory, cache_token_bound, step_bytes
-from dapo.engines.native.formulation import Formulation
-from dapo.engines.native.forward import Beginning, Prefilled, Shared
+from dapo.engines.native.forward import Prefilled, PromptPrefix, common_prefix
+from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS
-from dapo.engines.native.rows import Branch, Copies, Row, Rows, flat
-from dapo.engines.native.sampling import Draws, SamplingSettings, sample
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
+from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.engines.native.upload import upload
 from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096  # positions in one prefill, padding included (a longer prompt goes alone): bounds its activations
 
-LEAST_SHARED = 8  # positions of a beginning that prompts share, below which it is not worth a forward of its own
+MIN_PREFIX = 8  # positions; a shorter prefix of prompts is not worth a forward of its own
 
 FEWER_SLOTS = "lower rollout.native.slots"
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts of the work that an engine has done since it was made; what requests share counts once."""
+    """Counts of an engine's work; work that requests share counts once."""
 
     prefills: int = 0
     prefill_prompts: int = 0
     prefill_tokens: int = 0  # padding is not counted
     decode_steps: int = 0
-    decode_slot_steps: int = 0  # rows computed, over all decode steps: distinct beginnings of responses
-    decode_tokens: int = 0  # tokens sampled from them
-    sampled_tokens: int = 0  # these, and the first token of each response
+    decode_slot_steps: int = 0  # rows computed, over all decode steps: distinct prefixes of responses
+    decode_tokens: int = 0  # tokens sampled in decode steps
+    sampled_tokens: int = 0  # those, and the first token of each response
     cache_bytes_peak: int = 0
 
 
@@ -63,7 +64,7 @@ class NativeEngine(EngineState):
         config: NativeConfig,
         *,
         reproducible: bool = True,
-        formulation: Formulation | None = None,
+        model_kernels: ModelKernels | None = None,
         memory: DeviceMemory | None = None,
     ) -> None:
         """Raises EngineError for a model that the engine cannot serve (see `compatibility`).
@@ -72,7 +73,7 @@ class NativeEngine(EngineState):
             model: Becomes the engine's own: its weights, attention and layers are replaced.
             config: The section `rollout.native`.
             reproducible: As for `compatibility.patch_model`.
-            formulation: As for `compatibility.patch_model`.
+            model_kernels: As for `compatibility.patch_model`.
             memory: The memory of the device, whose free part bounds the cache; None: the GPU's if the model is on one,
                 else the cache grows with the running sequences.
         """
@@ -83,7 +84,7 @@ class NativeEngine(EngineState):
             rows=config.slots,
             kernels=config.kernels or DEFAULT_KERNELS,
             reproducible=reproducible,
-            formulation=formulation,
+            model_kernels=model_kernels,
         )
         self._scheduler = Scheduler(
             config.slots,
@@ -92,17 +93,17 @@ class NativeEngine(EngineState):
             shares_prompts=self._forward.shares_prompts,
         )
         self._memory = CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
-        self._cache = self._forward.formulation.new_slots()
+        self._cache = self._forward.model_kernels.new_slots()
         self._rows = Rows()
         self._prompts: dict[tuple[int, ...], PromptCache] = {}
-        """Those that rows share."""
-        self._beginning: Beginning | None = None
-        """That of the prompts prefilled so far; forgotten when nothing is in flight: an idle engine is its weights."""
+        """The prompts that rows share."""
+        self._prefix: PromptPrefix | None = None
+        """The common prefix of the prompts prefilled so far; dropped when nothing is in flight."""
         self.stats = EngineStats()
 
     @property
     def cache_bytes(self) -> int:
-        """The memory that the slots and the prompts that they share take at present."""
+        """The present size of the slots and of the prompts that they share."""
         return self._cache.num_bytes + sum(prompt.num_bytes for prompt in self._prompts.values())
 
     @property
@@ -140,11 +141,11 @@ class NativeEngine(EngineState):
             self._scheduler.cache_tokens = self._cache_token_bound(self._memory)
         finished = self._decode() if self._rows else []
         self._drop_prompts()
-        self._spread()
+        self._assign_rows()
         started = self._scheduler.admit(self._rows) if self._scheduler.waiting else []
         self._copy(self._rows.compact(spare=len(started)))
         finished += self._start(started)
-        self._tidy()
+        self._free_buffers()
         return finished
 
     @torch.inference_mode()
@@ -154,7 +155,7 @@ class NativeEngine(EngineState):
         waiting = self._scheduler.waiting
         stopped = [running[n] if n in running else RunningSequence(waiting.pop(n)) for n in names]
         self._rows.remove(set(names))
-        self._tidy()
+        self._free_buffers()
         return [seq.generation("aborted", self._require_weights()) for seq in stopped]
 
     def close(self) -> None:
@@ -162,65 +163,67 @@ class NativeEngine(EngineState):
             self._is_closed = True
             del self._forward
             self._rows.clear()
-            self._beginning, self._prompts = None, {}
+            self._prefix, self._prompts = None, {}
             self._cache.release()
             self._free_unused()
             self._scheduler.waiting.clear()
 
     def _decode(self) -> list[Generation]:
-        """One decode step of all rows; those in which nobody goes on are free afterwards."""
+        """Run one decode step of all rows, and free the finished rows."""
         branches = [row.active for row in self._rows.in_use]
         tokens, positions = zip(*[(branch[0].token_ids[-1], branch[0].length - 1) for branch in branches], strict=True)
-        longest = max(branch[0].held for branch in branches)
+        longest = max(branch[0].row_length for branch in branches)
         if not self._cache.fits(len(self._rows), longest):
             self._reserve(longest)
         (ids, at), settings = self._upload([tokens, positions], branches)
         logits = self._forward.step(self._cache, ids, at, longest=longest, shared=self._shared(branches))
         finished = self._sample(branches, logits, settings)
         self._count(decode_steps=1, decode_slot_steps=len(branches), decode_tokens=sum(map(len, branches)))
-        self._rows.part()
+        self._rows.split()
         return finished
 
-    def _start(self, groups: Sequence[Branch]) -> list[Generation]:
+    def _start(self, groups: Sequence[BranchGroup]) -> list[Generation]:
         """Prefill the prompts of groups and sample their first tokens."""
-        by_prompt: dict[tuple[int, ...], list[Branch]] = {}
+        by_prompt: dict[tuple[int, ...], list[BranchGroup]] = {}
         for group in groups:
             by_prompt.setdefault(group[0].request.prompt_ids, []).append(group)
         finished, missing = [], len(groups)
-        self._share_beginning(list(by_prompt))
-        shared = 0 if self._beginning is None else len(self._beginning.token_ids)
+        self._share_prefix(list(by_prompt))
+        shared = 0 if self._prefix is None else len(self._prefix.token_ids)
         for prompts in prefill_batches(list(by_prompt)):
-            prefilled = self._forward.prefill(prompts, self._beginning)
+            prefilled = self._forward.prefill(prompts, self._prefix)
             computed = sum(map(len, prompts)) - shared * len(prompts)
             self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=computed)
-            if self._beginning is None and len(by_prompt) == 1 and len(prompts[0]) > LEAST_SHARED:
+            if self._prefix is None and len(by_prompt) == 1 and len(prompts[0]) > MIN_PREFIX:
                 kept = len(prompts[0]) - 1
-                self._beginning = Beginning(prompts[0][:kept], prefilled.cache.select(0, kept))
+                self._prefix = PromptPrefix(prompts[0][:kept], prefilled.cache.select(0, kept))
             entries = [(group, source) for source, prompt in enumerate(prompts) for group in by_prompt[prompt]]
             missing -= len(entries)
             finished += self._begin(prefilled, entries, missing=missing)
         return finished
 
-    def _share_beginning(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Have the beginning that these prompts share with each other and with those before them, if it is long enough.
+    def _share_prefix(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Update the common prefix of all prompts so far, if it is long enough.
 
-        What is kept only becomes shorter, until a prompt shares too little of it; then it is taken anew.
+        The prefix only becomes shorter, until a prompt shares too little of it; then it is computed again.
         """
         if not prompts:
             return
-        if self._beginning is not None:
-            length = common_beginning([self._beginning.token_ids, *(prompt[:-1] for prompt in prompts)])
-            self._beginning = self._beginning.cut(length) if length >= LEAST_SHARED else None
-        if self._beginning is None and len(prompts) > 1:
-            length = common_beginning([prompt[:-1] for prompt in prompts])
-            if length >= LEAST_SHARED:
-                self._beginning = self._forward.prefill_beginning(prompts[0][:length])
+        if self._prefix is not None:
+            length = common_prefix([self._prefix.token_ids, *(prompt[:-1] for prompt in prompts)])
+            self._prefix = self._prefix.cut(length) if length >= MIN_PREFIX else None
+        if self._prefix is None and len(prompts) > 1:
+            length = common_prefix([prompt[:-1] for prompt in prompts])
+            if length >= MIN_PREFIX:
+                self._prefix = self._forward.prefill_prefix(prompts[0][:length])
                 self._count(prefill_tokens=length)
 
-    def _begin(self, prefilled: Prefilled, entries: Sequence[tuple[Branch, int]], *, missing: int) -> list[Generation]:
-        """First tokens of groups, each given with its prompt's place in the prefill; unfinished ones get a row.
+    def _begin(
+        self, prefilled: Prefilled, entries: Sequence[tuple[BranchGroup, int]], *, missing: int
+    ) -> list[Generation]:
+        """Sample first tokens of groups, each with its prompt's index in the prefill; unfinished groups get a row.
 
-        Rows for `missing` groups are left free.
+        Rows for `missing` groups stay free.
         """
         groups = [group for group, _ in entries]
         for group, source in entries:
@@ -231,10 +234,10 @@ class NativeEngine(EngineState):
         finished = self._sample(groups, prefilled.logits[sources], settings)
         begun = [(Row(group), source) for group, source in entries]
         for row, _ in begun:
-            row.part()
+            row.split()
         unfinished = [(self._rows.assign(row), row, source) for row, source in begun if row.active]
         if unfinished:
-            copies = self._rows.spread(self._most_rows() - missing)
+            copies = self._rows.assign_rows(self._max_rows() - missing)
             own = [(at, source) for at, row, source in unfinished if not row.active[0].shared]
             width = max(row.length for _, row, _ in unfinished)
             self._reserve(width)
@@ -242,28 +245,25 @@ class NativeEngine(EngineState):
             self._copy(copies)
         return finished
 
-    def _shared(self, branches: Sequence[Branch]) -> Shared | None:
-        """The prompts that are kept outside of the rows of these branches."""
-        if not self._prompts:
-            return None
+    def _shared(self, branches: Sequence[BranchGroup]) -> SharedPrompts | None:
+        """The prompts of these branches that are stored outside of their rows."""
         rows: dict[tuple[int, ...], list[int]] = {}
         for row, branch in enumerate(branches):
             if branch[0].shared:
                 rows.setdefault(branch[0].request.prompt_ids, []).append(row)
+        if not rows:
+            return None
         device = self._forward.device
-        positions = upload(np.array([branch[0].held - 1 for branch in branches], dtype=np.int64), device)
-        return Shared(
-            positions,
-            [
-                (upload(np.array(indices, dtype=np.int64), device), self._prompts[prompt].states)
-                for prompt, indices in rows.items()
-            ],
-        )
+        positions = upload(np.array([branch[0].row_length - 1 for branch in branches], dtype=np.int64), device)
+        numbered = [
+            (np.array(indices, dtype=np.int64), self._prompts[prompt].states) for prompt, indices in rows.items()
+        ]
+        return SharedPrompts(positions, [(upload(indices, device), states) for indices, states in numbered])
 
     def _upload(
-        self, integers: Sequence[Sequence[int]], branches: Sequence[Branch]
+        self, integers: Sequence[Sequence[int]], branches: Sequence[BranchGroup]
     ) -> tuple[tuple[Tensor, ...], SamplingSettings]:
-        """Rows of `[n]` integers and how to sample the n branches' next tokens, copied to the device as one block."""
+        """Copy rows of `[n]` integers and the n branches' sampling settings to the device as one block."""
         sequences, count = flat(branches), len(integers)
         n, m = len(branches), len(sequences)
         block = np.empty((count + 2) * n + (m if m == n else 2 * m), dtype=np.int64)
@@ -278,14 +278,15 @@ class NativeEngine(EngineState):
             per_draw[1] = np.repeat(np.arange(n), counts)
         uploaded = upload(block, self._forward.device)
         rows, per_token = uploaded[: (count + 2) * n].view(-1, n), uploaded[(count + 2) * n :].view(-1, m)
-        draws = Draws(per_token[0].view(torch.float64)[:, None], counts, None if counts is None else per_token[1])
+        uniforms = per_token[0].view(torch.float64)[:, None]
+        draws = UniformDraws(uniforms, counts, None if counts is None else per_token[1])
         settings = SamplingSettings.of(values, rows[count:].view(torch.float64), draws)
         return rows[:count].unbind(), settings
 
-    def _sample(self, branches: Sequence[Branch], logits: Tensor, settings: SamplingSettings) -> list[Generation]:
-        """Give each sequence its next token, from `[n, vocabulary]` logits; returns what has finished.
+    def _sample(self, branches: Sequence[BranchGroup], logits: Tensor, settings: SamplingSettings) -> list[Generation]:
+        """Append each sequence's next token, from `[n, vocabulary]` logits; returns the finished ones.
 
-        The only wait for the device in a step.
+        This is a step's only wait for the device.
         """
         tokens, logprobs = sample(_mask_tokens(logits, [branch[0].masked_tokens for branch in branches]), settings)
         # float64 holds every token id, so one transfer brings both
@@ -299,17 +300,17 @@ class NativeEngine(EngineState):
         finished = sorted((seq for seq in sequences if seq.finish is not None), key=lambda seq: seq.order)
         return [seq.generation(seq.finish, version) for seq in finished if seq.finish is not None]
 
-    def _most_rows(self) -> int:
-        return self._scheduler.most_rows(self._scheduler.longest_reservation(self._rows.sequences))
+    def _max_rows(self) -> int:
+        return self._scheduler.max_rows(self._scheduler.longest_reservation(self._rows.sequences))
 
-    def _spread(self) -> None:
+    def _assign_rows(self) -> None:
         """Give free rows to paused branches."""
-        if self._rows.has_paused and len(self._rows.in_use) < (most := self._most_rows()):
-            copies = self._rows.spread(most)
+        if self._rows.has_paused and len(self._rows.in_use) < (limit := self._max_rows()):
+            copies = self._rows.assign_rows(limit)
             self._reserve(copies.length)
             self._copy(copies)
 
-    def _copy(self, copies: Copies) -> None:
+    def _copy(self, copies: RowCopies) -> None:
         if copies.sources:
             self._cache.move(copies.sources, copies.targets, copies.length)
 
@@ -317,19 +318,19 @@ class NativeEngine(EngineState):
         running = self._rows.sequences
         longest = max([longest, *(row.length for row in self._rows.in_use)])
         limit = max(seq.reserved for seq in running)
-        most_rows = self._most_rows() if self._memory is not None else None
+        max_rows = self._max_rows() if self._memory is not None else None
         bound, kept = self._scheduler.cache_tokens, sum(map(len, self._prompts))
-        most_positions = None if bound is None or not kept else bound - kept
-        self._cache.reserve(len(self._rows), longest, limit, most_rows=most_rows, most_positions=most_positions)
+        max_positions = None if bound is None or not kept else bound - kept
+        self._cache.reserve(len(self._rows), longest, limit, max_rows=max_rows, max_positions=max_positions)
         if self.cache_bytes > self.stats.cache_bytes_peak:
             self.stats = replace(self.stats, cache_bytes_peak=self.cache_bytes)
 
-    def _tidy(self) -> None:
+    def _free_buffers(self) -> None:
         """Close the gaps, and free the cache when nothing runs."""
         self._copy(self._rows.compact())
         self._drop_prompts()
         if not self._rows and not self._scheduler.waiting:
-            self._beginning = None
+            self._prefix = None
         if not self._rows and self._cache.rows:
             self._cache.release()
             self._free_unused()
@@ -343,8 +344,8 @@ class NativeEngine(EngineState):
     def _free_unused(self) -> None:
         """Return unused memory to the device.
 
-        In a process of its own others need it there. In the trainer's process the update allocates from the same
-        memory, but in other sizes: what it would cut from the cache's large blocks the next cache could not use.
+        Other processes on the device need it. In the trainer's process the update allocates different sizes: blocks
+        that it cuts from the cache's large ones would be lost to the next cache.
         """
         if self._memory is not None:
             self._memory.free_unused()
@@ -395,9 +396,3 @@ def prefill_batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[i
         width = max(width, len(prompt))
     if batch:
         yield batch
-
-
-def common_beginning(sequences: Sequence[Sequence[int]]) -> int:
-    """The number of tokens that all of them begin with."""
-    same = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
-    return next((length for length, equal in enumerate(same) if not equal), min(map(len, sequences)))

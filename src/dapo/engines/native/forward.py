@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,27 +10,32 @@ from transformers import PreTrainedModel
 
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
-from dapo.engines.native.attention import PromptStates
+from dapo.engines.native.attention import SharedPrompts
 from dapo.engines.native.cache import PromptCache, SlotCache
-from dapo.engines.native.formulation import Formulation
-from dapo.engines.native.joint_layers import JointKernels
+from dapo.engines.native.fused_weight_layers import FusedWeightKernels
+from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.native.prepacked_linear import drop_prepacked, prepacked_weights
 from dapo.engines.native.upload import upload
 from dapo.engines.request_checks import require_all_weights, require_shape
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """The first tokens of prompts, with their keys and values."""
+class PromptPrefix:
+    """The first tokens of prompts, with keys and values."""
 
     token_ids: tuple[int, ...]
     cache: PromptCache
 
-    def cut(self, length: int) -> "Beginning":
-        """The first `length` tokens of it."""
-        return (
-            Beginning(self.token_ids[:length], self.cache.select(0, length)) if length < len(self.token_ids) else self
-        )
+    def cut(self, length: int) -> "PromptPrefix":
+        if length == len(self.token_ids):
+            return self
+        return PromptPrefix(self.token_ids[:length], self.cache.select(0, length))
+
+
+def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
+    """The number of tokens that all of them begin with."""
+    same = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
+    return next((length for length, equal in enumerate(same) if not equal), min(map(len, sequences)))
 
 
 @dataclass(frozen=True)
@@ -42,51 +46,46 @@ class Prefilled:
     logits: Tensor  # `[prompts, vocabulary]` of each prompt's first response token
 
 
-class Shared(NamedTuple):
-    """Prompts that a decode step reads once for all rows that go on after them."""
-
-    positions: Tensor  # [n] in the rows, of the tokens that are fed
-    prompts: Sequence[tuple[Tensor, PromptStates]]  # as of `attention.SharedPrompts`
-
-
 class Forward:
     """Backbone and head of a causal language model; logits are computed only where a token will be sampled."""
 
     def __init__(
-        self, model: PreTrainedModel, formulation: Formulation, joint_layers: Sequence[JointKernels] = ()
+        self,
+        model: PreTrainedModel,
+        model_kernels: ModelKernels,
+        fused_layers: Sequence[FusedWeightKernels] = (),
     ) -> None:
-        """`joint_layers` hold derived forms of some weights, which `load_weights` refreshes."""
-        self.model, self.formulation, self._joint_layers = model, formulation, joint_layers
+        """`fused_layers` hold derived forms of some weights, which `load_weights` refreshes."""
+        self.model, self.model_kernels, self._fused_layers = model, model_kernels, fused_layers
         self.backbone: nn.Module = model.base_model
         self.head: nn.Module = model.get_output_embeddings()
         self.device = model.device
         self.vocabulary = next(model.get_input_embeddings().parameters()).shape[0]
-        self.shares_prompts = _shares_prompts(model, formulation)
+        self.shares_prompts = _shares_prompts(model, model_kernels)
         """Whether a decode step can read a prompt once for several rows."""
         self.position_bytes = 0
         """The size of the keys and values of one position in all layers; 0 before the first cache."""
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
 
-    def prefill(self, prompts: Sequence[Sequence[int]], beginning: Beginning | None = None) -> Prefilled:
+    def prefill(self, prompts: Sequence[Sequence[int]], prefix: PromptPrefix | None = None) -> Prefilled:
         """Run prompts together, padded on the right, where causal attention never looks.
 
-        `beginning`: the proper prefix of all prompts, which is not computed again.
+        `prefix`: the proper prefix of all prompts, which is not computed again.
         """
-        offset = 0 if beginning is None else len(beginning.token_ids)
+        offset = 0 if prefix is None else len(prefix.token_ids)
         lengths = [len(prompt) - offset for prompt in prompts]
         width = max(lengths)
         ids = np.zeros((len(prompts), width), dtype=np.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : lengths[row]] = prompt[offset:]
-        cache = PromptCache(None if beginning is None else beginning.cache)
+        cache = PromptCache(None if prefix is None else prefix.cache)
         positions = torch.arange(offset, offset + width, device=self.device)[None]
         hidden = self._hidden(upload(ids, self.device), positions, cache)  # [prompts, width, hidden]
         last = upload(np.array(lengths, dtype=np.int64) - 1, self.device)
         return Prefilled(cache, self.head(hidden[torch.arange(len(prompts), device=self.device), last]))
 
-    def prefill_beginning(self, token_ids: Sequence[int]) -> Beginning:
-        """Run the first tokens of prompts."""
-        return Beginning(tuple(token_ids), self.prefill([token_ids]).cache)
+    def prefill_prefix(self, token_ids: Sequence[int]) -> PromptPrefix:
+        return PromptPrefix(tuple(token_ids), self.prefill([token_ids]).cache)
 
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of what follows."""
@@ -94,16 +93,13 @@ class Forward:
         return self.step(cache, ids, at, longest=max(positions) + 1)
 
     def step(
-        self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, shared: Shared | None = None
+        self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, shared: SharedPrompts | None = None
     ) -> Tensor:
         """Do as `decode`, from `[n]` numbers on the device; `longest` is one more than the largest position in a row.
 
         `shared`: prompts outside of the rows; without them positions in the rows are those of the sequences.
         """
-        if shared is None:
-            cache.begin_step(positions, longest)
-        else:
-            cache.begin_step(shared.positions, longest, shared.prompts)
+        cache.begin_step(positions if shared is None else shared.positions, longest, shared)
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
 
     def load_weights(self, source: WeightSource) -> None:
@@ -112,13 +108,13 @@ class Forward:
             storage.resize_(num_bytes)
         self._dropped = []
         copy_weights(source, self.model)
-        for layer in self._joint_layers:
+        for layer in self._fused_layers:
             layer.refresh()
 
     def drop_weights(self) -> None:
         """Free the memory of the weights that `load_weights` will fill: prepacked ones, on a GPU all."""
         drop_prepacked(self.model)
-        if self.formulation.is_joint and not self._dropped:
+        if self.model_kernels.fuses_weights and not self._dropped:
             storages = {p.untyped_storage()._cdata: p.untyped_storage() for p in self.model.parameters()}
             self._dropped = [(storage, storage.nbytes()) for storage in storages.values()]
             for storage, _ in self._dropped:
@@ -129,7 +125,7 @@ class Forward:
         return output.last_hidden_state
 
 
-def _shares_prompts(model: PreTrainedModel, formulation: Formulation) -> bool:
+def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool:
     """On a CPU, without windows, and with keys as wide as values."""
     config = model.config
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -137,7 +133,7 @@ def _shares_prompts(model: PreTrainedModel, formulation: Formulation) -> bool:
         getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None) is not None
     )
     same_widths = getattr(config, "v_head_dim", None) is None
-    return model.device.type == "cpu" and formulation.attend is None and same_widths and not has_windows
+    return model.device.type == "cpu" and model_kernels.attend is None and same_widths and not has_windows
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 At the few rows of a decode step a processor spends about a third of the time between the products: in norms, gates,
 rotations, residual sums and their calls; a GPU mostly waits for the next call. So a layer of a known family computes
 queries, keys and values in one product, and what lies between the products in few operations. Which these are depends
-on the device: `PrepackedKernels` for a CPU, `joint_layers.JointKernels` for a GPU.
+on the device: `PrepackedKernels` for a CPU, `fused_weight_layers.FusedWeightKernels` for a GPU.
 
 The arithmetic is the layer's own up to the order of roundings. `compatibility.patch_model` compares the logits with
 those of the plain model, as for everything that the engine changes.

@@ -50,9 +50,9 @@ def linear_shapes(model: nn.Module) -> set[tuple[int, int]]:
     shapes = {(module.out_features, module.in_features) for module in model.modules() if type(module) is nn.Linear}
     for module in model.modules():
         parts = [getattr(module, name, None) for name in ("q_proj", "k_proj", "v_proj")]
-        joint = [part for part in parts if isinstance(part, nn.Linear)]
-        if len(joint) == len(parts):
-            shapes.add((sum(part.out_features for part in joint), joint[0].in_features))
+        fused = [part for part in parts if isinstance(part, nn.Linear)]
+        if len(fused) == len(parts):
+            shapes.add((sum(part.out_features for part in fused), fused[0].in_features))
     return shapes
 
 

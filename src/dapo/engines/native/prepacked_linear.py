@@ -177,8 +177,8 @@ class FusedQKVLinear:
             self._prepack()
 
     def _prepack(self) -> None:
-        joint = torch.cat([self._pending_weights.pop(layer) for layer in self.layers])
-        self._prepacked = prepack(joint, self._rows, self._kernels)
+        fused = torch.cat([self._pending_weights.pop(layer) for layer in self.layers])
+        self._prepacked = prepack(fused, self._rows, self._kernels)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`[..., in]` -> `[..., sum of out]`."""

@@ -15,12 +15,12 @@ from dapo.engines.request_checks import PositionBound, check_requests
 from dapo.types import Finish, Generation, GenerationRequest
 
 FIRST_UNIFORMS = 64
-"""Uniform numbers made at first; then twice as many each time, so that no limit of 20,480 tokens is paid up front."""
+"""Uniform numbers generated first; then twice as many each time, so that a limit of 20,480 tokens costs nothing."""
 
 
-LEAST_SHARED_PROMPT, LEAST_SHARING_GROUP = 256, 4
-"""Tokens of a prompt, and requests that start together, from which on a prompt is kept once for all of them: with
-fewer, reading it apart from the rows takes longer than it saves."""
+MIN_SHARED_PROMPT, MIN_SHARING_GROUP = 256, 4
+"""The least prompt tokens and requests of a group whose prompt is stored once: below, reading it separately from the
+rows takes longer than it saves."""
 
 
 @dataclass(eq=False)
@@ -29,18 +29,18 @@ class RunningSequence:
 
     request: GenerationRequest
     order: int = 0
-    """Its index among all that have started."""
+    """Index in the order of starting."""
     finish: Finish | None = None
-    """How the last token has ended the response, if it has."""
+    """The response's end, set by its last token."""
     shared: int = 0
-    """Positions of the prompt that are kept once for all sequences of the group, outside of their rows."""
+    """Positions of the prompt that are stored once for the group, outside of its rows."""
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("d"))
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     @property
     def reserved(self) -> int:
-        """The number of positions that its row may come to hold."""
+        """The number of positions that its row may need."""
         return len(self.request.prompt_ids) + self.request.max_new_tokens - self.shared
 
     @property
@@ -49,8 +49,8 @@ class RunningSequence:
         return len(self.request.prompt_ids) + len(self.token_ids)
 
     @property
-    def held(self) -> int:
-        """The number of its tokens without those that its row shares with others."""
+    def row_length(self) -> int:
+        """The number of its tokens that its row stores."""
         return self.length - self.shared
 
     @property
@@ -95,12 +95,12 @@ class Scheduler:
     """The waiting requests, and the bound on the rows of the running ones: `slots`, holding `cache_tokens` positions.
 
     All rows are as long as the longest running sequence may become, so n rows hold n times the longest reservation
-    (prompt + max_new_tokens). With `shares_prompts` long prompts of large groups are kept once outside of their rows;
-    each counts as if it were a part of every row. Which are decides the group alone: the two ways round differently.
+    (prompt + max_new_tokens). With `shares_prompts` long prompts of large groups are stored once outside of their rows;
+    each counts as a part of every row. Only the group itself decides it, because the two ways round differently.
 
-    Adjacent requests that sample from the same distributions start together, in one row. They may come to need a row
-    each. So groups start while there are fewer branches, running or paused, than there may be rows; those that start
-    together count with all their requests. What is saved by sharing rows goes to the groups that wait.
+    Adjacent requests with equal distributions start together in one row, but each may later need its own. Groups start
+    while there are fewer branches, running or paused, than rows; a starting group counts with all its requests. Memory
+    saved by sharing rows goes to the waiting groups.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Scheduler:
         *,
         shares_prompts: bool = False,
     ) -> None:
-        """`max_positions` is the longest sequence that the model takes, `vocabulary` the number of tokens it knows."""
+        """`max_positions` is the model's longest sequence, `vocabulary` its number of tokens."""
         self.slots, self.vocabulary = slots, vocabulary
         self.cache_tokens: int | None = None
         """The bound on the positions that the cache holds; None: none. It may change at any time."""
@@ -126,11 +126,8 @@ class Scheduler:
         check_requests(requests, vocabulary=self.vocabulary, bounds=self._bounds)
         self.waiting.update((request.id, request) for request in requests)
 
-    def most_rows(self, longest: int) -> int:
-        """How many rows there may be where the longest reservation is so many positions.
-
-        One row alone is always allowed: nothing smaller would help.
-        """
+    def max_rows(self, longest: int) -> int:
+        """The maximum number of rows with a longest reservation of `longest` positions; at least 1."""
         return self.slots if self.cache_tokens is None else max(1, min(self.slots, self.cache_tokens // longest))
 
     def admit(self, running: Running) -> list[list[RunningSequence]]:
@@ -143,8 +140,8 @@ class Scheduler:
         for _, adjacent in groupby(self.waiting.values(), key=_distributions):
             group = self._group(list(adjacent))
             sequences += group
-            most = self.most_rows(self.longest_reservation(sequences))
-            if rows >= most or branches >= most:
+            limit = self.max_rows(self.longest_reservation(sequences))
+            if rows >= limit or branches >= limit:
                 break
             rows, branches = rows + 1, branches + len(group)
             self._num_started += len(group)
@@ -155,9 +152,8 @@ class Scheduler:
         return started
 
     def _group(self, requests: Sequence[GenerationRequest]) -> list[RunningSequence]:
-        """Sequences of requests that start together."""
         prompt = len(requests[0].prompt_ids)
-        shares = self._shares_prompts and prompt >= LEAST_SHARED_PROMPT and len(requests) >= LEAST_SHARING_GROUP
+        shares = self._shares_prompts and prompt >= MIN_SHARED_PROMPT and len(requests) >= MIN_SHARING_GROUP
         return [
             RunningSequence(request, self._num_started + i, shared=prompt if shares else 0)
             for i, request in enumerate(requests)
@@ -165,7 +161,7 @@ class Scheduler:
 
     @staticmethod
     def longest_reservation(running: Sequence[RunningSequence]) -> int:
-        """The number of positions that a row and the prompt that it shares may come to hold."""
+        """The number of positions that a row and its shared prompt may need."""
         own, shared = (seq.reserved for seq in running), (seq.shared for seq in running)
         return max(own, default=0) + max(shared, default=0)
 

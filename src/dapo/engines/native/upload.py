@@ -1,4 +1,4 @@
-"""Copies of host arrays to the device without a wait for what it has been given to do."""
+"""Copies of host arrays to the device, without waiting for its pending work."""
 
 import numpy as np
 import torch

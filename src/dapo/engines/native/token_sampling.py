@@ -18,7 +18,7 @@ from dapo.engines.native.upload import upload
 BLOCK = 256  # tokens in a block; near the square root of common vocabularies
 
 FIRST_CANDIDATES = 64
-"""Most probable tokens looked at first for a nucleus; grows by `CANDIDATE_GROWTH` where they do not suffice."""
+"""The number of most probable tokens tried first for a nucleus; grows by `CANDIDATE_GROWTH` where it is too small."""
 
 CANDIDATE_GROWTH = 16
 
@@ -28,60 +28,60 @@ memory; fresh pages for a whole batch of them cost more than the arithmetic."""
 
 
 @dataclass(frozen=True)
-class Draws:
-    """The m tokens to sample from n rows, row by row and from each at least one; numbers lie on the logits' device."""
+class UniformDraws:
+    """The uniform numbers of m tokens from n rows, in order of rows, at least one each, on the logits' device."""
 
     uniforms: Tensor  # [m, 1] float64 in [0, 1)
     counts: Sequence[int] | None = None
-    """How many are sampled from each row; None: one from each."""
+    """The number of tokens of each row; None: one each."""
     rows: Tensor | None = None
-    """`[m]` row of each, None where `counts` is."""
+    """`[m]` row of each token; None where `counts` is None."""
 
     def of(self, per_row: Tensor) -> Tensor:
-        """`[m, ...]` of `[n, ...]`."""
+        """`[m, ...]` values of the tokens from `[n, ...]` of the rows."""
         return per_row if self.rows is None else per_row[self.rows]
 
-    def __getitem__(self, rows: slice) -> "Draws":
+    def __getitem__(self, rows: slice) -> "UniformDraws":
         if self.counts is None or self.rows is None:
-            return Draws(self.uniforms[rows])
+            return UniformDraws(self.uniforms[rows])
         first, last = sum(self.counts[: rows.start]), sum(self.counts[: rows.stop])
-        return Draws(self.uniforms[first:last], self.counts[rows], self.rows[first:last] - (rows.start or 0))
+        return UniformDraws(self.uniforms[first:last], self.counts[rows], self.rows[first:last] - (rows.start or 0))
 
-    def select(self, rows: Sequence[int], index: Tensor) -> "tuple[Draws, Tensor]":
-        """Those of some rows, given on the host and on the device, and where they are among all."""
+    def select(self, rows: Sequence[int], index: Tensor) -> "tuple[UniformDraws, Tensor]":
+        """The draws of some rows, given on the host and on the device, and their indices."""
         if self.counts is None:
-            return Draws(self.uniforms[index]), index
+            return UniformDraws(self.uniforms[index]), index
         ends = np.cumsum(self.counts)
         indices = np.concatenate([np.arange(ends[row] - self.counts[row], ends[row]) for row in rows])
         counts = [self.counts[row] for row in rows]
         both = np.stack((indices, np.repeat(np.arange(len(rows)), counts)))
         at, sources = upload(both, self.uniforms.device).unbind()
-        return Draws(self.uniforms[at], counts, sources), at
+        return UniformDraws(self.uniforms[at], counts, sources), at
 
-    def among(self, kept: Tensor) -> "tuple[Draws, Tensor]":
-        """Those of the rows for which `[n]` booleans on the device hold, and where they are; without `counts`."""
+    def among(self, kept: Tensor) -> "tuple[UniformDraws, Tensor]":
+        """The draws of the rows that `[n]` booleans on the device select, and their indices; without `counts`."""
         if self.rows is None:
             at = kept.nonzero()[:, 0]
-            return Draws(self.uniforms[at]), at
+            return UniformDraws(self.uniforms[at]), at
         at = kept[self.rows].nonzero()[:, 0]
-        return Draws(self.uniforms[at], (), (kept.cumsum(0) - 1)[self.rows[at]]), at
+        return UniformDraws(self.uniforms[at], (), (kept.cumsum(0) - 1)[self.rows[at]]), at
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How each of n rows is sampled; the numbers lie on the device of the logits."""
+    """The sampling settings of n rows; tensors are on the device of the logits."""
 
-    draws: Draws
+    draws: UniformDraws
     temperatures: Tensor  # [n, 1] float64
     top_ps: Tensor  # [n, 1] float64
     samplers: "list[Sampler]"
-    """The function that samples each row, chosen on the host."""
+    """The sampling function of each row, chosen on the host."""
     is_scaled: bool
     """Whether any temperature differs from 1."""
 
     @classmethod
-    def of(cls, values: NDArray[np.float64], uploaded: Tensor, draws: Draws) -> "SamplingSettings":
-        """`[2, n]` temperatures and nuclei (`top_p`), here and on the device of the logits."""
+    def of(cls, values: NDArray[np.float64], uploaded: Tensor, draws: UniformDraws) -> "SamplingSettings":
+        """Make settings from `[2, n]` temperatures and `top_p`, on the host and on the device of the logits."""
         rows = zip(values[0].tolist(), values[1].tolist(), strict=True)
         samplers: list[Sampler] = [
             _greedy if temperature == 0 else _nucleus if top_p < 1 else _full for temperature, top_p in rows
@@ -93,11 +93,11 @@ class SamplingSettings:
         return self._select(self.draws[rows], rows, self.samplers[rows])
 
     def select(self, rows: Sequence[int], index: Tensor) -> "tuple[SamplingSettings, Tensor]":
-        """Those of some rows, given on the host and on the device, and where their draws are among all."""
+        """The settings of some rows, given on the host and on the device, and the indices of their draws."""
         draws, at = self.draws.select(rows, index)
         return self._select(draws, index, [self.samplers[row] for row in rows]), at
 
-    def _select(self, draws: Draws, index: slice | Tensor, samplers: "list[Sampler]") -> "SamplingSettings":
+    def _select(self, draws: UniformDraws, index: slice | Tensor, samplers: "list[Sampler]") -> "SamplingSettings":
         return SamplingSettings(draws, self.temperatures[index], self.top_ps[index], samplers, self.is_scaled)
 
 
@@ -111,7 +111,7 @@ def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
 
     Args:
         logits: `[n, vocabulary]`.
-        settings: of the n rows.
+        settings: Settings of the n rows.
 
     Returns:
         Token ids of the draws and their log-probabilities under the distribution sampled from, `[m]` each, computed in
@@ -155,7 +155,7 @@ def _nucleus(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor
     return _sample_nucleus(_softmax(logits, settings), settings.draws, settings.top_ps, FIRST_CANDIDATES)
 
 
-def invert_cdf(probabilities: Tensor, draws: Draws) -> Tensor:
+def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
     """`[m]` first token whose cumulative probability exceeds u times the total.
 
     `probabilities` is `[n, vocabulary]`, not necessarily normalised.
@@ -177,12 +177,14 @@ def invert_cdf(probabilities: Tensor, draws: Draws) -> Tensor:
     return (block * BLOCK + _first_above(within, target - before))[:, 0].clamp(max=size - 1)
 
 
-def _entries(probabilities: Tensor, ids: Tensor, draws: Draws) -> Tensor:
+def _entries(probabilities: Tensor, ids: Tensor, draws: UniformDraws) -> Tensor:
     """`[m, k]` entries at `ids` of the row of each draw."""
     return probabilities.gather(1, ids) if draws.rows is None else probabilities[draws.rows[:, None], ids]
 
 
-def _sample_nucleus(probabilities: Tensor, draws: Draws, top_ps: Tensor, candidates: int) -> tuple[Tensor, Tensor]:
+def _sample_nucleus(
+    probabilities: Tensor, draws: UniformDraws, top_ps: Tensor, candidates: int
+) -> tuple[Tensor, Tensor]:
     """Sample from the smallest set of most probable tokens with mass `top_ps` or more; of equals, lower ids come first.
 
     Considers the `candidates` most probable tokens, and more of them in the rows where these do not suffice.

@@ -1,4 +1,4 @@
-"""Which of several equal formulations of a model the engine computes: chosen by device and type, or by a test."""
+"""The kernels that compute a model: chosen by device and type, or by a test."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -17,11 +17,11 @@ AMPERE = (8, 0)
 
 
 @dataclass(frozen=True)
-class Formulation:
+class ModelKernels:
     """How decoder layers and their attention are computed."""
 
-    is_joint: bool
-    """Layers in few kernels around joint weights (`joint_layers`), instead of weights prepacked for a CPU."""
+    fuses_weights: bool
+    """Layers in few kernels around fused weights (`fused_weight_layers`), instead of weights prepacked for a CPU."""
     attend: VarlenAttention | None = None
     """Attends a decode step by the lengths of its rows; None: under a mask."""
     num_splits: int | None = None
@@ -33,17 +33,17 @@ class Formulation:
         return MaskedSlots() if self.attend is None else LengthSlots(self.attend, num_splits=self.num_splits)
 
 
-def formulation_for(model: PreTrainedModel, *, reproducible: bool) -> Formulation:
-    """On a CPU prepacked weights and masks; on a GPU joint weights, and lengths where a kernel takes them."""
+def model_kernels_for(model: PreTrainedModel, *, reproducible: bool) -> ModelKernels:
+    """On a CPU prepacked weights and masks; on a GPU fused weights, and lengths where a kernel takes them."""
     if model.device.type == "cpu":
-        return Formulation(is_joint=False)
+        return ModelKernels(fuses_weights=False)
     has_kernel = model.dtype in (torch.bfloat16, torch.float16) and _head_width(model) is not None
     if not (has_kernel and torch.cuda.get_device_capability(model.device) >= AMPERE):
-        return Formulation(is_joint=True)
+        return ModelKernels(fuses_weights=True)
     from torch.nn.attention.varlen import varlen_attn  # importing it takes time that a CPU need not spend
 
     attend = cast(VarlenAttention, varlen_attn)  # it returns only a tensor by default
-    return Formulation(is_joint=True, attend=attend, num_splits=1 if reproducible else None)
+    return ModelKernels(fuses_weights=True, attend=attend, num_splits=1 if reproducible else None)
 
 
 def _head_width(model: PreTrainedModel) -> int | None:

@@ -1,8 +1,8 @@
 """Decoder layers for a GPU, where a decode step is bounded by the number of kernels that the host can launch.
 
 Products that share their inputs are one product, residuals are added in place or by the product itself, and the key and
-value of a position are written at once: 10 to 20 kernels per layer instead of 40 to 93. The joint weights are plain
-tensors, and the modules' own parameters are views of them: filling a parameter fills the joint weight.
+value of a position are written at once: 10 to 20 kernels per layer instead of 40 to 93. The fused weights are plain
+tensors, and the modules' own parameters are views of them: filling a parameter fills the fused weight.
 
 Attention by lengths counts as one kernel here; inside of it there are a fill and, where heads share keys, copies of the
 queries and of the output.
@@ -22,15 +22,15 @@ from transformers.models.smollm3.modeling_smollm3 import SmolLM3DecoderLayer
 from dapo.engines.native.cache import KeyValueCache
 from dapo.engines.native.fused_layers import FAMILIES, run_layer
 
-JOINT_FAMILIES = (*FAMILIES, SmolLM3DecoderLayer, Gemma3DecoderLayer)
+FUSED_FAMILIES = (*FAMILIES, SmolLM3DecoderLayer, Gemma3DecoderLayer)
 """SmolLM3 leaves out the rotary embedding in some layers. Gemma3 has a norm before and after each block, and its norms
 multiply with one more than their parameters."""
 
 
-def fuse_joint_layers(model: PreTrainedModel) -> "list[JointKernels]":
+def fuse_weight_layers(model: PreTrainedModel) -> "list[FusedWeightKernels]":
     """Replace the forward of decoder layers of known families; returns their new operations."""
-    layers: list[Any] = [layer for layer in model.modules() if type(layer) in JOINT_FAMILIES and _is_suited(layer)]
-    kernels = [JointKernels(layer) for layer in layers]
+    layers: list[Any] = [layer for layer in model.modules() if type(layer) in FUSED_FAMILIES and _is_suited(layer)]
+    kernels = [FusedWeightKernels(layer) for layer in layers]
     for layer, operations in zip(layers, kernels, strict=True):
         layer.forward = partial(run_layer, layer, operations)
     return kernels
@@ -38,22 +38,22 @@ def fuse_joint_layers(model: PreTrainedModel) -> "list[JointKernels]":
 
 def _is_suited(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
-    joint = [[attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]]
-    products = [*joint[0], *joint[1], attention.o_proj, mlp.down_proj]
+    fused = [[attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]]
+    products = [*fused[0], *fused[1], attention.o_proj, mlp.down_proj]
     return all(type(product) is nn.Linear for product in products) and all(
-        len({part.bias is None for part in parts}) == 1 for parts in joint
+        len({part.bias is None for part in parts}) == 1 for parts in fused
     )
 
 
-class JointKernels:
+class FusedWeightKernels:
     """The operations of one decoder layer around its attention, in few kernels."""
 
     def __init__(self, layer: Any) -> None:
-        """The layer's modules stay, but the parameters of joint products become parts of one tensor."""
+        """The layer's modules stay, but the parameters of fused products become parts of one tensor."""
         attention, mlp = layer.self_attn, layer.mlp
         self._layer, self._attention = layer, attention
-        self._qkv = _join([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._gate_up = _join([mlp.gate_proj, mlp.up_proj])
+        self._qkv = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._gate_up = _fuse([mlp.gate_proj, mlp.up_proj])
         sizes = [product.out_features // attention.head_dim for product in (attention.q_proj, attention.k_proj)]
         self._query_heads, self._key_heads = sizes
         self._has_outer_norms = hasattr(layer, "post_feedforward_layernorm")
@@ -90,7 +90,7 @@ class JointKernels:
         if self._rotates:
             self._rotate(heads, *position_embeddings)
         queries, key_values = heads.split([self._query_heads, 2 * self._key_heads], 2)
-        keys, values = cache.update_joint(key_values, attention.layer_idx)
+        keys, values = cache.update_fused(key_values, attention.layer_idx)
         return queries.transpose(1, 2), keys, values
 
     def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
@@ -132,18 +132,18 @@ class JointKernels:
         return hidden_states
 
 
-def _join(products: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """The joint weight and bias of the products; the products' own parameters become views of them."""
+def _fuse(products: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """The fused weight and bias of the products; the products' own parameters become views of them."""
     has_bias = products[0].bias is not None
-    weight = _join_parameters([product.weight for product in products])
-    return weight, _join_parameters([product.bias for product in products]) if has_bias else None
+    weight = _fuse_parameters([product.weight for product in products])
+    return weight, _fuse_parameters([product.bias for product in products]) if has_bias else None
 
 
-def _join_parameters(parameters: Sequence[Tensor]) -> Tensor:
-    joint = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(parameters, joint.split([len(parameter) for parameter in parameters]), strict=True):
+def _fuse_parameters(parameters: Sequence[Tensor]) -> Tensor:
+    fused = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, part in zip(parameters, fused.split([len(parameter) for parameter in parameters]), strict=True):
         parameter.data = part
-    return joint
+    return fused
 
 
 def _norm_weight(norm: Any) -> Tensor:

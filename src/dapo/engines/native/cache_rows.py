@@ -1,8 +1,8 @@
-"""Rows of the cache as nodes of a tree: sequences of equal tokens share one, and part where their tokens differ.
+"""Rows of the cache as nodes of a tree: sequences of equal tokens share a row, and split where their tokens differ.
 
-Where sequences part and no row is free, the later ones pause: the row that they leave holds the keys and values of
-their tokens as well. They get a row of their own when one is free, or that row when nobody in it goes on before them.
-So nothing is computed twice, and rows are all the memory that is needed. Knows nothing of tensors.
+Where sequences split and no row is free, the later branches pause: the row that they leave still holds their keys and
+values. A paused branch resumes in a free row, or in its old row once the earlier branches there have finished. Nothing
+is computed twice, and the rows are all the memory needed. This module knows no tensors.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,12 +11,12 @@ from typing import NamedTuple, TypeAlias
 
 from dapo.engines.native.scheduler import RunningSequence
 
-Branch: TypeAlias = list[RunningSequence]
+BranchGroup: TypeAlias = list[RunningSequence]
 """Sequences of one prompt, the same settings and the same tokens so far, first come first."""
 
 
-class Copies(NamedTuple):
-    """The first `length` positions of rows `sources` go to rows `targets`."""
+class RowCopies(NamedTuple):
+    """Copies of the first `length` positions of rows `sources` to rows `targets`."""
 
     sources: list[int]
     targets: list[int]
@@ -25,27 +25,26 @@ class Copies(NamedTuple):
 
 @dataclass(eq=False)
 class Row:
-    """The branch that a row advances, and those that have parted from it and wait."""
+    """The branch that a row advances, and the paused branches that have split from it."""
 
-    active: Branch
-    paused: list[Branch] = field(default_factory=list)
-    """The longest last. The row holds what each of them needs, and advancing the last overwrites none of the others."""
+    active: BranchGroup
+    paused: list[BranchGroup] = field(default_factory=list)
+    """The longest last. The row holds the tokens of each, and advancing the last overwrites none of the others."""
 
     @property
     def length(self) -> int:
         """The number of tokens of the active branch that the row holds."""
-        return self.active[0].held
+        return self.active[0].row_length
 
     @property
-    def branches(self) -> list[Branch]:
-        """The active one and those that wait."""
+    def branches(self) -> list[BranchGroup]:
         return [self.active, *self.paused]
 
-    def part(self) -> None:
-        """Leave out what has finished and divide the active branch by its last tokens; the first part goes on."""
+    def split(self) -> None:
+        """Drop finished sequences and split the active branch by last tokens; the first part stays active."""
         if len(self.active) == 1 and self.active[0].finish is None:
             return
-        parts: dict[int, Branch] = {}
+        parts: dict[int, BranchGroup] = {}
         for seq in self.active:
             if seq.finish is None:
                 parts.setdefault(seq.token_ids[-1], []).append(seq)
@@ -53,7 +52,6 @@ class Row:
         self._go_on()
 
     def remove(self, names: Collection[str]) -> None:
-        """Leave out the sequences of these requests."""
         kept = [[seq for seq in branch if seq.request.id not in names] for branch in self.branches]
         self.active, self.paused = kept[0], [branch for branch in kept[1:] if branch]
         if not self.active:
@@ -75,59 +73,54 @@ class Rows:
 
     @property
     def in_use(self) -> list[Row]:
-        """The rows that are not free, in order."""
         return [row for row in self._rows if row is not None]
 
     @property
     def num_rows(self) -> int:
-        """Rows in use."""
         return len(self.in_use)
 
     @property
     def sequences(self) -> list[RunningSequence]:
-        """All of them, first come first."""
+        """All sequences, first come first."""
         found = [seq for row in self.in_use for branch in row.branches for seq in branch]
         return sorted(found, key=lambda seq: seq.order)
 
     @property
     def num_branches(self) -> int:
-        """Active and paused ones."""
         return sum(1 + len(row.paused) for row in self.in_use)
 
     @property
     def has_paused(self) -> bool:
-        """Whether any branch waits for a row."""
         return any(row.paused for row in self.in_use)
 
-    def part(self) -> None:
-        """See `Row.part`, for every row; rows in which nobody goes on become free."""
+    def split(self) -> None:
+        """Split every row (`Row.split`), and free the finished rows."""
         for row in self.in_use:
-            row.part()
+            row.split()
         self._free_finished()
 
     def remove(self, names: Collection[str]) -> None:
-        """Leave out the sequences of these requests, and free the rows that are left empty."""
+        """Drop the sequences of these requests, and free empty rows."""
         for row in self.in_use:
             row.remove(names)
         self._free_finished()
 
     def clear(self) -> None:
-        """Forget all of them."""
         self._rows = []
 
     def assign(self, row: Row) -> int:
-        """Give it the first free row of the cache; returns which."""
+        """Assign the first free index of the cache, and return it."""
         if None not in self._rows:
             self._rows.append(None)
         index = self._rows.index(None)
         self._rows[index] = row
         return index
 
-    def spread(self, limit: int) -> Copies:
+    def assign_rows(self, limit: int) -> RowCopies:
         """Give paused branches, first come first served, rows of their own while fewer than `limit` are in use."""
         free = limit - len(self.in_use)
         if free <= 0 or not self.has_paused:
-            return Copies([], [], 0)
+            return RowCopies([], [], 0)
         waiting = [(branch, index) for index, row in enumerate(self._rows) if row is not None for branch in row.paused]
         chosen = sorted(waiting, key=lambda entry: entry[0][0].order)[:free]
         sources, targets = [], []
@@ -137,10 +130,10 @@ class Rows:
             row.paused.remove(branch)
             sources.append(index)
             targets.append(self.assign(Row(branch)))
-        return Copies(sources, targets, max(branch[0].held for branch, _ in chosen))
+        return RowCopies(sources, targets, max(branch[0].row_length for branch, _ in chosen))
 
-    def compact(self, *, spare: int = 0) -> Copies:
-        """Leave at most `spare` free rows: the last rows in use move into the others."""
+    def compact(self, *, spare: int = 0) -> RowCopies:
+        """Leave at most `spare` free rows: the last rows in use move into the free ones."""
         free = [index for index, row in enumerate(self._rows) if row is None]
         size = len(self._rows) - max(0, len(free) - spare)
         movers = [(index, row) for index, row in enumerate(self._rows[size:], size) if row is not None]
@@ -148,12 +141,12 @@ class Rows:
         for target, (_, row) in zip(targets, movers, strict=True):
             self._rows[target] = row
         del self._rows[size:]
-        return Copies([index for index, _ in movers], targets, max((row.length for _, row in movers), default=0))
+        return RowCopies([index for index, _ in movers], targets, max((row.length for _, row in movers), default=0))
 
     def _free_finished(self) -> None:
         self._rows = [row if row is not None and row.active else None for row in self._rows]
 
 
-def flat(branches: Sequence[Branch]) -> Branch:
-    """Their sequences, one branch after the other."""
+def flat(branches: Sequence[BranchGroup]) -> BranchGroup:
+    """The sequences of all branches."""
     return [seq for branch in branches for seq in branch]
