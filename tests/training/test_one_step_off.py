@@ -690,7 +690,7 @@ class TestOptions:
 
     def test_check_says_so(self):
         summary = "\n".join(explain(Config.model_validate(tiny(*ONE_STEP_OFF).model_dump())))
-        assert "times min(pi_old / pi_sampler, 2)" in summary
+        assert "loss is multiplied by min(pi_old / pi_sampler, 2)" in summary
         assert "schedule: one_step_off (paper: sync)" in summary
         assert "loss.engine_correction: 2 (paper: none)" in summary
 
