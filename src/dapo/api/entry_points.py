@@ -11,10 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dapo.api.code_writer import CodeWriter, WrittenModule
-from dapo.api.in_memory_data import HELD_OUT_FILE, TRAIN_FILE, Data, is_source, write_rows
+from dapo.api.in_memory_data import (
+    HELD_OUT_FILE,
+    TRAIN_FILE,
+    Data,
+    Reward,
+    is_source,
+    verifier_option,
+    weights_by_name,
+    write_rows,
+)
 from dapo.api.keywords import as_overrides, build_scaled, load_base, options_from
 from dapo.api.notebook import open_display
-from dapo.api.rewards import Reward, verifier_option, weights_by_name
 from dapo.api.run import Run, translate_errors
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_text, warn

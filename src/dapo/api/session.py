@@ -11,11 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.batch import CollectedBatch
-from dapo.api.in_memory_data import Data, is_source, write_rows
+from dapo.api.in_memory_data import Data, Reward, is_source, verifier_option, weights_by_name, write_rows
 from dapo.api.keywords import build_scaled, load_base, options_from
 from dapo.api.lifecycle.generate import answers_of, generation_plan
 from dapo.api.result_types import EvaluationResult
-from dapo.api.rewards import Reward, verifier_option, weights_by_name
 from dapo.config import Config
 from dapo.config.load import merge_options, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
@@ -26,7 +25,7 @@ from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
 from dapo.rewards.judge import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.runs.progress import progress
+from dapo.runs.console import progress
 from dapo.training.assemble.build import (
     build_engine,
     build_sampling,

@@ -115,7 +115,7 @@ def dedupe(
     """Keep one row of each problem. OUT.removed.jsonl lists the removed rows and the rows that they duplicate."""
     from dapo.data.prepare.dedupe import Removed, deduplicate
     from dapo.data.prepare.write import require_new_data, write_data
-    from dapo.runs.progress import progress
+    from dapo.runs.console import progress
 
     report = out.with_name(f"{out.name}.removed.jsonl")
     require_new_data(out, report, force=force)
@@ -241,7 +241,7 @@ def integerize(
     from dapo.core.rng import keyed_seed
     from dapo.data.prepare import integerize as rewriting
     from dapo.data.prepare.write import require_new_data, write_data
-    from dapo.runs.progress import progress
+    from dapo.runs.console import progress
 
     report, journal_path = (out.with_name(f"{out.name}.{ending}") for ending in ("decisions.jsonl", "partial"))
     require_new_data(out, report, force=force)

@@ -16,9 +16,8 @@ from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.rewards.data_check import unusable_rows
-from dapo.runs.console import SafeConsole
+from dapo.runs.console import SafeConsole, progress
 from dapo.runs.directory import RunDirectory
-from dapo.runs.progress import progress
 from dapo.runs.stored_config import load_run_config
 from dapo.types import Problem
 

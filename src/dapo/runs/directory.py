@@ -20,11 +20,42 @@ _LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.05
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
 
+class _Entry:
+    """A file or folder of a run by its name, as an attribute with its path."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunDirectory", owner: type["RunDirectory"]) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The paths of everything about one run. Make one with `create` or `open`."""
 
     path: Path
+    config = _Entry("config.yaml")
+    """The options, all of them, as run."""
+    manifest = _Entry("manifest.json")
+    """Versions, machine, command line, seed."""
+    metrics = _Entry(METRICS_FILE)
+    """One JSON object per step."""
+    problem_stats = _Entry(PROBLEM_STATS_FILE)
+    """Statistics per problem, as of the newest checkpoint."""
+    summary = _Entry("summary.json")
+    """Facts and last evaluation, written at the end."""
+    curves = _Entry("curves.png")
+    """The plot of the metrics."""
+    profile = _Entry("profile")
+    """The directory of the traces of `profile.steps`."""
+    logs = _Entry("logs")
+    """The directory of the other processes' output."""
+    _lock = _Entry("lock")
+    rollouts_folder = _Entry("rollouts")
+    """The folder of the tables of judged responses."""
+    evaluations_folder = _Entry("eval")
+    """The folder of the stored evaluations."""
 
     @classmethod
     def create(
@@ -68,58 +99,9 @@ class RunDirectory:
         return cls(checkpoint.parent.parent)
 
     @property
-    def config(self) -> Path:
-        """The options, all of them, as run."""
-        return self.path / "config.yaml"
-
-    @property
-    def manifest(self) -> Path:
-        """Versions, machine, command line, seed."""
-        return self.path / "manifest.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per step."""
-        return self.path / METRICS_FILE
-
-    @property
-    def problem_stats(self) -> Path:
-        """Statistics per problem, as of the newest checkpoint."""
-        return self.path / PROBLEM_STATS_FILE
-
-    @property
-    def summary(self) -> Path:
-        """Facts and last evaluation, written at the end."""
-        return self.path / "summary.json"
-
-    @property
-    def curves(self) -> Path:
-        """The plot of the metrics."""
-        return self.path / "curves.png"
-
-    @property
-    def profile(self) -> Path:
-        """The directory of the traces of `profile.steps`."""
-        return self.path / "profile"
-
-    @property
-    def logs(self) -> Path:
-        """The directory of the other processes' output."""
-        return self.path / "logs"
-
-    @property
-    def _lock(self) -> Path:
-        return self.path / "lock"
-
-    @property
     def checkpoints(self) -> Checkpoints:
         """The checkpoints."""
         return Checkpoints(self.path)
-
-    @property
-    def rollouts_folder(self) -> Path:
-        """The folder of the tables of judged responses."""
-        return self.path / "rollouts"
 
     def rollouts(self, step: int) -> Path:
         """The table of a step's judged responses."""
@@ -137,11 +119,6 @@ class RunDirectory:
     def rollout_tables(self) -> dict[int, Path]:
         """The existing tables of judged responses, by step in ascending order."""
         return {step_of(path): path for path in numbered(self.rollouts_folder)}
-
-    @property
-    def evaluations_folder(self) -> Path:
-        """The folder of the stored evaluations."""
-        return self.path / "eval"
 
     def evaluations(self) -> dict[int, Path]:
         """The stored evaluations, by step in ascending order."""

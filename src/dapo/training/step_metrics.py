@@ -16,10 +16,15 @@ from dapo.rewards.judge import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import verdict_word
 from dapo.runs.rollout_table import short_fields, write_rollouts
-from dapo.training.degeneration import response_metrics
 from dapo.training.divergence import entropy_collapse_steps
 from dapo.training.rollout import Batch
-from dapo.training.rollout_metrics import mean_of_updates, prediction_metrics, reflection_metrics, rollout_metrics
+from dapo.training.rollout_metrics import (
+    mean_of_updates,
+    prediction_metrics,
+    reflection_metrics,
+    response_metrics,
+    rollout_metrics,
+)
 from dapo.training.second_verifier import AuditedStep
 from dapo.training.shortfall import describe_short_batch, require_groups, reward_test_command
 from dapo.training.state import Run

@@ -25,8 +25,8 @@ from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.checkpoints import step_of
+from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
-from dapo.runs.progress import progress
 from dapo.runs.stored_config import load_run_config
 from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
 from dapo.training.assemble.inputs import Inputs, distinct, read_inputs

@@ -20,13 +20,12 @@ from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.checkpoints import step_of
-from dapo.runs.console import ProgressDisplay
+from dapo.runs.console import ProgressDisplay, progress
 from dapo.runs.curves import plot_curves
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork, make_manifest
 from dapo.runs.metrics_file import read_metrics
-from dapo.runs.progress import progress
 from dapo.runs.provenance import provenance, provenance_diff
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import load_run_config, with_start_folder

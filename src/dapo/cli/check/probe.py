@@ -13,8 +13,8 @@ from dapo.cli.formatting import with_interval
 from dapo.config import Config
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
-from dapo.runs.progress import progress
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dapo.config import Config
-from dapo.training.degeneration import has_many_answers, looping
+from dapo.training.rollout_metrics import has_many_answers, looping
 from dapo.training.rules import outcome_rules, sampling_rules, update_rules
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import MetricHistory
