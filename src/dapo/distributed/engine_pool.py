@@ -10,6 +10,7 @@ calls on it, so the new one reaches the state of the lost one. Without `reproduc
 sampled again.
 """
 
+import pkgutil
 import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -18,14 +19,28 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
-from dapo.distributed.engine_worker import EngineWorker
-from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Worker, WorkerSpec, wait_for_result
-from dapo.engines.engine import WeightSource
+from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec, wait_for_result
+from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest
 
 CLOSE_TIMEOUT_S = 2.0
 MAX_RESTARTS = 10
+
+
+class EngineWorker:
+    """The object in an engine's process: any rollout engine, which gets its weights by handle."""
+
+    def __init__(self, factory: str, options: Mapping[str, Any]) -> None:
+        engine: RolloutEngine = pkgutil.resolve_name(factory)(**options)
+        self._engine = engine
+        self.submit, self.poll, self.abort, self.close = engine.submit, engine.poll, engine.abort, engine.close
+        self.drop_weights = engine.drop_weights
+
+    def load_weights(self, handle: WeightsHandle) -> int:
+        with handle.open() as weights:
+            self._engine.load_weights(weights, handle.version)
+        return handle.version
 
 
 class Call(NamedTuple):
@@ -40,23 +55,23 @@ POLL = Call("poll")
 
 @dataclass(eq=False)
 class EngineHandle:
-    """One engine of the pool and the process that runs it at present. At most one call at a time is pending."""
+    """One engine of the pool and its present process. At most one call at a time is pending."""
 
     name: str
     spec: WorkerSpec
     worker: Worker
-    timeout_s: float  # for the answer to a call; then the process is lost
+    timeout_s: float  # for the answer to a call; after it the process counts as lost
     in_flight: dict[str, GenerationRequest] = field(default_factory=dict)
     """The requests that the pool has not delivered, by id."""
     undelivered: list[Generation] = field(default_factory=list)  # finished generations that the pool has not delivered
     call_log: list[Call] = field(default_factory=list)
-    """Every call since the last load_weights, that one included; refused calls changed nothing and are left out."""
+    """Every call since the last load_weights, which is included; calls that raised changed nothing and are omitted."""
     pending_call: "Future[Any] | None" = None  # the last call, until its answer is received
     sent_at: float = 0.0
 
     @property
     def deadline(self) -> float:
-        """When an answer is overdue, by `time.monotonic`."""
+        """The `time.monotonic` at which an answer is overdue."""
         return self.sent_at + self.timeout_s
 
     @property
@@ -68,7 +83,7 @@ class EngineHandle:
         self.sent_at = time.monotonic()
 
     def log_and_send(self, call: Call) -> None:
-        """Call the process; the call will be replayed."""
+        """Call the process, and keep the call for replay."""
         self.call_log.append(call)
         self.send(call)
 
@@ -86,7 +101,7 @@ class EngineHandle:
                 self.pending_call = None
 
     def compact_call_log(self) -> None:
-        """Shorten the log to what leads to the same answers up to rounding: only unanswered requests are repeated."""
+        """Shorten the log to the unanswered requests, which are then sampled again, equal up to rounding."""
         *earlier, last = self.call_log
         done = {request.id for request in last.arguments[0]} if last.method == "submit" else set()
         done |= {generation.request_id for generation in self.undelivered}
@@ -98,11 +113,11 @@ class EngineHandle:
     def replay(self) -> Generator[Call, Any, Call]:
         """Yield the calls that bring a new process to the state of the lost one, and receive their results.
 
-        On a device whose rounding varies a response may end earlier or later than the first time. What ends early is
-        kept, and what was delivered already is aborted, so every request is still answered exactly once.
+        On a device whose rounding varies a response may end earlier or later than the first time. Early responses are
+        kept, and delivered ones are aborted: every request is still answered exactly once.
 
         Returns:
-            The call whose answer is still owed.
+            The pending call.
         """
         active_ids: dict[str, None] = {}
         known = {generation.request_id for generation in self.undelivered}
@@ -146,11 +161,11 @@ class EnginePool(EngineState):
 
         Args:
             launcher: Starts and replaces processes; the caller closes it after the pool.
-            specs: What creates each engine.
-            log: Called with one line for each process that is replaced.
-            reproducible: Lockstep and full replay, see above.
+            specs: The spec of each engine.
+            log: Called with one line for each replaced process.
+            reproducible: Lockstep and full replay.
             shares_gpus: Engines and trainers take turns on GPUs: engines give up their weights during updates.
-            call_timeout_s: A process without an answer for so long is lost.
+            call_timeout_s: Time after which a process without an answer counts as lost.
             max_restarts: Replacements in all; the loss after that is an EngineError.
         """
         super().__init__(version=0)
@@ -184,12 +199,12 @@ class EnginePool(EngineState):
         self._version = version
 
     def drop_weights(self) -> None:
-        """Have engines that share a GPU with a trainer free what they can; others keep their weights."""
+        """Free memory of engines that share a GPU with a trainer; other engines keep their weights."""
         self._require_idle("drop_weights")
         if self._shares_gpus:
             self._version = None
             for engine in self._engines:
-                engine.call_log.clear()  # one that is lost from here on needs no weights until the next come
+                engine.call_log.clear()  # a lost engine needs no weights before the next ones
             self._call(dict.fromkeys(self._engines, Call("drop_weights")))
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
@@ -229,7 +244,7 @@ class EnginePool(EngineState):
             calls[engine] = Call("abort", ([name for name in wanted if name not in finished],))
         stopped = {generation.request_id: generation for found in self._call(calls).values() for generation in found}
         for engine, wanted in names.items():
-            # what had finished but was not delivered, before or while its process was replaced
+            # finished but undelivered generations, also of a replaced process
             stopped |= {found.request_id: replace(found, finish="aborted") for found in engine.undelivered}
             engine.undelivered = [found for found in engine.undelivered if found.request_id not in wanted]
             for name in wanted:

@@ -20,10 +20,10 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) -> int | None:
-    """CPU threads of a worker with so many GPUs; None where all workers are on one machine and share its CPUs.
+    """CPU threads of a worker with `gpus` GPUs; None where all workers share the CPUs of one machine.
 
-    Workers with GPUs get the same part of their node's CPUs as of its GPUs: whichever of them are placed together, they
-    find their CPUs there. Workers without any spread evenly over the nodes.
+    Workers with GPUs get the same fraction of their node's CPUs as of its GPUs, so that any placement fits. Workers
+    without GPUs spread evenly over the nodes.
     """
     if gpus and (with_gpus := [node for node in nodes if node.gpus]):
         return max(1, int(min(node.cpus * min(1.0, gpus / node.gpus) for node in with_gpus)))
@@ -36,8 +36,8 @@ def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) ->
 def allocator_environment(config: Config) -> dict[str, str]:
     """Variables for torch's allocator in a worker that may compute on a GPU, unless the user has set them.
 
-    Segments that grow keep memory from being cut into parts that no tensor fits in. Not for vLLM, which plans its
-    memory by itself and with several GPUs does not start with them (vLLM issue 42609).
+    Expandable segments prevent fragmentation. vLLM plans its own memory and, with several GPUs, does not start with
+    them (vLLM issue 42609).
     """
     if config.train.device == "cpu" or any(name in os.environ for name in ALLOCATOR_VARIABLES):
         return {}

@@ -1,6 +1,6 @@
 """`launcher: local`: workers are child processes on this machine, called over a socket pair.
 
-The few lines of RPC are our own, here and in worker_main.py, so that a laptop needs no daemon and no further package.
+The RPC is a few lines here and in worker_main.py, so that a laptop needs no daemon and no further package.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class LocalWorker:
-    """A child process. Its answers come in the order of the calls."""
+    """A child process, which answers calls in order."""
 
     def __init__(self, name: str, spec: WorkerSpec, log: Path) -> None:
         self.name = name
         self.log = log
         self.ready: Future[None] = Future()
-        """Done when the object exists; raises what its factory raised."""
+        """Done when the object exists; raises the error of its factory."""
         self._lock = threading.Lock()
         self._pending: deque[Future[Any]] = deque([self.ready])
         self._is_dead = False
@@ -83,7 +83,7 @@ class LocalWorker:
             self.kill()
 
     def _send(self, message: Any) -> None:
-        # on failure the reader sees the end of the connection too, and fails what is pending
+        # on failure the reader also sees the end of the connection, and fails the pending calls
         with contextlib.suppress(OSError, ValueError):
             self._channel.send(message)
 
@@ -99,8 +99,8 @@ class LocalWorker:
                     future.set_exception(value)
         except (EOFError, OSError):
             pass
-        except Exception as error:  # an answer that cannot be unpickled: those behind it are lost as well
-            cause = f"{self.name} sent what cannot be read ({type(error).__name__}: {error})"
+        except Exception as error:  # an answer that cannot be unpickled: later answers are lost as well
+            cause = f"{self.name} sent an unreadable answer ({type(error).__name__}: {error})"
             self._process.kill()
         with self._lock:
             self._is_dead = True

@@ -13,7 +13,7 @@ from dapo.core.errors import WorkerDied
 if TYPE_CHECKING:
     from dapo.engines.engine import WeightSource
 
-CALL_TIMEOUT_S = 1800.0  # seconds without an answer to a call after which a worker counts as lost
+CALL_TIMEOUT_S = 1800.0  # seconds after which a worker without an answer counts as lost
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Worker(Protocol):
         """Identifies the worker in messages and names its log: `engine-0`, `trainer-1`."""
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
-        """Call a method of the object. The future raises what the method raised, or WorkerDied."""
+        """Call a method of the object. The future raises the method's error, or WorkerDied."""
 
     def kill(self) -> None:
         """End the process at once. Pending calls fail with WorkerDied."""
@@ -53,7 +53,7 @@ class WeightsHandle(Protocol):
     def version(self) -> int: ...
 
     def open(self) -> "AbstractContextManager[WeightSource]":
-        """The weights, in a worker, which reads them in the block. EngineError: they are gone or of another version."""
+        """The weights, readable in the block. Raises EngineError if they are gone or of another version."""
 
 
 class Node(NamedTuple):

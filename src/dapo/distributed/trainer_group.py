@@ -24,10 +24,10 @@ from dapo.policy.packing import RankMicrobatch, partition
 from dapo.policy.policy import partition_minibatch
 from dapo.types import RankRecord, Sample
 
-GRACE_S = 10.0  # how long to wait, when one rank has failed, for the others to fail too; then they wait for it in vain
+FAILURE_WAIT_S = 10.0  # after one rank fails: the time for other ranks to fail as well, before they count as stuck
 
 MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.02, 1.0
-"""While a checkpoint is written, it is polled for; the interval doubles from the first to the last."""
+"""The interval of polls while a checkpoint is written doubles from the first to the second."""
 
 
 class TrainerGroup:
@@ -38,9 +38,9 @@ class TrainerGroup:
     """
 
     def __init__(self, config: Config, launcher: Launcher, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Start the ranks and let them shard the model. `config.model.dtype` must be settled.
+        """Start the ranks and let them shard the model. `config.model.dtype` must be resolved.
 
-        Raises LaunchError, and what loading and sharding the model raise.
+        Raises LaunchError, and the errors of loading and sharding the model.
         """
         self._config = config
         self._timeout_s = call_timeout_s
@@ -49,11 +49,11 @@ class TrainerGroup:
         self._batch = 0
         """Counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one."""
         self._num_recorded = 0
-        """How many samples it was of: their numbers are below that."""
+        """The number of those samples; their own numbers are below it."""
         self._rank_of: dict[int, int] = {}
         """The rank that has each of those samples, by number."""
         self.skipped_in_a_row = 0
-        """The number of updates skipped since the last one that was made."""
+        """The number of updates skipped since the last one that was not."""
         self._folder = WeightsFolder()
         specs = trainer_specs(config, launcher.nodes)
         names = [f"trainer-{rank}" for rank in range(len(specs))]
@@ -69,7 +69,7 @@ class TrainerGroup:
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
         """One update as `Policy.update`, on the same rows with the same loss weights.
 
-        Samples of `record_old_logprobs` are on the ranks; of others the tokens are sent.
+        Samples of `record_old_logprobs` are on the ranks; the tokens of other samples are sent.
         """
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
         requests: list[Future[Any]] = []
@@ -128,7 +128,7 @@ class TrainerGroup:
     def _score(
         self, numbered: Sequence[Mapping[int, Sample]], passes: Sequence[Sequence[NumberedPass]], *, is_first: bool
     ) -> list[Future[Any]]:
-        """Have each rank score its passes, with whose tokens it is sent."""
+        """Send each rank the tokens of its passes, and have it score them."""
 
         def arguments() -> Iterator[list[Any]]:
             for samples, own in zip(numbered, passes, strict=True):
@@ -155,7 +155,7 @@ class TrainerGroup:
         return sample.rank_record.number
 
     def _moved(self, passes: Sequence[Sequence[NumberedPass]]) -> list[list[list[int]]] | None:
-        """For each rank the samples that it has and another updates with, by that rank; None if there are none."""
+        """For each rank the samples that move to other ranks, by their new rank; None if none moves."""
         ranks = range(len(self._workers))
         moved: list[list[list[int]]] = [[[] for _ in ranks] for _ in ranks]
         for rank, own in enumerate(passes):
@@ -180,9 +180,9 @@ class TrainerGroup:
         return self._folder.keep(path, version)
 
     def save(self, directory: Path) -> None:
-        """Write weights, AdamW moments and counters into `directory`, which exists and which all ranks see.
+        """Write weights, AdamW moments and counters into `directory`, which all ranks can reach.
 
-        Raises OSError if the disk refuses, and NumericsError, having written nothing, if a weight is not finite.
+        Raises OSError, and NumericsError before it writes anything if a weight is not finite.
         """
         self.snapshot()(directory)
 
@@ -232,7 +232,7 @@ class TrainerGroup:
     def _request_each(
         self, method: str, arguments: Iterable[Sequence[Any]], *, ranks: int | None = None, **options: Any
     ) -> "list[Future[Any]]":
-        """Call every rank, or the first `ranks`, with its own arguments, which are made one after the other."""
+        """Call every rank, or the first `ranks`, with its own arguments, which are read one at a time."""
         with self._lock:  # the calls of two threads reach every rank in the same order
             if self._lost is not None:
                 raise TrainerLost(self._lost)
@@ -240,11 +240,11 @@ class TrainerGroup:
             return [worker.call(method, *own, **options) for worker, own in pairs]
 
     def _answers(self, futures: "Sequence[Future[Any]]", timeout_s: float) -> list[Any]:
-        """The ranks' answers. Raises what they raised; if one of them cannot go on, all are ended."""
+        """The ranks' answers. Raises their errors; if one rank cannot continue, all are ended."""
         wait(futures, timeout_s, return_when=FIRST_EXCEPTION)
         errors = _errors(futures)
         if errors and not any(isinstance(error, WorkerDied) for error in errors):
-            wait(futures, GRACE_S)  # the others fail with the same error, or one has died
+            wait(futures, FAILURE_WAIT_S)  # the others fail with the same error, or one has died
             errors = _errors(futures)
         for error in errors:
             if isinstance(error, WorkerDied):
@@ -274,7 +274,7 @@ def _numbered(passes: Sequence[RankMicrobatch], first: int = 0) -> dict[int, Sam
 
 
 def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
-    """The errors so far; that a rank ran out of memory first, since other errors may follow from it."""
+    """The errors so far, OutOfMemory first, since other errors may follow from it."""
     found = [error for future in futures if future.done() and (error := future.exception()) is not None]
     return sorted(found, key=lambda error: not isinstance(error, OutOfMemory))
 

@@ -26,7 +26,7 @@ TYPE_CODES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", 
 """The names of types in a safetensors header."""
 _TYPES = {code: dtype for dtype, code in TYPE_CODES.items()}
 PIECE_BYTES = 2**26
-"""The most that is copied at a time between a device, main memory and another machine."""
+"""The largest copy at a time between a device, main memory and another machine."""
 VERSION_KEY = "version"
 TIED_KEY = "tied"
 PREFIX = "dapo-weights-"
@@ -79,7 +79,7 @@ def _tied(file: Any) -> dict[str, str]:
 
 
 def shared_folder() -> Path:
-    """Where the processes of a machine share files: `/dev/shm`, or the temporary folder."""
+    """The folder for files that processes of this machine share: `/dev/shm`, or the temporary folder."""
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
 
 
@@ -99,7 +99,7 @@ class WeightsFolder:
         return Path(self._folder.name)
 
     def write(self, weights: WeightSource, version: int) -> WeightsFile:
-        """Write a version; weights that are in shared memory already are returned as they are."""
+        """Write a version; weights that are already in shared memory are returned unchanged."""
         if isinstance(weights, WeightsFile):
             return weights
         path = self.path_of(version)
@@ -136,15 +136,15 @@ def write_weights(path: Path, weights: WeightSource, version: int) -> None:
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview], *, size: int) -> None:
-    """Write the content of a weights file of `size` bytes that comes in chunks. Raises EngineError."""
+    """Write a weights file of `size` bytes from chunks. Raises EngineError."""
     with _new_file(path, size=size) as file:
         if (written := sum(file.write(chunk) for chunk in chunks)) != size:
-            raise EngineError(f"{path}: {written} bytes of weights came, expected {size}")
+            raise EngineError(f"{path}: received {written} bytes of weights, expected {size}")
 
 
 @contextlib.contextmanager
 def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
-    """A file whose memory is there from the start, and which has its name once the block has ended."""
+    """A file with reserved memory, which gets its name at the end of the block."""
     temporary = path.with_suffix(".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -159,10 +159,10 @@ def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
 
 
 def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, int]]:
-    """The header of a weights file, and where in the file each stored weight starts.
+    """The header of a weights file, and the position of each stored weight in the file.
 
-    The safetensors library has no writer that is given one tensor at a time. The widest types come first, so that
-    every weight is aligned to its type.
+    The safetensors library cannot write one tensor at a time. The widest types come first, so that every weight is
+    aligned to its type.
     """
     entries: dict[str, Any] = {METADATA: {VERSION_KEY: str(version), TIED_KEY: _format_tied(layout)}}
     end, starts = 0, dict[str, int]()
@@ -183,7 +183,7 @@ def file_size(layout: WeightLayout, header: bytes) -> int:
 
 
 def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tuple[str, Tensor]]:
-    """Each stored weight once, in the layout's order. Raises EngineError where a source is not what its layout says."""
+    """Each stored weight once, in the layout's order. Raises EngineError where a source differs from its layout."""
     expected = iter(layout.tensors.items())
     for name, tensor in weights.named_tensors():
         if name in layout.tied:
@@ -201,12 +201,12 @@ def host_pieces(
 ) -> Iterator[tuple[int, memoryview]]:
     """The bytes of tensors, each given with the position of its first byte, in pieces in main memory.
 
-    A tensor in main memory is not copied. One on a device is copied in pieces through two pinned buffers: while one
-    piece is used, the next is under way. A piece is valid until the next one is asked for.
+    A tensor in main memory is not copied. A tensor on a device is copied in pieces through two pinned buffers: one
+    piece is used while the next is copied. A piece is valid until the next one is requested.
 
     Args:
-        tensors: Read one at a time; a tensor is not needed any more when the next is asked for.
-        staging: Two buffers of bytes, all pieces are copied into in turn; None: pinned ones for tensors on a device.
+        tensors: Read one at a time; each may be freed when the next is requested.
+        staging: Two byte buffers, used in turn for all pieces; None: pinned ones for tensors on a device.
 
     Yields:
         The position and the bytes of each piece, at most `PIECE_BYTES`, or as many as a buffer holds.
@@ -230,7 +230,7 @@ def host_pieces(
 
 
 def _host_copy(piece: Tensor, staging: Sequence[Tensor] | None, index: int) -> tuple[Tensor, Callable[[], None]]:
-    """The piece in main memory, and what waits until it is there."""
+    """The piece in main memory, and a function that waits for it."""
     if staging is None:
         return piece, lambda: None
     target = staging[index % 2][: len(piece)].copy_(piece, non_blocking=True)
@@ -255,7 +255,7 @@ def _dtype(layout: WeightLayout, name: str) -> torch.dtype:
     dtype = getattr(torch, layout.tensors[name][0])
     if dtype not in TYPE_CODES:
         known = ", ".join(str(one).removeprefix("torch.") for one in TYPE_CODES)
-        raise EngineError(f"{name} is of type {layout.tensors[name][0]}, which is not handed to engines ({known} are)")
+        raise EngineError(f"{name} is of type {layout.tensors[name][0]}, which engines do not take ({known} are)")
     return dtype
 
 
@@ -277,7 +277,7 @@ def _locked(folder: Path) -> int:
 def _remove_abandoned(parent: Path) -> None:
     """Remove folders whose owner was killed: they would fill the shared memory."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, or just being made or removed
+        with contextlib.suppress(OSError):  # another user's, or being created or removed
             handle = os.open(folder / "lock", os.O_RDWR)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

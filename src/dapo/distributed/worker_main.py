@@ -21,8 +21,8 @@ from dapo.distributed.channel import Channel
 
 
 def main() -> None:
-    """Serve until the controller closes the connection or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's business
+    """Serve until the controller closes the connection or ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
     channel = Channel(int(sys.argv[1]))
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(channel, messages), daemon=True).start()
@@ -50,7 +50,7 @@ def try_call(action: Callable[..., Any], *arguments: Any) -> tuple[bool, Any]:
 
 
 def _read(channel: Channel, messages: "queue.SimpleQueue[Any]") -> None:
-    """Queue messages; end the process when the controller is gone, even in the middle of a call."""
+    """Queue messages; end the process when the controller has ended, even in the middle of a call."""
     try:
         while True:
             messages.put(channel.receive())

@@ -1,7 +1,7 @@
 """Weights between machines: the chunks of a weights file as objects in Ray's object store, fetched once per node.
 
-The processes of a node share one file in its shared memory: the first that needs a version writes it from the chunks,
-and the last that has read it removes it. The object store holds a version only while it is fetched.
+The processes of a node share one file in its shared memory: the first to need a version writes it from the chunks,
+and the last to read it removes it. The object store holds a version only while it is fetched.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ CHUNK_BYTES = 4 * PIECE_BYTES
 
 
 class RayWeights:
-    """A version as the controller holds it; each worker is sent the form that it can read, made when first needed."""
+    """A version on the controller; each worker gets a form that it can read, created when first needed."""
 
     def __init__(self, file: WeightsFile, *, timeout_s: float) -> None:
         self._file, self._timeout_s = file, timeout_s
@@ -63,7 +63,7 @@ class WeightsObject:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[WeightsFile]:
-        """Fetch the weights to this node, unless they are there; the path can be given to any process of the node.
+        """Fetch the weights to this node unless they are already on it; any process of the node can read the path.
 
         Raises EngineError if they are gone or do not arrive in time.
         """
@@ -80,7 +80,7 @@ class WeightsObject:
             chunks = (memoryview(ray.get(chunk, timeout=self.timeout_s)) for chunk in self.chunks)
             write_chunks(path, chunks, size=self.size)
         except ray.exceptions.RayError as error:
-            late = f"the weights of version {self.version} did not come within {self.timeout_s:g} s"
+            late = f"the weights of version {self.version} did not arrive within {self.timeout_s:g} s"
             raise EngineError(f"{late}: {error}") from error
 
 
@@ -88,8 +88,8 @@ class WeightsObject:
 def shared_file(path: Path, write: Callable[[Path], None]) -> Iterator[Path]:
     """A file that processes of this machine share: the first calls `write`, the last to leave removes it.
 
-    Whoever uses the file holds a shared lock, which the system frees however the process ends. Files that processes
-    have left behind are removed when the next one is written.
+    Users of the file hold a shared lock, which the system frees when a process ends. Abandoned files are removed when
+    the next one is written.
     """
     name = path.with_suffix(".lock")
     while not (_is_same(lock := _open_locked(name, fcntl.LOCK_SH), name) and path.exists()):
