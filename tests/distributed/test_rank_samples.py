@@ -13,8 +13,17 @@ import pytest
 
 from dapo.distributed.channel import Buffers
 from dapo.distributed.protocol import WorkerSpec
-from dapo.distributed.rank_samples import NumberedPass, RankSamples
-from dapo.distributed.sample_columns import ALL, IDS, REMAINING_COLUMNS, decode, encode, join, split
+from dapo.distributed.rank_samples import (
+    ALL,
+    IDS,
+    REMAINING_COLUMNS,
+    NumberedPass,
+    RankSamples,
+    decode,
+    encode,
+    join,
+    split,
+)
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.policy.packing import DUMMY_MICROBATCH
 from dapo.types import Sample

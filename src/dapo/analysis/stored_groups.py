@@ -20,7 +20,7 @@ from dapo.runs.checkpoints import numbered, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import Outcome
 from dapo.runs.rollout_table import read_rollouts, rows_of, short_fields
-from dapo.training.checked_rows import NO_COLUMNS, load_rows
+from dapo.training.preflight import NO_COLUMNS, load_rows
 from dapo.types import Generation, Group, Problem, Verdict
 
 _TOKEN_COLUMNS = {"response_ids": "i", "engine_logprobs": "f"}

@@ -32,8 +32,8 @@ from dapo.runs.metrics_file import read_metrics
 from dapo.runs.outcomes import Outcome
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.build import dynamic_sampler
-from dapo.training.checked_rows import NO_COLUMNS
 from dapo.training.dynamic_sampling import DynamicSampler
+from dapo.training.preflight import NO_COLUMNS
 from dapo.training.samples import shaped_reward, with_advantages
 from dapo.types import Group
 

@@ -35,7 +35,7 @@ from dapo.training.assemble.build import (
 )
 from dapo.training.assemble.inputs import drop_long, read_model_and_encoder, require_fit
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
-from dapo.training.checked_rows import load_rows
+from dapo.training.preflight import load_rows
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.shortfall import require_groups, reward_test_command
@@ -381,5 +381,4 @@ def _stoppable(undo: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 
 def _name_of(function: object) -> str:
-    """The name of a loss function in messages."""
     return f"loss {getattr(function, '__name__', type(function).__name__)}"

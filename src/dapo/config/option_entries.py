@@ -36,7 +36,6 @@ class OptionEntry:
 
     @property
     def default_text(self) -> str:
-        """The default as YAML."""
         return "required" if self.is_required else yaml_text(self.default)
 
     @property

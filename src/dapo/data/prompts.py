@@ -172,7 +172,6 @@ class PromptEncoder:
         return self._text(ids, skip_special_tokens=True) if self._responses is None else self._responses.decode(ids)
 
     def decode_prompt(self, ids: Sequence[int]) -> str:
-        """The text of a prompt, with special tokens."""
         return self._text(ids, skip_special_tokens=False) if self._prompts is None else self._prompts.decode(ids)
 
     def split_by_length(

@@ -1,12 +1,117 @@
 """The samples of a step on one trainer rank: they are sent once, and later calls name them by number."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dapo.core.constant_rows import constant_row
 from dapo.distributed.channel import Buffers
-from dapo.distributed.sample_columns import ALL, decode, decode_columns, encode, join, split
 from dapo.policy.packing import DUMMY_MICROBATCH, RankMicrobatch
 from dapo.types import Sample
+
+TYPES = {"response_ids": "q", "engine_logprobs": "d", "old_logprobs": "d", "mask": "b"}
+"""The columns with a value per response token, and the `array` type of other sequences."""
+SCALARS = ("group_id", "index", "reward", "advantage", "weight")
+IDS = ("response_ids",)
+REMAINING_COLUMNS = ("engine_logprobs", "mask")
+ALL = tuple(TYPES)
+
+
+def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
+    """Encode columns of samples by number as buffers. The rows are not copied: they must not change.
+
+    Prompts, rewards and advantages go with the response ids. A constant mask is sent as its length.
+    """
+    header: dict[str, Any] = {"numbers": list(samples)}
+    buffers: list[Any] = []
+    if "response_ids" in columns:
+        prompts = {sample.group_id: sample.prompt_ids for sample in samples.values()}
+        header |= {name: [getattr(sample, name) for sample in samples.values()] for name in SCALARS}
+        header["prompt_lengths"] = {group: len(prompt) for group, prompt in prompts.items()}
+        buffers += [array("q", prompt) for prompt in prompts.values()]
+    for name in columns:
+        constants = [_constant(sample) if name == "mask" else None for sample in samples.values()]
+        rows = [
+            _with_memory(name, getattr(sample, name) if constant is None else ())
+            for sample, constant in zip(samples.values(), constants, strict=True)
+        ]
+        types = "".join(row.typecode if isinstance(row, array) else row.format for row in rows)
+        header[name] = {"types": types, "lengths": [len(row) for row in rows], "constants": constants}
+        buffers += rows
+    text = json.dumps(header)
+    return Buffers.of([text.ljust(-(-len(text) // 8) * 8).encode(), *buffers])  # the rows are aligned
+
+
+def decode(buffers: Buffers) -> dict[int, Sample]:
+    """Decode samples with response ids; other missing columns are empty, `old_logprobs` is None."""
+    header, parts = json.loads(buffers.parts[0].tobytes()), iter(buffers.parts[1:])
+    prompts = {int(group): tuple(_view("q", next(parts))) for group in header["prompt_lengths"]}
+    columns = _columns(header, parts)
+    samples = {}
+    for i, number in enumerate(header["numbers"]):
+        values: dict[str, Any] = {"engine_logprobs": (), "old_logprobs": None, "mask": ()}
+        values |= {name: header[name][i] for name in SCALARS} | {name: rows[i] for name, rows in columns.items()}
+        samples[number] = Sample(prompt_ids=prompts[values["group_id"]], **values)
+    return samples
+
+
+def decode_columns(buffers: Buffers) -> dict[int, dict[str, Any]]:
+    """Decode columns without response ids, by the number of the sample."""
+    header = json.loads(buffers.parts[0].tobytes())
+    columns = _columns(header, iter(buffers.parts[1:]))
+    return {number: {name: rows[i] for name, rows in columns.items()} for i, number in enumerate(header["numbers"])}
+
+
+def join(buffers: Buffers) -> bytes:
+    """The buffers of `encode` as one."""
+    return b"".join([len(buffers.parts[0]).to_bytes(8, "little"), *(part.data for part in buffers.parts)])
+
+
+def split(joined: bytes) -> Buffers:
+    """The buffers of `join`."""
+    view, start = memoryview(joined), 8
+    end = start + int.from_bytes(view[:start], "little")
+    header = json.loads(bytes(view[start:end]))
+    sizes = [8 * length for length in header.get("prompt_lengths", {}).values()]
+    for name in TYPES:
+        if name in header:
+            types, lengths = header[name]["types"], header[name]["lengths"]
+            sizes += [array(code).itemsize * length for code, length in zip(types, lengths, strict=True)]
+    ends = list(accumulate([end, *sizes]))
+    return Buffers.of([view[start:end], *(view[a:b] for a, b in pairwise(ends))])
+
+
+def _columns(header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]) -> dict[str, list[Sequence[Any]]]:
+    """The rows of each encoded column, as views of the buffers."""
+    return {
+        name: [
+            _view(code, part) if constant is None else constant_row(*constant)
+            # not strict: the parts go on
+            for code, constant, part in zip(header[name]["types"], header[name]["constants"], parts, strict=False)
+        ]
+        for name in TYPES
+        if name in header
+    }
+
+
+def _constant(sample: Sample) -> tuple[bool, int] | None:
+    """The value and the length of a constant mask."""
+    length = len(sample.mask)
+    return (sample.num_trained_tokens > 0, length) if sample.num_trained_tokens in (0, length) else None
+
+
+def _with_memory(name: str, row: Sequence[Any]) -> "array[Any] | memoryview":
+    return row if isinstance(row, array | memoryview) else array(TYPES[name], row)
+
+
+def _view(code: Any, part: NDArray[np.uint8]) -> "array[Any] | memoryview":
+    return part.data.cast(code) if part.size else array(code)  # no view of nothing can be cast
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.memory import collections_paused
 from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
-from dapo.distributed.rank_samples import NumberedPass
-from dapo.distributed.sample_columns import IDS, REMAINING_COLUMNS, encode
+from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, WeightsFolder, write_chunks
 from dapo.policy.packing import RankMicrobatch, partition
 from dapo.policy.policy import partition_minibatch

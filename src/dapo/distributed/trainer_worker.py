@@ -17,8 +17,7 @@ from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import ConfigError
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
-from dapo.distributed.rank_samples import NumberedPass, RankSamples, microbatches_of
-from dapo.distributed.sample_columns import decode
+from dapo.distributed.rank_samples import NumberedPass, RankSamples, decode, microbatches_of
 from dapo.distributed.weight_files import WeightsFolder, write_weights
 from dapo.policy.fsdp.policy import ShardedPolicy
 from dapo.policy.fsdp.ranks import Ranks

@@ -64,7 +64,6 @@ class Audit:
 
     @property
     def suspicious(self) -> list[CheckResult]:
-        """The checks with an issue."""
         return [check for check in self.checks if check.issues]
 
 

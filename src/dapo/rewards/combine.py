@@ -114,7 +114,6 @@ class CombinedVerifier:
         """The data columns that each user function requires."""
 
     def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict]:
-        """One verdict per response, in order."""
         columns = [self._column(index, problem, responses, token_ids) for index in range(len(self._verifiers))]
         return [self.spec.combine(row) for row in zip(*columns, strict=True)]
 

@@ -95,12 +95,10 @@ class RunDirectory:
 
     @classmethod
     def of(cls, checkpoint: Path) -> "RunDirectory":
-        """The run that saved a checkpoint."""
         return cls(checkpoint.parent.parent)
 
     @property
     def checkpoints(self) -> Checkpoints:
-        """The checkpoints."""
         return Checkpoints(self.path)
 
     def rollouts(self, step: int) -> Path:
@@ -108,7 +106,6 @@ class RunDirectory:
         return self.rollouts_folder / f"step_{step:06d}.parquet"
 
     def eval(self, step: int) -> Path:
-        """The evaluation at a step."""
         return self.evaluations_folder / f"step_{step:06d}.json"
 
     @staticmethod

@@ -55,7 +55,6 @@ class CheckpointWriter:
         self._failures = 0
 
     def poll(self) -> None:
-        """Join the thread if it has ended."""
         if self._thread is not None and not self._thread.is_alive():
             self.join()
 

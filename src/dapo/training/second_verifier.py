@@ -64,7 +64,6 @@ class AuditedStep:
     responses: Sequence[tuple[Group, int, Verdict]] = ()
 
     def verdicts(self) -> Mapping[tuple[int, int], Verdict]:
-        """The audit's verdicts by group id and index."""
         return {(group.id, i): verdict for group, i, verdict in self.responses}
 
     def metrics(self) -> dict[str, float]:

@@ -48,7 +48,6 @@ class StopRequest:
             raise Interrupted(self.signum, advice)
 
     def check_listeners(self) -> None:
-        """Raise ListenerFailed if a callback has raised."""
         if self.failure is not None:
             raise ListenerFailed(f"what follows each step raised {describe(self.failure)}") from self.failure
 

@@ -146,7 +146,6 @@ class Run:
 
     @property
     def engine(self) -> RolloutEngine:
-        """The rollout engine."""
         return self.sampling.engine
 
     def steps(self) -> Iterator[int]:

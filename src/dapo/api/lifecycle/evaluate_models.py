@@ -31,7 +31,7 @@ from dapo.runs.stored_config import load_run_config
 from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
 from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
-from dapo.training.checked_rows import load_rows
+from dapo.training.preflight import load_rows
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
 

@@ -122,7 +122,6 @@ class ResourceEstimate:
 
     @property
     def sequence_tokens(self) -> int:
-        """Tokens of a prompt and a response at their limits."""
         return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
 
     @property

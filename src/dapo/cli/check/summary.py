@@ -14,7 +14,7 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.config.options import CONDITIONS, known_about, options_of, section_in
 from dapo.data.problems import remove_overlap
 from dapo.rewards.verifier import is_binary
-from dapo.training.checked_rows import NO_COLUMNS, load_rows
+from dapo.training.preflight import NO_COLUMNS, load_rows
 from dapo.types import Problem
 
 

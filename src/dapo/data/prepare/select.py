@@ -29,7 +29,6 @@ class Selection:
 
     @property
     def by_reason(self) -> Counter[str]:
-        """The number of removed rows by reason."""
         return Counter(row["reason"] for row in self.removed)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import Cache
 
 from dapo.engines.native.attention import PromptStates, RowLengths, SharedPrompts, VarlenAttention
-from dapo.engines.native.upload import upload
+from dapo.engines.native.device_memory import upload
 
 BLOCK = 64  # capacity grows by at least half, in whole blocks of this many positions, so that copying stays rare
 

@@ -21,13 +21,12 @@ from dapo.engines.native.attention import SharedPrompts
 from dapo.engines.native.cache import PromptCache
 from dapo.engines.native.cache_rows import BranchGroup, Row, RowCopies, Rows, flat
 from dapo.engines.native.compatibility import patch_model
-from dapo.engines.native.device_memory import CudaMemory, DeviceMemory, cache_token_bound, step_bytes
+from dapo.engines.native.device_memory import CudaMemory, DeviceMemory, cache_token_bound, step_bytes, upload
 from dapo.engines.native.forward import Prefilled, PromptPrefix, common_prefix
 from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
-from dapo.engines.native.upload import upload
 from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Generation, GenerationRequest
 

@@ -12,10 +12,10 @@ from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
 from dapo.engines.native.attention import SharedPrompts
 from dapo.engines.native.cache import PromptCache, SlotCache
+from dapo.engines.native.device_memory import upload
 from dapo.engines.native.fused_weight_layers import FusedWeightKernels
 from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.native.prepacked_linear import drop_prepacked, prepacked_weights
-from dapo.engines.native.upload import upload
 from dapo.engines.request_checks import require_all_weights, require_shape
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dapo.engines.native.upload import upload
+from dapo.engines.native.device_memory import upload
 
 BLOCK = 256  # tokens in a block; near the square root of common vocabularies
 

@@ -138,7 +138,6 @@ class ScoreFunction(FunctionVerifier):
 
     @property
     def needed_columns(self) -> frozenset[str]:
-        """The data columns that the function requires."""
         return self.required - {"solution_str", "extra_info"}
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
@@ -180,7 +179,6 @@ class RewardFunction(_UserFunction):
 
     @property
     def needed_columns(self) -> frozenset[str]:
-        """The data columns that the function requires."""
         return self.required.difference(_GIVEN)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:

@@ -16,7 +16,7 @@ from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, load_model
 from dapo.policy.varlen_attention import has_operators, padded_attention_notes
 from dapo.training.assemble.resolve import device_of, require_hardware
-from dapo.training.checked_rows import NO_COLUMNS, load_rows
+from dapo.training.preflight import NO_COLUMNS, load_rows
 from dapo.types import Group, Problem
 
 
