@@ -338,7 +338,7 @@ def test_the_page_runs_no_code_that_comes_with_a_model(run, tmp_path):
 
 
 def test_the_texts_of_tokens_make_up_the_response():
-    from dapo.analysis.view.tokens import TokenTexts
+    from dapo.analysis.view.queries import TokenTexts
 
     tokens = TokenTexts({"model.name": "tiny-random"})
     assert tokens.wait() == "ready"

@@ -16,7 +16,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from dapo.cli.train import start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, EngineError, OutOfMemory
-from dapo.distributed.vllm_spec import vllm_engine_spec, vllm_options, weight_shapes
+from dapo.distributed.engine_specs import vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine, sampling_arguments
 from dapo.types import GenerationRequest

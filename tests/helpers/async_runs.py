@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dapo.config import Config, dump_config, load_config
 from dapo.core.errors import DapoError
-from dapo.rewards.judge import InlineJudge
+from dapo.rewards.combine import InlineJudge
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory

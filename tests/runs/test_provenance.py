@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dapo.core.files import atomic_write_json
-from dapo.runs.provenance import PROVENANCE_FILE, provenance, provenance_diff
+from dapo.runs.manifest import PROVENANCE_FILE, provenance, provenance_diff
 from dapo.types import Problem
 from helpers.tiny_runs import tiny
 

@@ -19,13 +19,13 @@ from dapo.config import Config, load_config
 from dapo.core.errors import EngineError, NumericsError
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine, WeightSource
-from dapo.rewards.judge import InlineJudge
+from dapo.rewards.combine import InlineJudge
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.divergence import entropy_collapse_steps
 from dapo.training.rollout import Batch
+from dapo.training.shortfall import entropy_collapse_steps
 from dapo.training.state import Run
 from dapo.training.step_metrics import batch_metrics
 from dapo.training.train import train

@@ -13,7 +13,7 @@ from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run, start_run
 from dapo.config import build_config
 from dapo.core.errors import ConfigError, RewardError
-from dapo.rewards.judge import InlineJudge
+from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
 from dapo.training.preflight import open_judge

@@ -24,7 +24,7 @@ from dapo.config.option_entries import option_differences
 from dapo.config.options import options_of
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
-from dapo.rewards.judge import Judge
+from dapo.rewards.combine import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory

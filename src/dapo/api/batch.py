@@ -60,7 +60,6 @@ class CollectedBatch:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """The number of generated groups by outcome."""
         return {outcome: count for outcome, count in self.batch.group_counts.items() if count}
 
     @property

@@ -187,7 +187,7 @@ class CodeWriter:
     def _expression(self, name: str, value: Any) -> str:
         """Format a value as an expression. Raises RewardError if it has none."""
         if type(value) in (float, complex):
-            return repr(value) if _is_finite(value) else f"{type(value).__name__}({str(value)!r})"
+            return repr(value) if cmath.isfinite(value) else f"{type(value).__name__}({str(value)!r})"
         if type(value) in _PLAIN:
             return repr(value)
         if isinstance(value, Enum):
@@ -438,7 +438,3 @@ def _equal(first: Any, second: Any) -> bool:
 
 def _is_constant(part: str) -> bool:
     return not part.startswith(("def ", "class ", "async def ", "@"))
-
-
-def _is_finite(value: complex) -> bool:
-    return cmath.isfinite(value)

@@ -80,5 +80,4 @@ class _Handle:
         self._handle = self._ipython.display(self._ipython.HTML(html), display_id=True)
 
     def update(self, html: str) -> None:
-        """Replace the HTML."""
         self._handle.update(self._ipython.HTML(html))

@@ -23,7 +23,7 @@ from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
 from dapo.policy.model import export_model
 from dapo.policy.policy import Policy
-from dapo.rewards.judge import InlineJudge
+from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
 from dapo.training.assemble.build import (

@@ -203,15 +203,12 @@ def select(
         how = {"samples": samples, "count": len(problems)}
         _, found = data_stats.model_pass_rates(spec, problems, model, **how, overrides=options)
     result = select_by_pass_rate(problems, found, low=low, high=high, min_responses=min_responses)
-    write_data(out, result.kept, report, result.removed, if_empty=_why_none(result.by_reason))
+    reasons = ", ".join(f"{number:,} rows: {reason}" for reason, number in result.by_reason.items())
+    write_data(out, result.kept, report, result.removed, if_empty=reasons)
     counts = {"rows": len(problems), "kept": len(result.kept)}
     counts |= {f"removed: {reason}": number for reason, number in result.by_reason.items()}
     title = f"pass rates from {low:g} to {high:g}"
     _report(as_json, spec, title, counts, out, report, mean_pass_rate=result.mean_pass_rate)
-
-
-def _why_none(by_reason: Mapping[str, int]) -> str:
-    return ", ".join(f"{number:,} rows: {reason}" for reason, number in by_reason.items())
 
 
 @data_app.command()

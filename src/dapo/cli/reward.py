@@ -39,7 +39,6 @@ class RewardReport:
 
     @property
     def suspicious(self) -> bool:
-        """Whether an audit has an issue."""
         return any(audit.suspicious for audit in self.audits)
 
     def as_json(self) -> dict[str, Any]:

@@ -41,8 +41,8 @@ ENGINES: Mapping[str, EngineKind] = {
         rounds_as_trainer=True,
     ),
     "vllm": EngineKind(
-        worker_spec="dapo.distributed.vllm_spec:vllm_engine_spec",
-        require="dapo.distributed.vllm_spec:require_vllm",
+        worker_spec="dapo.distributed.engine_specs:vllm_engine_spec",
+        require="dapo.distributed.engine_specs:require_vllm",
         temperatures=(0.01, 2.0),
         pages_cache=True,
     ),

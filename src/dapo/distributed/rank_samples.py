@@ -1,4 +1,4 @@
-"""The samples of a step on one trainer rank: they are sent once, and later calls name them by number."""
+"""The samples of a step on one trainer rank: sent once, as columns of bytes; later calls name them by number."""
 
 import json
 from array import array

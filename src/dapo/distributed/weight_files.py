@@ -128,7 +128,8 @@ def write_weights(path: Path, weights: WeightSource, version: int) -> None:
     """Write a complete file under another name, tensor by tensor, then rename it to `path`. Raises EngineError."""
     layout = weights.layout()
     header, starts = file_header(layout, version)
-    with _new_file(path, size=file_size(layout, header)) as file:
+    size = len(header) + sum(_num_bytes(layout, name) for name in layout.tensors)
+    with _new_file(path, size=size) as file:
         file.write(header)
         for start, piece in host_pieces(_placed(weights, layout, starts)):
             file.seek(start)
@@ -175,11 +176,6 @@ def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, in
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
     return header, {name: len(header) + start for name, start in starts.items()}
-
-
-def file_size(layout: WeightLayout, header: bytes) -> int:
-    """The bytes of a weights file."""
-    return len(header) + sum(_num_bytes(layout, name) for name in layout.tensors)
 
 
 def stored_tensors(weights: WeightSource, layout: WeightLayout) -> Iterator[tuple[str, Tensor]]:

@@ -11,7 +11,7 @@ from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.engines.engine import RolloutEngine
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
-from dapo.rewards.judge import Judge
+from dapo.rewards.combine import Judge
 from dapo.types import Finish, GenerationRequest, Problem, Verdict
 
 

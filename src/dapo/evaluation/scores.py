@@ -59,7 +59,6 @@ class JudgedProblem:
 
     @property
     def valid(self) -> list[JudgedResponse]:
-        """The responses with a verdict."""
         return [response for response in self.responses if response.error is None]
 
     @property

@@ -59,7 +59,6 @@ class NamedWeights:
     stored: WeightLayout
 
     def layout(self) -> WeightLayout:
-        """Names, types and shapes of the weights."""
         return self.stored
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:

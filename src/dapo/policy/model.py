@@ -51,7 +51,6 @@ class LoadedModel:
     stored: StoredWeights | None = None  # of a model on the meta device: where its weights can be read in part
 
     def layout(self) -> WeightLayout:
-        """Names, types and shapes of the weights."""
         return layout_of(dict(self.model.named_parameters()), tied_names(self.model))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,6 @@
 """Rewards: verifiers that judge a response's text, and the processes in which they run. Imports no torch."""
 
-from dapo.rewards.combine import CombinedVerifier, build_verifier
-from dapo.rewards.judge import InlineJudge, Judge
+from dapo.rewards.combine import CombinedVerifier, InlineJudge, Judge, build_verifier
 from dapo.rewards.verifier import Verifier, get_verifier
 from dapo.rewards.workers.pool import VerifierPool
 

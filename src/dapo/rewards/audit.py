@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dapo.rewards.judge import Judge
+from dapo.rewards.combine import Judge
 from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.types import Problem, Verdict
 

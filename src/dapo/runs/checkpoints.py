@@ -131,7 +131,6 @@ class Checkpoints:
         return path
 
     def drop_after(self, step: int) -> None:
-        """Remove the checkpoints of later steps."""
         for path in numbered(self.folder):
             if step_of(path) > step:
                 _mark_for_removal(path)

@@ -111,7 +111,6 @@ class Tracker:
         self.message = display.message
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Record the metrics of a finished step."""
         for sink in self._sinks:
             sink.log(step, metrics)
 

@@ -54,7 +54,6 @@ class RunStatus:
     """The content of summary.json, which is written at the end."""
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as JSON values."""
         return asdict(self)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from dapo.core.errors import CheckpointError, DapoError, NumericsError, OutOfMemory, ShortfallError, TrainerLost
 from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.checkpoints import PROBLEM_STATS_FILE
-from dapo.runs.provenance import PROVENANCE_FILE
+from dapo.runs.manifest import PROVENANCE_FILE
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
 from dapo.training.problem_stats import ProblemStats, read_problem_stats, write_problem_stats

@@ -1,4 +1,4 @@
-"""Checks what a run needs of this machine and of the user's code, without torch, in about a second."""
+"""Checks the machine, the user's code and the rows of the data before a run, without torch, in about a second."""
 
 import os
 from collections import Counter

@@ -14,7 +14,7 @@ from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
-from dapo.rewards.judge import Judge
+from dapo.rewards.combine import Judge
 from dapo.runs.outcomes import OUTCOMES, Outcome, count_dropped
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.selection import Decision, Prediction, ProblemSelector

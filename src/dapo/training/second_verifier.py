@@ -7,7 +7,7 @@ from statistics import fmean
 
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.evaluation.intervals import difference_interval
-from dapo.rewards.judge import Judge
+from dapo.rewards.combine import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.types import Group, Verdict
 

@@ -23,8 +23,7 @@ from dapo.training.second_verifier import Audit
 from dapo.training.selection import make_selector
 from dapo.training.signals import StopRequest
 from dapo.training.step_timer import StepTimer, profiled_step
-from dapo.training.token_advantages import ValueFunction
-from dapo.training.updates import estimate_advantages, prepare_updates
+from dapo.training.updates import ValueFunction, estimate_advantages, prepare_updates
 from dapo.types import Problem, Sample
 
 T = TypeVar("T")
@@ -134,7 +133,7 @@ class Run:
     live_rules: LiveRules | None = None
     """The rules over the run's last steps; None before the first metrics of this process."""
     provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options, versions, processor and data of this process (`runs/provenance.py`); each checkpoint holds it."""
+    """Options, versions, processor and data of this process (`runs/manifest.py`); each checkpoint holds it."""
     is_solved: bool = False
     """The run has ended because its problems are solved."""
     verifier_output: VerifierOutput | None = None

@@ -12,11 +12,10 @@ from typing import Any
 from dapo.core.text import one_line, shorten
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation, JudgedProblem, question_text
-from dapo.rewards.judge import TimedJudge
+from dapo.rewards.combine import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import verdict_word
 from dapo.runs.rollout_table import short_fields, write_rollouts
-from dapo.training.divergence import entropy_collapse_steps
 from dapo.training.rollout import Batch
 from dapo.training.rollout_metrics import (
     mean_of_updates,
@@ -26,9 +25,9 @@ from dapo.training.rollout_metrics import (
     rollout_metrics,
 )
 from dapo.training.second_verifier import AuditedStep
-from dapo.training.shortfall import describe_short_batch, require_groups, reward_test_command
+from dapo.training.shortfall import describe_short_batch, entropy_collapse_steps, require_groups, reward_test_command
 from dapo.training.state import Run
-from dapo.training.token_advantages import critic_metrics
+from dapo.training.updates import critic_metrics
 from dapo.types import Sample
 
 MIN_GROUPS, MIN_SHARE = 4, 0.5

@@ -1,13 +1,105 @@
 """Algorithm 1, lines 9 and 10, for the loop, a session, a probe and a replay: from a batch to the updates of a step."""
 
+import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo.algo.gae import explained_variance, generalized_advantages, token_rewards, whiten
 from dapo.config import Config
-from dapo.training.samples import NO_WEIGHTS, minibatches, with_advantages, with_kl_in_rewards, with_old_logprobs
-from dapo.training.token_advantages import ValueFunction, with_token_advantages
+from dapo.training.samples import (
+    NO_WEIGHTS,
+    minibatches,
+    with_advantages,
+    with_kl_in_rewards,
+    with_old_logprobs,
+    with_reward_less_kl,
+)
 from dapo.types import Group, Sample
+
+
+class ValueFunction(Protocol):
+    """The methods of a critic that estimate the rewards to come."""
+
+    def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
+        """V(s_t) of each response token of the samples."""
+
+    def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
+        """The divergence to the reference at each response token of the samples, where it is in the reward."""
+
+
+def with_token_advantages(
+    samples: Sequence[Sample], critic: ValueFunction, config: Config, *, step: int
+) -> list[Sample]:
+    """Return the samples with advantages per token and the critic's targets (DAPO's Eq. 2 and 3).
+
+    Values are recorded here, before the step's first update, and stay fixed over its minibatches. Advantages
+    are whitened over the tokens of the batch that train; a response's `advantage` becomes the mean of its own. Numbers
+    are float64 throughout.
+    """
+    if not samples:
+        return []
+    rows = critic.values(samples)
+    lengths = torch.tensor([len(sample.response_ids) for sample in samples])
+    values, mask = _padded(rows), _padded([sample.mask for sample in samples])
+    shaped = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
+    penalties = torch.zeros_like(values)
+    if config.loss.has_kl_reward:
+        kl = critic.token_kl(samples, step=step)
+        penalties = config.loss.kl_coef * _padded(kl)
+        samples = with_reward_less_kl(samples, [math.fsum(row) for row in kl], config)
+    advantages, targets = generalized_advantages(
+        token_rewards(shaped, lengths, penalties),
+        values,
+        lengths,
+        gamma=1.0,
+        gae_lambda=config.critic.gae_lambda,
+    )
+    advantages = whiten(advantages, mask)
+    means = advantages.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+    found = zip(samples, rows, _rows(advantages, lengths), _rows(targets, lengths), means.tolist(), strict=True)
+    return [
+        replace(sample, advantage=mean, token_advantages=each, old_values=row, value_targets=target)
+        for sample, row, each, target, mean in found
+    ]
+
+
+def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Compute `critic/*` from the values recorded before the step; empty for samples without values."""
+    of_critic = [sample for sample in samples if sample.old_values is not None and sample.num_trained_tokens]
+    if not of_critic:
+        return {}
+    mask = np.concatenate([np.asarray(sample.mask) for sample in of_critic]).astype(bool)
+    values = torch.from_numpy(_joined([sample.old_values or () for sample in of_critic])[mask])
+    targets = torch.from_numpy(_joined([sample.value_targets or () for sample in of_critic])[mask])
+    metrics = {"critic/value_mean": float(values.mean())}
+    if (explained := explained_variance(values, targets)) is not None:
+        metrics["critic/explained_variance"] = explained
+    return metrics
+
+
+def _joined(rows: Sequence[Sequence[float]]) -> np.ndarray:
+    return np.concatenate([np.asarray(row, dtype=np.float64) for row in rows])
+
+
+def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
+    """Pad rows with zeros to `[N, T]`, float64."""
+    padded = np.zeros((len(rows), max(map(len, rows))))
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return torch.from_numpy(padded)
+
+
+def _rows(padded: Tensor, lengths: Tensor) -> "list[array[float]]":
+    """The numbers of each response, as rows of float64."""
+    return [array("d", row[:n].tobytes()) for row, n in zip(padded.numpy(), lengths.tolist(), strict=True)]
+
 
 Phase: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 

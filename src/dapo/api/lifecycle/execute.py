@@ -24,9 +24,8 @@ from dapo.runs.console import ProgressDisplay, progress
 from dapo.runs.curves import plot_curves
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
-from dapo.runs.manifest import Fork, make_manifest
+from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
 from dapo.runs.metrics_file import read_metrics
-from dapo.runs.provenance import provenance, provenance_diff
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training import one_step_off

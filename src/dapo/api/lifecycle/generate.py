@@ -48,7 +48,6 @@ class OpenModel:
         return self._sampler.with_plan(plan)
 
     def close(self) -> None:
-        """Free the model."""
         self._stack.close()
 
 

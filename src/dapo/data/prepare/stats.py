@@ -31,7 +31,6 @@ class PassRate:
         return self.correct / self.responses
 
     def as_json(self) -> dict[str, Any]:
-        """The fields and the rate as JSON values."""
         return {**asdict(self), "pass_rate": self.rate}
 
 

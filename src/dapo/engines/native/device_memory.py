@@ -1,4 +1,4 @@
-"""The memory of an engine's device: the share for its cache, and the return of unused memory."""
+"""The memory of an engine's device: uploads without a wait, the share for its cache, the return of unused memory."""
 
 from typing import Protocol
 

@@ -63,7 +63,6 @@ class RewardModelVerifier:
         return self.judge_group(problem, [response], [()])[0]
 
     def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict]:
-        """One score per response."""
         rows = [self._encode(problem, response) for response in responses]
         verdicts = [
             error_verdict(f"reward_model: {len(row)} tokens, and the model has {self._limit} positions") for row in rows

@@ -24,7 +24,6 @@ class VerifierOutput:
         self._moved = 0
 
     def fileno(self) -> int:
-        """File descriptor for the verifier processes."""
         return self._file.fileno()
 
     def move_to(self, path: Path) -> bytes:

@@ -87,7 +87,6 @@ class VerifierPool:
 
     @property
     def worker_pids(self) -> list[int]:
-        """The process ids of the live workers."""
         with self._lock:
             return sorted(worker.pid for worker in self._live_workers)
 

@@ -24,7 +24,7 @@ from dapo.engines.engine import RolloutEngine
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.model import LoadedModel
 from dapo.policy.policy import Policy
-from dapo.rewards.judge import Judge
+from dapo.rewards.combine import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
@@ -37,7 +37,7 @@ from dapo.training.samples import shaped_reward
 from dapo.training.second_verifier import Audit
 from dapo.training.shortfall import reward_test_command
 from dapo.training.state import Run, TrainablePolicy
-from dapo.training.token_advantages import ValueFunction
+from dapo.training.updates import ValueFunction
 from dapo.types import Problem
 
 

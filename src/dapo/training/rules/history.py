@@ -65,7 +65,6 @@ class MetricHistory:
         return list(self.last)[-steps:]
 
     def span(self) -> tuple[int, int]:
-        """The first and the last step of the window."""
         return max(0, self.step - max(1, len(self.window())) + 1), self.step
 
     def mean(self, name: str) -> float | None:
