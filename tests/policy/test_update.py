@@ -567,7 +567,7 @@ def test_a_checkpoint_of_other_shapes_is_refused(tmp_path: Path) -> None:
 
 def test_logprobs_for_some_samples_only_are_an_error() -> None:
     first, *others = make_policy().record_old_logprobs(ragged())
-    with pytest.raises(ValueError, match="all samples of a minibatch or for none"):
+    with pytest.raises(ValueError, match="all samples of a minibatch have old_logprobs or none has"):
         make_policy(microbatch_tokens=1).update([dataclasses.replace(first, old_logprobs=None), *others], step=1)
 
 

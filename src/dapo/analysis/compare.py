@@ -207,7 +207,6 @@ def _curves(
     steps: Sequence[int],
     notes: list[str],
 ) -> dict[str, Curve]:
-    """The curves over the steps, each with its differences."""
     by_step: list[dict[str, Paired]] = []
     missing = 0
     for step in steps:

@@ -124,7 +124,6 @@ def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_in(path: Sequence[object], options: object) -> bool:
-    """Whether the options contain a path of names."""
     if not path or not isinstance(options, Mapping):
         return True
     return path[0] in options and _is_in(path[1:], options[path[0]])

@@ -107,7 +107,6 @@ class ProblemStats:
         return {problem: {name: column[row] for name, column in columns.items()} for problem, row in self._rows.items()}
 
     def _row(self, problem: Problem) -> int:
-        """The row of a problem, which is made for a new one."""
         row = self._rows.setdefault(problem.id, len(self._rows))
         if row == len(self._source):
             for column in (self._counts | self._sums).values():

@@ -220,7 +220,6 @@ def _mark(problem: JudgedProblem) -> str:
 
 
 def _line(text: str) -> str:
-    """The end of a text, where question and answer are, on one line."""
     return shorten(one_line(text), _SHOWN_CHARS, keep="end")
 
 

@@ -97,7 +97,6 @@ def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
 
 
 def _rows(padded: Tensor, lengths: Tensor) -> "list[array[float]]":
-    """The numbers of each response, as rows of float64."""
     return [array("d", row[:n].tobytes()) for row, n in zip(padded.numpy(), lengths.tolist(), strict=True)]
 
 

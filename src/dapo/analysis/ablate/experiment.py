@@ -88,7 +88,6 @@ class PlannedRun:
 
     @property
     def name(self) -> str:
-        """The folder of the run."""
         parts = (file_name(self.condition), file_name(self.variant), f"seed{self.seed}")
         return "-".join(part for part in parts if part)
 
