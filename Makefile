@@ -42,7 +42,8 @@ test: install-dev
 	$(VENV)/bin/python -m compileall -q src
 	$(PARALLEL) -m "not ray" $(LIBRARIES:%=--ignore=%) $(ARGS)
 
-PARALLEL  = env -u PYTHONDONTWRITEBYTECODE $(PYTEST) --numprocesses=4 --dist=loadfile --no-loadscope-reorder
+# one thread per process: with two, processes that wait for each other's threads take up to forty times as long
+PARALLEL  = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=4 --dist=loadfile --no-loadscope-reorder
 LIBRARIES = tests/code_sandbox tests/strict_math
 
 # the two libraries, which import nothing of dapo: no change of dapo can break them
