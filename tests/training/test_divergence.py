@@ -25,9 +25,9 @@ from dapo.runs.directory import RunDirectory
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.rollout import Batch
-from dapo.training.shortfall import entropy_collapse_steps
 from dapo.training.state import Run
 from dapo.training.step_metrics import batch_metrics
+from dapo.training.stopping import entropy_collapse_steps
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest, Group, Problem, Sample, Verdict
 from helpers.paths import TINY

@@ -15,7 +15,7 @@ from dapo.data.stream import ProblemStream
 from dapo.engines.scripted import ScriptedEngine
 from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
 from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
-from dapo.training.shortfall import MAX_EMPTY_STEPS, ProblemsSolved, describe_short_batch, require_groups
+from dapo.training.stopping import MAX_EMPTY_STEPS, ProblemsSolved, describe_short_batch, require_groups
 from dapo.types import Generation, GenerationRequest, Group, Verdict
 from helpers.fake_rollout import (
     BROKEN,

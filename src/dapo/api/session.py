@@ -38,8 +38,8 @@ from dapo.training.assemble.resolve import require_hardware, resolve_auto, resol
 from dapo.training.preflight import load_rows
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
-from dapo.training.shortfall import require_groups, reward_test_command
 from dapo.training.signals import Interrupted, signals_as_requests
+from dapo.training.stopping import require_groups, reward_test_command
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem
 

@@ -41,9 +41,9 @@ from dapo.training.checkpointing import save_if_due, save_now
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.rollout import Batch, collect
 from dapo.training.rollout_metrics import staleness_metrics
-from dapo.training.shortfall import check_divergence
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
+from dapo.training.stopping import check_divergence
 from dapo.training.train import saved_on_failure
 
 MAX_STALENESS = 1  # steps

@@ -25,8 +25,8 @@ from dapo.training.rollout_metrics import (
     rollout_metrics,
 )
 from dapo.training.second_verifier import AuditedStep
-from dapo.training.shortfall import describe_short_batch, entropy_collapse_steps, require_groups, reward_test_command
 from dapo.training.state import Run
+from dapo.training.stopping import describe_short_batch, entropy_collapse_steps, require_groups, reward_test_command
 from dapo.training.updates import critic_metrics
 from dapo.types import Sample
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from dapo.core.errors import DapoError
 from dapo.training.checkpointing import save_after_failure, save_if_due, save_now
 from dapo.training.rollout import collect
-from dapo.training.shortfall import ProblemsSolved, check_divergence
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, evaluate_last, report_step, rollouts_in_background
+from dapo.training.stopping import ProblemsSolved, check_divergence
 
 
 def train(run: Run) -> None:

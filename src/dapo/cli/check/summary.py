@@ -66,7 +66,7 @@ def safeguards(config: Config) -> Iterator[str]:
     from dapo.algo.loss import LOG_RATIO_BOUND
     from dapo.policy.objective import MAX_OLD_LOGPROB_GAP
     from dapo.training.dynamic_sampling import MAX_ERROR_RATE
-    from dapo.training.shortfall import ENTROPY_COLLAPSE_STEPS, MAX_EMPTY_STEPS, MAX_SKIPPED_UPDATES, MIN_ENTROPY
+    from dapo.training.stopping import ENTROPY_COLLAPSE_STEPS, MAX_EMPTY_STEPS, MAX_SKIPPED_UPDATES, MIN_ENTROPY
 
     sampling, limit = config.dynamic_sampling, config.loss.max_approx_kl
     skipped = "its loss or its gradient is not finite"

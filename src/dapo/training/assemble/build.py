@@ -35,8 +35,8 @@ from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.samples import shaped_reward
 from dapo.training.second_verifier import Audit
-from dapo.training.shortfall import reward_test_command
 from dapo.training.state import Run, TrainablePolicy
+from dapo.training.stopping import reward_test_command
 from dapo.training.updates import ValueFunction
 from dapo.types import Problem
 
