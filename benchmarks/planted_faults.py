@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from dapo.analysis.doctor import Diagnosis
-from dapo.cli.doctor import examine
+from dapo.analysis.doctor import Diagnosis, diagnose
 from dapo.config import Config, build_config, dump_config
 from dapo.core.errors import DapoError
 from dapo.engines.engine import RolloutEngine, WeightSource
@@ -213,7 +212,7 @@ def train_case(case: Case, model: Path, folder: Path) -> Diagnosis:
     config = resolve_auto(base_config(model, folder / "data", case))
     with open_case(case, config, folder / "run") as run, suppress(DapoError):
         (one_step_off.train if config.schedule == "one_step_off" else train.train)(run)
-    return examine(folder / "run")
+    return diagnose(folder / "run")
 
 
 @contextmanager

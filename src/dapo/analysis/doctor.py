@@ -6,9 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dapo.config import Config
+from dapo.config import load_config
 from dapo.core.text import one_line, shorten
+from dapo.runs.directory import RunDirectory
+from dapo.runs.metrics_file import read_metrics
 from dapo.runs.rollout_table import iterate_rows
+from dapo.training.rollout_metrics import rollout_metrics
 from dapo.training.rules.all_rules import RULES, active_findings
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import WINDOW, MetricHistory
@@ -70,22 +73,19 @@ class Diagnosis:
         }
 
 
-def diagnose(config: Config, metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, Path]) -> Diagnosis:
-    """Run all rules over a run, step by step.
+def diagnose(path: Path) -> Diagnosis:
+    """Run all rules over a run, step by step: findings that hold at the end come first, then the most severe.
 
-    Args:
-        config: The options of the run.
-        metrics: The lines of `metrics.jsonl`, oldest first.
-        tables: The tables of judged responses that are there, by step.
-
-    Returns:
-        The cases: those that hold at the end first, then the gravest, then in the order of the rules.
+    Raises CheckpointError if there is no run, and DataError for damaged metrics.
     """
+    run = RunDirectory.open(path)
+    config, tables = load_config(run.config), run.rollout_tables()
+    metrics = read_metrics(run.metrics) if run.metrics.exists() else []
     history = MetricHistory()
     since: dict[str, int] = {}
     latest: dict[str, Finding] = {}
     now: set[str] = set()
-    for record in [*metrics, *_unfinished_step(metrics, tables)]:
+    for record in [*metrics, *_unfinished_step(run, metrics)]:
         history.add(record)
         found = active_findings(history, config)
         now = {each.name for each in found}
@@ -102,30 +102,21 @@ def diagnose(config: Config, metrics: Sequence[Mapping[str, Any]], tables: Mappi
     return Diagnosis(cases, history.steps, history.evaluations, len(tables))
 
 
-def _unfinished_step(metrics: Sequence[Mapping[str, Any]], tables: Mapping[int, Path]) -> Iterator[dict[str, float]]:
+def _unfinished_step(run: RunDirectory, metrics: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, float]]:
     """Metrics from the table of responses for a step that ended before it was logged, such as one without a signal."""
     step = max((record["step"] for record in metrics), default=0) + 1
-    if step not in tables:
+    if not run.rollouts(step).is_file():
         return
-    rows = list(iterate_rows(tables[step], ["group_id", "outcome", "correct", "error", "finish", "response_tokens"]))
-    groups = Counter({row["group_id"]: row["outcome"] for row in rows}.values())
-    decided = groups.total() - groups["excess"]
-    judged = [row for row in rows if row["outcome"] != "excess"]
-    correct = [row["correct"] for row in judged if row["correct"] is not None]
-    if not judged:
-        return
-    yield {
-        "step": step,
-        "rollout/groups_generated": groups.total(),
-        **{"/".join(("rollout", f"groups_{outcome}")): count for outcome, count in groups.items()},
-        "rollout/keep_rate": groups["trained"] / decided,
-        "rollout/all_correct_fraction": groups["all_correct"] / decided,
-        "rollout/all_wrong_fraction": groups["all_wrong"] / decided,
-        "rollout/verifier_errors": sum(row["error"] is not None for row in judged),
-        "rollout/truncated_fraction": sum(row["finish"] == "length" for row in judged) / len(judged),
-        "rollout/response_tokens_mean": sum(row["response_tokens"] for row in judged) / len(judged),
-        **({"reward/accuracy": sum(correct) / len(correct)} if correct else {}),
-    }
+    from dapo.analysis.stored_groups import read_groups  # torch
+
+    stored = read_groups(run, step)
+    decided = [(each.group, each.outcome) for each in stored if each.outcome != "excess"]
+    groups = Counter(each.outcome for each in stored)
+    tokens: Counter[str] = Counter()
+    for each in stored:
+        tokens[each.outcome] += sum(len(generation.token_ids) for generation in each.group.generations)
+    if decided:
+        yield {"step": step, **rollout_metrics(decided, groups, tokens, shortfall=0)}
 
 
 def _with_responses(case: DiagnosedFinding, rule: Rule, tables: Mapping[int, Path]) -> DiagnosedFinding:

@@ -133,9 +133,10 @@ def doctor(
     strict: Annotated[bool, Option("--strict", help="exit 1 if there is an error or a warning")] = False,
 ) -> None:
     """Report the problems of a run: findings with evidence, the prompts they show on, and the option to change."""
-    from dapo.cli.doctor import diagnosis_lines, examine
+    from dapo.analysis.doctor import diagnose
+    from dapo.cli.doctor import diagnosis_lines
 
-    diagnosis = examine(run_dir)
+    diagnosis = diagnose(run_dir)
     if as_json:
         print_json({"run": str(run_dir), **diagnosis.to_json()})
     else:

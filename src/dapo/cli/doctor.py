@@ -4,21 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 
-from dapo.analysis.doctor import DiagnosedFinding, Diagnosis, diagnose
+from dapo.analysis.doctor import DiagnosedFinding, Diagnosis
 from dapo.cli.formatting import plural
-from dapo.config import load_config
-from dapo.runs.directory import RunDirectory
-from dapo.runs.metrics_file import read_metrics
 from dapo.training.rules.all_rules import RULES
 
 _WIDTH, _LABEL = 110, 10
-
-
-def examine(path: Path) -> Diagnosis:
-    """Diagnose a run. Raises CheckpointError if there is no run, and DataError for damaged metrics."""
-    run = RunDirectory.open(path)
-    tables = run.rollout_tables()
-    return diagnose(load_config(run.config), read_metrics(run.metrics) if run.metrics.exists() else [], tables)
 
 
 def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:

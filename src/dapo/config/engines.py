@@ -27,6 +27,8 @@ class EngineKind:
     """Log-probabilities equal the trainer's up to rounding in float32."""
     pages_cache: bool = False
     """Keys and values are in pages, so that a sequence takes memory for its tokens and not for its limit."""
+    cache_option: str | None = None
+    """The option of the engine's section that bounds its cache: GiB where it is paged, else sequences."""
 
     @property
     def needs_process(self) -> bool:
@@ -39,12 +41,14 @@ ENGINES: Mapping[str, EngineKind] = {
         open="dapo.engines.native.engine:open_native_engine",
         resolve="dapo.engines.native.linear_probe:resolve_kernels",
         rounds_as_trainer=True,
+        cache_option="slots",
     ),
     "vllm": EngineKind(
         worker_spec="dapo.distributed.engine_specs:vllm_engine_spec",
         require="dapo.distributed.engine_specs:require_vllm",
         temperatures=(0.01, 2.0),
         pages_cache=True,
+        cache_option="cache_gib",
     ),
 }
 """By the name of `rollout.engine`; an engine's options are the section `rollout.NAME`, if it has any."""

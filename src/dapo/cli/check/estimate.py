@@ -140,23 +140,29 @@ class ResourceEstimate:
         breakdown = {"weights": e * dimensions.parameters / tp}
         if self.config.rollout.engine_kind.pages_cache:
             overhead = self.profile.engine_overhead_gib * GIB
-            given = self.config.rollout.vllm.cache_gib
+            given = self.cache_limit
             cache = (given or CPU_CACHE_GIB) * GIB
             if given is None and self.profile.device == "gpu":
                 cache = max(0.0, GPU_MEMORY * self.available - breakdown["weights"] - overhead)
             return breakdown | {"cache": cache, "vLLM overhead": overhead}
         if self.profile.device == "cpu" and dimensions.tied:
             breakdown["prepacked head"] = e * dimensions.embedding_parameters
-        native = self.config.rollout.native
+        slots = self.cache_limit or 1
         # slots grow to the longest sequence in them
         longest = self.profile.prompt_tokens + self.config.rollout.max_response_tokens
-        cache = self.cached_token_bytes * native.slots * longest
-        logits = SAMPLING_FLOATS * 4 * native.slots * dimensions.vocabulary
+        cache = self.cached_token_bytes * slots * longest
+        logits = SAMPLING_FLOATS * 4 * slots * dimensions.vocabulary
         if self.profile.device == "gpu":
             resident = sum(self.memory.state().values()) if self.is_colocated else 0
             free = self.available - resident - breakdown["weights"] - logits
             cache = min(cache, max(self.cached_token_bytes, CACHE_SHARE * free))
         return breakdown | {"cache": cache, "logits": logits}
+
+    @property
+    def cache_limit(self) -> float | None:
+        """The value of the option that bounds the engine's cache; None: it has none, or takes its default size."""
+        name = self.config.rollout.engine_kind.cache_option
+        return None if name is None else getattr(self.config.rollout.engine_options, name)
 
     @property
     def load_read_bytes(self) -> float:

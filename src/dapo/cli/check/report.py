@@ -253,24 +253,20 @@ def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
 
 
 def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]) -> Iterator[str]:
-    total, available = sum(breakdown.values()), estimate.available
+    engine, kind = estimate.config.rollout.engine, estimate.config.rollout.engine_kind
+    cache, total, available = breakdown["cache"], sum(breakdown.values()), estimate.available
     if total <= available:
         return
-    remaining = available - (total - breakdown["cache"])
-    if remaining > 0:
-        slots = estimate.config.rollout.native.slots
-        is_paged = estimate.config.rollout.engine_kind.pages_cache
-        name = "rollout.vllm.cache_gib" if is_paged else "rollout.native.slots"
-        limit = remaining / GIB if is_paged else slots * remaining / breakdown["cache"]
-        yield (
-            f"a GPU of an engine needs {_gib(total)}, and {_gib(available)} are available: set {name} to at most "
-            f"{int(limit):,}"
-        )
-    else:
-        yield (
-            f"a GPU of an engine needs {_gib(total - breakdown['cache'])} before any cache, and {_gib(available)} are "
-            f"available: raise rollout.vllm.tensor_parallel above {estimate.config.gpus_per_engine}"
-        )
+    remaining, needed = available - (total - cache), f"{_gib(total)}"
+    fix = "use a smaller model, or lower rollout.max_response_tokens"
+    if remaining > 0 and kind.cache_option is not None:
+        limit = remaining / GIB if kind.pages_cache else (estimate.cache_limit or 1) * remaining / cache
+        fix = f"set rollout.{engine}.{kind.cache_option} to at most {int(limit):,}"
+    elif remaining <= 0:
+        needed = f"{_gib(total - cache)} before any cache"
+        if hasattr(estimate.config.rollout.engine_options, "tensor_parallel"):
+            fix = f"raise rollout.{engine}.tensor_parallel above {estimate.config.gpus_per_engine}"
+    yield f"a GPU of an engine needs {needed}, and {_gib(available)} are available: {fix}"
 
 
 def _gib(size: float) -> str:

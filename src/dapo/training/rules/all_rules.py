@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 
 
 def _is_audit_gap(row: Row) -> bool:
-    """Whether the reward's verifier accepts a response that the audit's refuses, or gives it more."""
+    """Whether the reward's verifier accepts a response that the audit refuses, or gives it a higher score."""
     score, audit_score = row["score"], row.get("audit_score")
     if score is None or audit_score is None:
         return False
@@ -32,32 +32,32 @@ def _is_looping(row: Row) -> bool:
 
 
 RULES = (
-    Rule("audit_gap", outcome_rules.audit_gap, _is_audit_gap),
-    Rule("overfit", outcome_rules.overfit),
-    Rule("verifier_errors", sampling_rules.verifier_errors, lambda row: row["error"] is not None),
-    Rule("skipped_updates", update_rules.skipped_updates),
-    Rule("sampler_gap", update_rules.sampler_gap),
-    Rule("lr_too_high", update_rules.lr_too_high),
-    Rule("entropy_collapse", update_rules.entropy_collapse),
-    Rule("entropy_explosion", update_rules.entropy_explosion),
-    Rule("many_answers", sampling_rules.many_answers, lambda row: has_many_answers(row["response"])),
-    Rule("too_hard", sampling_rules.too_hard, _is_all_wrong),
-    Rule("too_easy", sampling_rules.too_easy, lambda row: row["outcome"] == "all_correct"),
-    Rule("equal_rewards", sampling_rules.equal_rewards, lambda row: not row["advantage"]),
-    Rule("filtered", sampling_rules.filtered, lambda row: row["outcome"] == "filtered"),
-    Rule("one_problem", sampling_rules.one_problem, lambda row: row["outcome"] == "trained"),
-    Rule("truncation", sampling_rules.truncation, lambda row: row["finish"] == "length"),
-    Rule("length_explosion", sampling_rules.length_explosion, lambda row: row["finish"] != "aborted"),
-    Rule("repeated_text", sampling_rules.repeated_text, _is_looping),
-    Rule("gradient_spike", update_rules.gradient_spike),
-    Rule("slow_verifier", outcome_rules.slow_verifier),
-    Rule("lr_too_low", update_rules.lr_too_low),
-    Rule("inert_clipping", update_rules.inert_clipping),
+    Rule("audit_gap", "error", outcome_rules.audit_gap, _is_audit_gap),
+    Rule("overfit", "error", outcome_rules.overfit),
+    Rule("verifier_errors", "error", sampling_rules.verifier_errors, lambda row: row["error"] is not None),
+    Rule("skipped_updates", "error", update_rules.skipped_updates),
+    Rule("sampler_gap", "error", update_rules.sampler_gap),
+    Rule("lr_too_high", "error", update_rules.lr_too_high),
+    Rule("entropy_collapse", "error", update_rules.entropy_collapse),
+    Rule("entropy_explosion", "error", update_rules.entropy_explosion),
+    Rule("many_answers", "error", sampling_rules.many_answers, lambda row: has_many_answers(row["response"])),
+    Rule("too_hard", "warning", sampling_rules.too_hard, _is_all_wrong),
+    Rule("too_easy", "warning", sampling_rules.too_easy, lambda row: row["outcome"] == "all_correct"),
+    Rule("equal_rewards", "warning", sampling_rules.equal_rewards, lambda row: not row["advantage"]),
+    Rule("filtered", "warning", sampling_rules.filtered, lambda row: row["outcome"] == "filtered"),
+    Rule("one_problem", "warning", sampling_rules.one_problem, lambda row: row["outcome"] == "trained"),
+    Rule("truncation", "warning", sampling_rules.truncation, lambda row: row["finish"] == "length"),
+    Rule("length_explosion", "warning", sampling_rules.length_explosion, lambda row: row["finish"] != "aborted"),
+    Rule("repeated_text", "warning", sampling_rules.repeated_text, _is_looping),
+    Rule("gradient_spike", "warning", update_rules.gradient_spike),
+    Rule("slow_verifier", "warning", outcome_rules.slow_verifier),
+    Rule("lr_too_low", "warning", update_rules.lr_too_low),
+    Rule("inert_clipping", "note", update_rules.inert_clipping),
 )
 
 
 def active_findings(history: MetricHistory, config: Config) -> list[Finding]:
-    """Return the findings that hold at the history's last step, the most severe first."""
+    """Return the findings at the history's last step, the most severe first."""
     found = [finding for rule in RULES if (finding := rule.check(history, config)) is not None]
     return sorted(found, key=lambda each: SEVERITIES.index(each.severity))
 
@@ -65,11 +65,11 @@ def active_findings(history: MetricHistory, config: Config) -> list[Finding]:
 class LiveRules:
     """The rules over the last steps of a run that trains.
 
-    It keeps nothing in checkpoints: a resumed run reads its logged metrics, and so reports no finding twice.
+    Checkpoints hold none of its state: a resumed run reads its logged metrics, and so reports no finding twice.
     """
 
     def __init__(self, config: Config, logged: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Start from the lines of `metrics.jsonl` that the run has logged already."""
+        """`logged` are the lines of `metrics.jsonl` of the steps before."""
         self._config = config
         self._history = MetricHistory()
         self._reported: set[str] = set()

@@ -9,7 +9,7 @@ from dapo.training.rules.history import MetricHistory
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-"""error: what the run learns is in doubt; warning: it learns less than it could; note: an option has no effect."""
+"""error: the result of the run is in doubt; warning: it learns less than it could; note: an option has no effect."""
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,33 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Symptom:
+    """A finding without its steps and the name of its rule; its fields are those of `Finding`."""
+
+    cause: str
+    evidence: Mapping[str, float | None]
+    """Values that are None are left out of the finding."""
+    change: tuple[str, ...] = ()
+    advice: str = ""
+    severity: Severity | None = None
+    """The severity where it differs from the rule's."""
+
+
+@dataclass(frozen=True)
 class Rule:
     """A condition on the last steps of a run."""
 
     name: str
-    check: Callable[[MetricHistory, Config], Finding | None]
+    severity: Severity
+    symptom: Callable[[MetricHistory, Config], Symptom | None]
     response: Callable[[Mapping[str, Any]], bool] | None = None
     """Whether a row of the rollout table is an example of it; None where single responses show nothing."""
 
-
-def finding(
-    history: MetricHistory,
-    name: str,
-    severity: Severity,
-    cause: str,
-    *,
-    evidence: Mapping[str, float | None],
-    change: tuple[str, ...],
-    advice: str = "",
-) -> Finding:
-    """A finding about the history's window; evidence without a value is left out."""
-    found = {key: value for key, value in evidence.items() if value is not None}
-    return Finding(name, severity, cause, found, change, history.span(), advice)
+    def check(self, history: MetricHistory, config: Config) -> Finding | None:
+        """Return the finding at the history's last step, if the condition holds."""
+        found = self.symptom(history, config)
+        if found is None:
+            return None
+        evidence = {name: value for name, value in found.evidence.items() if value is not None}
+        severity = found.severity or self.severity
+        return Finding(self.name, severity, found.cause, evidence, found.change, history.span(), found.advice)

@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 
 from dapo.config import Config
 from dapo.evaluation.intervals import student_quantile
-from dapo.training.rules.finding import Finding, finding
+from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import MetricHistory
 
 MIN_STEPS = 3
@@ -20,7 +20,7 @@ MIN_JUDGE_WAIT_S = 1.0
 """Seconds of waiting per step below which nothing is worth changing."""
 
 
-def audit_gap(history: MetricHistory, config: Config) -> Finding | None:
+def audit_gap(history: MetricHistory, config: Config) -> Symptom | None:
     """The reward's verifier accepts what a second verifier refuses."""
     gaps = history.values("audit/gap")
     if len(gaps) < MIN_STEPS:
@@ -33,24 +33,21 @@ def audit_gap(history: MetricHistory, config: Config) -> Finding | None:
     trend = (
         f", and it was {before:.3g} in the first steps: the run learns what only the reward accepts" if grown else ""
     )
-    return finding(
-        history,
-        "audit_gap",
-        "error",
+    return Symptom(
         f"the reward's verifier is {gap:.3g} above the audit's on the same responses (95 % interval {gap - half:.3g} "
         f"to {gap + half:.3g}){trend}",
-        evidence={
+        {
             "audit/gap": gap,
             "audit/gap at first": before,
             "audit/mean": history.mean("audit/mean"),
             "audit/responses": history.total("audit/responses"),
         },
-        change=(f"reward.verifier={config.audit.name_and_options[0]}",) if config.audit.name_and_options else (),
+        (f"reward.verifier={config.audit.name_and_options[0]}",) if config.audit.name_and_options else (),
         advice="read the responses below, which the reward accepts and the audit refuses; then fix one of the two",
     )
 
 
-def overfit(history: MetricHistory, config: Config) -> Finding | None:
+def overfit(history: MetricHistory, config: Config) -> Symptom | None:
     """Training goes up while the evaluation goes down."""
     best, last = history.best_evaluation, history.last_evaluation
     if best is None or last is None or best.step == last.step or not last.high < best.low:
@@ -59,25 +56,22 @@ def overfit(history: MetricHistory, config: Config) -> Finding | None:
     accuracy, before = history.mean(name), history.first_mean(name)
     if accuracy is None or before is None or accuracy - before < TRAINING_GAIN:
         return None
-    return finding(
-        history,
-        "overfit",
-        "error",
+    return Symptom(
         f"held-out accuracy fell from {best.accuracy:.1%} at step {best.step} to {last.accuracy:.1%} at step "
         f"{last.step}, beyond both intervals, while training went from {before:.3g} to {accuracy:.3g} ({name})",
-        evidence={
+        {
             "eval accuracy": last.accuracy,
             "eval accuracy, best": best.accuracy,
             name: accuracy,
             f"{name} at first": before,
             "rollout/epoch": history.mean("rollout/epoch"),
         },
-        change=(f"train.num_steps={max(best.step, 1)}", "loss.kl_coef=0.001"),
+        (f"train.num_steps={max(best.step, 1)}", "loss.kl_coef=0.001"),
         advice="more problems, or problems like those of the evaluation; the best checkpoint is kept",
     )
 
 
-def slow_verifier(history: MetricHistory, config: Config) -> Finding | None:
+def slow_verifier(history: MetricHistory, config: Config) -> Symptom | None:
     """The engine waits for verdicts."""
     waited = history.mean("time/judge_wait_s")
     step_s, evaluate_s = history.total("time/step_s"), history.total("time/evaluate_s")
@@ -86,17 +80,14 @@ def slow_verifier(history: MetricHistory, config: Config) -> Finding | None:
         return None
     per_call = history.mean("time/verifier_call_s")
     call = "" if per_call is None else f", {per_call:.2g} s per call"
-    return finding(
-        history,
-        "slow_verifier",
-        "warning",
+    return Symptom(
         f"the engine waited {waited:.1f} of {training_s:.1f} s per step for verdicts{call}: the verifier is slower "
         "than the model",
-        evidence={
+        {
             "time/judge_wait_s": waited,
             "time/step_s": history.mean("time/step_s"),
             "time/verifier_call_s": per_call,
         },
-        change=(f"reward.workers={4 * config.reward.workers}",),
+        (f"reward.workers={4 * config.reward.workers}",),
         advice="or make it faster: dapo reward test times it",
     )

@@ -1,7 +1,7 @@
 """Rules over a run's sampling: groups without a signal, verifier errors, and the responses' form."""
 
 from dapo.config import Config
-from dapo.training.rules.finding import Finding, finding
+from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import MetricHistory
 
 MIN_STEPS = 3
@@ -33,50 +33,47 @@ EASIER_PROBLEMS = (
 _MANY_TOKENS = 8
 
 
-def too_easy(history: MetricHistory, config: Config) -> Finding | None:
+def too_easy(history: MetricHistory, config: Config) -> Symptom | None:
     """Most groups are all correct."""
     return _starvation(history, config, "too_easy")
 
 
-def too_hard(history: MetricHistory, config: Config) -> Finding | None:
+def too_hard(history: MetricHistory, config: Config) -> Symptom | None:
     """No response is correct, or most groups are all wrong."""
     return _none_right(history, config) or _starvation(history, config, "too_hard")
 
 
-def equal_rewards(history: MetricHistory, config: Config) -> Finding | None:
+def equal_rewards(history: MetricHistory, config: Config) -> Symptom | None:
     """Most groups have equal scores, from a verifier that does not decide correct or wrong."""
     return _starvation(history, config, "equal_rewards")
 
 
-def filtered(history: MetricHistory, config: Config) -> Finding | None:
+def filtered(history: MetricHistory, config: Config) -> Symptom | None:
     """`dynamic_sampling.filter` rejects most groups."""
     return _starvation(history, config, "filtered")
 
 
-def _none_right(history: MetricHistory, config: Config) -> Finding | None:
+def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
     """Wrong responses alone teach nothing of a task, whatever else the reward scores."""
     keep_rate, groups, steps = signal_rate(history, config), round(_decided(history)), len(history.window())
     is_sure = not keep_rate or steps >= MIN_STEPS or groups >= MIN_GROUPS
     if history.mean("reward/accuracy") != 0 or _starvation_cause(history, config) != "too_hard" or not is_sure:
         return None
     result = "all that is learned is the penalty on length" if keep_rate else "nothing is learned"
-    return finding(
-        history,
-        "too_hard",
-        "error",
+    return Symptom(
         f"problems are too hard: every response to {groups:,} prompts is wrong, so {result}",
-        evidence={
+        {
             "reward/accuracy": 0.0,
             "rollout/keep_rate": keep_rate,
             "rollout/truncated_fraction": history.mean("rollout/truncated_fraction"),
         },
-        change=(),
-        advice=f"{EASIER_PROBLEMS}; if it should solve these, read its responses: an answer that is cut off, or "
-        "written otherwise than the reward expects, is wrong too",
+        advice=f"{EASIER_PROBLEMS}; if it should solve these, read its responses: an answer that is cut off, or in a "
+        "form that the reward does not expect, is wrong too",
+        severity="error",
     )
 
 
-def _starvation(history: MetricHistory, config: Config, name: str) -> Finding | None:
+def _starvation(history: MetricHistory, config: Config, name: str) -> Symptom | None:
     keep_rate = signal_rate(history, config)
     is_sure = not keep_rate or len(history.window()) >= MIN_STEPS or _decided(history) >= MIN_GROUPS
     if keep_rate is None or keep_rate >= MIN_KEEP_RATE or not is_sure:
@@ -95,13 +92,10 @@ def _starvation(history: MetricHistory, config: Config, name: str) -> Finding | 
         "rollout/shortfall_groups": history.mean("rollout/shortfall_groups"),
         "reward/accuracy": history.mean("reward/accuracy"),
     }
-    return finding(
-        history,
-        name,
-        "warning",
+    return Symptom(
         f"only {keep_rate:.0%} of the judged groups carry a signal, as {cause}",
-        evidence=evidence,
-        change=(*_sampling_change(config), *(option.format(bigger=bigger) for option in change)),
+        evidence,
+        (*_sampling_change(config), *(option.format(bigger=bigger) for option in change)),
         advice=advice,
     )
 
@@ -163,66 +157,45 @@ def _starvation_cause(history: MetricHistory, config: Config) -> str:
     return max(counts, key=lambda name: counts[name])
 
 
-def verifier_errors(history: MetricHistory, config: Config) -> Finding | None:
+def verifier_errors(history: MetricHistory, config: Config) -> Symptom | None:
     """Many responses have no verdict."""
     responses = _decided(history) * config.rollout.group_size
     errors = history.total("rollout/verifier_errors")
     if not responses or errors <= ERROR_RATE * responses or len(history.window()) < MIN_STEPS:
         return None
-    return finding(
-        history,
-        "verifier_errors",
-        "error",
+    return Symptom(
         f"{errors / responses:.0%} of the responses have no verdict, and train nothing: the verifier fails on them",
-        evidence={"rollout/verifier_errors": history.mean("rollout/verifier_errors")},
-        change=(f"reward.timeout_s={2 * config.reward.timeout_s:g}",),
+        {"rollout/verifier_errors": history.mean("rollout/verifier_errors")},
+        (f"reward.timeout_s={2 * config.reward.timeout_s:g}",),
         advice="dapo reward test shows what the verifier says",
     )
 
 
-def truncation(history: MetricHistory, config: Config) -> Finding | None:
+def truncation(history: MetricHistory, config: Config) -> Symptom | None:
     """Most responses end at the limit."""
-    truncated = history.mean("rollout/truncated_fraction")
-    if truncated is None and history.last_evaluation is not None:
-        return _truncated_evaluation(history, config)
-    if truncated is None or truncated <= TRUNCATED or len(history.window()) < MIN_STEPS:
+    truncated, evaluation = history.mean("rollout/truncated_fraction"), history.last_evaluation
+    limit, steps = config.rollout.max_response_tokens, len(history.window())
+    penalty, sampled = " and are penalised" if config.overlong.mode == "soft" else "", ""
+    evidence = {
+        "rollout/truncated_fraction": truncated,
+        "rollout/response_tokens_mean": history.mean("rollout/response_tokens_mean"),
+    }
+    if truncated is None and evaluation is not None:  # of the untrained model, before the first step
+        truncated, limit = evaluation.truncated, config.eval.max_response_tokens or limit
+        sampled, penalty, steps = " of the first evaluation", "", MIN_STEPS
+        evidence = {"eval truncated_fraction": truncated}
+    if truncated is None or not truncated > TRUNCATED or steps < MIN_STEPS:
         return None
-    limit = config.rollout.max_response_tokens
-    return finding(
-        history,
-        "truncation",
-        "warning",
-        f"{truncated:.1%} of the responses end at the limit of {limit} tokens"
-        f"{' and are penalised' if config.overlong.mode == 'soft' else ''}: they are judged before they have answered",
-        evidence={
-            "rollout/truncated_fraction": truncated,
-            "rollout/response_tokens_mean": history.mean("rollout/response_tokens_mean"),
-        },
-        change=(f"rollout.max_response_tokens={2 * limit}",),
-        advice="or ask for shorter answers in data.instruction",
-    )
-
-
-def _truncated_evaluation(history: MetricHistory, config: Config) -> Finding | None:
-    """Check the evaluation of the untrained model, before the first step."""
-    assert history.last_evaluation is not None
-    truncated = history.last_evaluation.truncated
-    limit = config.eval.max_response_tokens or config.rollout.max_response_tokens
-    if not truncated > TRUNCATED:
-        return None
-    return finding(
-        history,
-        "truncation",
-        "warning",
-        f"{truncated:.1%} of the responses of the first evaluation end at the limit of {limit} tokens: they are judged "
+    return Symptom(
+        f"{truncated:.1%} of the responses{sampled} end at the limit of {limit} tokens{penalty}: they are judged "
         "before they have answered",
-        evidence={"eval truncated_fraction": truncated},
-        change=(f"rollout.max_response_tokens={2 * limit}",),
-        advice="or ask for shorter answers in data.instruction",
+        evidence,
+        (f"rollout.max_response_tokens={2 * limit}",),
+        advice="or request shorter answers in data.instruction",
     )
 
 
-def length_explosion(history: MetricHistory, config: Config) -> Finding | None:
+def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     """Responses grow without a gain in accuracy."""
     name = "rollout/response_tokens_mean"
     length, before = history.mean(name), history.first_mean(name)
@@ -240,65 +213,53 @@ def length_explosion(history: MetricHistory, config: Config) -> Finding | None:
     change = [] if mode == "soft" else ["overlong.mode=filter"]
     if shorter < config.rollout.max_response_tokens:
         change.append(f"rollout.max_response_tokens={shorter}")
-    return finding(
-        history,
-        "length_explosion",
-        "warning",
+    return Symptom(
         f"responses are {length / before:.1f} times as long as in the first steps ({length:.0f} tokens, then "
         f"{before:.0f}), and {result}",
-        evidence={name: length, f"{name} at first": before, "reward/accuracy": accuracy},
-        change=tuple(change),
+        {name: length, f"{name} at first": before, "reward/accuracy": accuracy},
+        tuple(change),
         advice="look at the longest responses below: a reward that counts words or steps pays for more of them",
     )
 
 
-def repeated_text(history: MetricHistory, config: Config) -> Finding | None:
+def repeated_text(history: MetricHistory, config: Config) -> Symptom | None:
     """Many responses end in a loop."""
     rate = history.total("rollout/looping_fraction") / max(1, len(history.window()))
     if rate <= LOOPS or len(history.window()) < MIN_STEPS:
         return None
     temperature = config.rollout.temperature
     colder = ("rollout.temperature=1.0",) if temperature < 1 else ()
-    return finding(
-        history,
-        "repeated_text",
-        "warning",
+    return Symptom(
         f"{rate:.0%} of the responses end in a loop: the same tokens at least four times in a row",
-        evidence={"rollout/looping_fraction": rate},
-        change=(*colder, "overlong.mode=filter"),
+        {"rollout/looping_fraction": rate},
+        (*colder, "overlong.mode=filter"),
         advice="the model repeats itself, or the reward pays for it: compare their rewards below",
     )
 
 
-def many_answers(history: MetricHistory, config: Config) -> Finding | None:
+def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
     """Many responses mark several answers."""
     rate = history.total("rollout/many_answers_fraction") / max(1, len(history.window()))
     if rate <= MANY_ANSWERS or len(history.window()) < MIN_STEPS:
         return None
-    return finding(
-        history,
-        "many_answers",
-        "error",
+    return Symptom(
         f"{rate:.0%} of the responses mark three or more answers (Answer:, \\boxed or ####): the model hedges, and a "
         "verifier that takes any of them pays for guessing",
-        evidence={"rollout/many_answers_fraction": rate},
-        change=() if config.reward.verifier == "math" else ("reward.verifier=math",),
+        {"rollout/many_answers_fraction": rate},
+        () if config.reward.verifier == "math" else ("reward.verifier=math",),
         advice="take a verifier that refuses several answers: dapo reward test tries `several marked answers`",
     )
 
 
-def one_problem(history: MetricHistory, config: Config) -> Finding | None:
+def one_problem(history: MetricHistory, config: Config) -> Symptom | None:
     """One problem has most of the tokens that train."""
     steps = len(history.window())
     share = history.total("rollout/top_problem_fraction") / max(1, steps)
     if share <= TOP_PROBLEM or steps < MIN_STEPS:
         return None
-    return finding(
-        history,
-        "one_problem",
-        "warning",
+    return Symptom(
         f"one problem has {share:.0%} of the tokens that train, so the run learns that problem",
-        evidence={"rollout/top_problem_fraction": share},
-        change=("loss.aggregate=sequence",),
+        {"rollout/top_problem_fraction": share},
+        ("loss.aggregate=sequence",),
         advice="remove the copies of the problem below (dapo data dedupe), or add problems of middle difficulty",
     )

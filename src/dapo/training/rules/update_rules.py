@@ -3,7 +3,7 @@
 from statistics import median
 
 from dapo.config import Config
-from dapo.training.rules.finding import Finding, finding
+from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import LONG, MetricHistory
 
 MIN_STEPS = 3
@@ -28,7 +28,7 @@ LOW_KL = 1e-8
 """Nats per token below which the policy does not move."""
 
 
-def entropy_collapse(history: MetricHistory, config: Config) -> Finding | None:
+def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     """The policy has become certain, and its responses are not correct."""
     name = "loss/entropy"
     entropy, before = history.mean(name), history.first_mean(name)
@@ -40,17 +40,14 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Finding | None:
     then = "" if before is None else f", after {before:.3g} in the first steps"
     still = "" if accuracy is None else f", though {1 - accuracy:.0%} of the responses are wrong"
     warmer = ("rollout.temperature=1.0",) if config.rollout.temperature < 1 else ()
-    return finding(
-        history,
-        "entropy_collapse",
-        "error",
+    return Symptom(
         f"the policy explores no more: its entropy is {entropy:.3g} nats per token{then}{still}",
-        evidence={name: entropy, f"{name} at first": before, "reward/accuracy": accuracy},
-        change=(*warmer, f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}", _lower_lr(config)),
+        {name: entropy, f"{name} at first": before, "reward/accuracy": accuracy},
+        (*warmer, f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}", _lower_lr(config)),
     )
 
 
-def entropy_explosion(history: MetricHistory, config: Config) -> Finding | None:
+def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     """The policy becomes more and more random."""
     name = "loss/entropy"
     entropy, before = history.mean(name), history.first_mean(name)
@@ -62,18 +59,15 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Finding | None:
         if bonus
         else "the updates destroy what the model knew"
     )
-    return finding(
-        history,
-        "entropy_explosion",
-        "error",
+    return Symptom(
         f"the policy becomes random: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
         f"steps; {why}",
-        evidence={name: entropy, f"{name} at first": before, "reward/mean": history.mean("reward/mean")},
-        change=(*bonus, _lower_lr(config)),
+        {name: entropy, f"{name} at first": before, "reward/mean": history.mean("reward/mean")},
+        (*bonus, _lower_lr(config)),
     )
 
 
-def inert_clipping(history: MetricHistory, config: Config) -> Finding | None:
+def inert_clipping(history: MetricHistory, config: Config) -> Symptom | None:
     """With one update per step every ratio is 1."""
     if (
         config.reuses_samples
@@ -84,41 +78,35 @@ def inert_clipping(history: MetricHistory, config: Config) -> Finding | None:
     groups = config.rollout.prompts_per_step
     divisors = [size for size in range(1, groups) if groups % size == 0]
     change = (f"train.minibatch_groups={divisors[-1]}",) if divisors else ()
-    return finding(
-        history,
-        "inert_clipping",
-        "note",
+    return Symptom(
         "clipping has no effect: with one update per step every ratio is 1, so loss.clip_low and loss.clip_high "
         "(clip-higher) change nothing",
-        evidence={
+        {
             "loss/ratio_mean": history.mean("loss/ratio_mean"),
             "loss/clip_high_fraction": history.mean("loss/clip_high_fraction"),
         },
-        change=change,
+        change,
         advice="the paper updates 16 times per step; one update is a choice, too",
     )
 
 
-def sampler_gap(history: MetricHistory, config: Config) -> Finding | None:
+def sampler_gap(history: MetricHistory, config: Config) -> Symptom | None:
     """The log-probabilities of engine and trainer differ."""
     gap = history.mean("rollout/engine_logprob_gap_mean")
     if gap is None or gap <= MAX_LOGPROB_GAP or config.loss.engine_correction is not None:  # NaN is a gap too
         return None
-    return finding(
-        history,
-        "sampler_gap",
-        "error",
+    return Symptom(
         f"sampler and trainer differ by {gap:.3g} nats per token on average (more than {MAX_LOGPROB_GAP:g}): the "
         "engine may hold other weights, or compute in a coarser dtype, which loss.engine_correction=tis corrects",
-        evidence={
+        {
             "rollout/engine_logprob_gap_mean": gap,
             "rollout/engine_logprob_gap_max": history.mean("rollout/engine_logprob_gap_max"),
         },
-        change=("loss.engine_correction=tis", "model.dtype=float32"),
+        ("loss.engine_correction=tis", "model.dtype=float32"),
     )
 
 
-def skipped_updates(history: MetricHistory, config: Config) -> Finding | None:
+def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
     """Updates were not made."""
     skipped = history.total("optim/skipped")
     if not skipped:
@@ -126,18 +114,15 @@ def skipped_updates(history: MetricHistory, config: Config) -> Finding | None:
     updates = config.updates_per_step * len(history.window())
     norm, divergence = history.mean("optim/grad_norm"), history.mean("loss/approx_kl")
     shown = f"gradient norm {norm:.3g}" + ("" if divergence is None else f", loss/approx_kl {divergence:.3g}")
-    return finding(
-        history,
-        "skipped_updates",
-        "error",
+    return Symptom(
         f"{skipped:.0f} of {updates} updates skipped, with {shown} on average: the loss or the gradient was not "
         "finite, or the policy too far from the one that sampled",
-        evidence={"optim/skipped": skipped, "optim/grad_norm": norm, "loss/approx_kl": divergence},
-        change=(_lower_lr(config),),
+        {"optim/skipped": skipped, "optim/grad_norm": norm, "loss/approx_kl": divergence},
+        (_lower_lr(config),),
     )
 
 
-def gradient_spike(history: MetricHistory, config: Config) -> Finding | None:
+def gradient_spike(history: MetricHistory, config: Config) -> Symptom | None:
     """A gradient was far larger than the run's usual ones."""
     name = "optim/grad_norm"
     norms = [norm for norm in history.values(name, LONG) if norm > 0]
@@ -149,19 +134,16 @@ def gradient_spike(history: MetricHistory, config: Config) -> Finding | None:
         return None
     at = [record.get(name) for record in history.window()].index(largest)
     scale = ("advantage.scale=std",) if config.advantage.scale == "none" else ()
-    return finding(
-        history,
-        "gradient_spike",
-        "warning",
+    return Symptom(
         f"the gradient of step {history.span()[0] + at} has the norm {largest:.3g}, {largest / usual:.0f} times the "
         f"usual {usual:.3g}: one batch turns the policy"
         + (", as unscaled advantages let one extreme reward outweigh the others" if scale else ""),
-        evidence={name: largest, f"{name} usually": usual, "reward/mean": history.mean("reward/mean")},
-        change=(*scale, f"optim.max_grad_norm={max(usual, 1e-3):.1g}", _lower_lr(config)),
+        {name: largest, f"{name} usually": usual, "reward/mean": history.mean("reward/mean")},
+        (*scale, f"optim.max_grad_norm={max(usual, 1e-3):.1g}", _lower_lr(config)),
     )
 
 
-def lr_too_high(history: MetricHistory, config: Config) -> Finding | None:
+def lr_too_high(history: MetricHistory, config: Config) -> Symptom | None:
     """A step moves the policy farther than clipping can hold it."""
     divergence = history.mean("loss/approx_kl")
     high, low = history.mean("loss/clip_high_fraction"), history.mean("loss/clip_low_fraction")
@@ -170,18 +152,15 @@ def lr_too_high(history: MetricHistory, config: Config) -> Finding | None:
     clipped = (high or 0.0) + (low or 0.0)
     if divergence <= HIGH_KL and clipped <= HIGH_CLIPPED:
         return None
-    return finding(
-        history,
-        "lr_too_high",
-        "error",
+    return Symptom(
         f"each step moves the policy too far: {divergence:.3g} nats per token (loss/approx_kl), and {clipped:.0%} of "
         "the tokens are clipped",
-        evidence={"loss/approx_kl": divergence, "loss/clip_high_fraction": high, "loss/clip_low_fraction": low},
-        change=(_lower_lr(config),),
+        {"loss/approx_kl": divergence, "loss/clip_high_fraction": high, "loss/clip_low_fraction": low},
+        (_lower_lr(config),),
     )
 
 
-def lr_too_low(history: MetricHistory, config: Config) -> Finding | None:
+def lr_too_low(history: MetricHistory, config: Config) -> Symptom | None:
     """The policy does not move."""
     divergence = history.mean("loss/approx_kl")
     is_warm = history.step - len(history.window()) >= config.optim.warmup_steps
@@ -189,14 +168,11 @@ def lr_too_low(history: MetricHistory, config: Config) -> Finding | None:
     is_sure = config.reuses_samples and is_full and is_warm and len(history.window()) >= MIN_STEPS
     if divergence is None or not is_sure or has_no_advantages(history) or not divergence <= LOW_KL:
         return None
-    return finding(
-        history,
-        "lr_too_low",
-        "warning",
+    return Symptom(
         f"the policy does not move: after a step's updates it is {max(divergence, 0.0):.1e} nats per token from where "
         "the step began",
-        evidence={"loss/approx_kl": divergence, "optim/lr": history.mean("optim/lr")},
-        change=(f"optim.lr={100 * config.optim.lr:.2g}",),
+        {"loss/approx_kl": divergence, "optim/lr": history.mean("optim/lr")},
+        (f"optim.lr={100 * config.optim.lr:.2g}",),
     )
 
 
