@@ -49,7 +49,7 @@ def ablate(
     """
     if config is None:
         raise ConfigError(
-            "dapo ablate takes an experiment file or a configuration; --show NAME prints a ladder that comes with it: "
+            "dapo ablate takes an experiment file or a configuration; --show NAME prints a shipped ladder: "
             f"{', '.join(shipped_ladders())}"
         )
     chosen = None if seeds is None else parse_seeds(seeds)
@@ -77,7 +77,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _run(experiment: Experiment, folder: Path, *, jobs: int | None) -> "tuple[Results, dict[str, str]]":
-    """The results with the reasons of failed runs; `jobs` None starts no run."""
+    """Return the results, and the reasons of failed runs; `jobs` None starts no run."""
     from dapo.analysis.ablate.results import collect, write_results
     from dapo.analysis.ablate.runner import require_same_options, run_experiment
     from dapo.analysis.ablate.table import make_table
@@ -106,12 +106,12 @@ def _run(experiment: Experiment, folder: Path, *, jobs: int | None) -> "tuple[Re
 
 
 def report_again(paths: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
-    """Print the table of stored results, several folders merged. Raises ConfigError without a folder to write it to."""
+    """Print the table of stored results; several folders are merged, and need an `output`, else ConfigError."""
     from dapo.analysis.ablate.results import RESULTS_JSON, merge, read_results
 
     folders = [path.parent if path.name == RESULTS_JSON else path for path in paths]
     if len(folders) > 1 and output is None:
-        raise ConfigError("several --report merge the seeds of several folders: give --output FOLDER for the whole")
+        raise ConfigError("several --report are merged into one result: add --output FOLDER for it")
     _write_and_print(merge([read_results(folder) for folder in folders]), output or folders[0], as_json=as_json)
 
 
@@ -139,7 +139,7 @@ def print_tables(console: SafeConsole, table: Sequence[Mapping[str, Any]], facts
         if condition["condition"]:
             console.print(Text(f"\n{printable(condition['condition'])}", style="bold underline"))
         for table_of in (_accuracy_table(condition, facts["experiment"]["baseline"]), _cost_table(condition)):
-            # a title of the table itself would be broken to the table's width
+            # rich wraps a title at the width of its table
             console.print(Text(f"\n{table_of.caption}", style="bold"), soft_wrap=True)
             table_of.caption = None
             console.print(table_of)
@@ -191,7 +191,7 @@ def _table(title: str, *names: str) -> Table:
 
 
 def _with_range(found: Mapping[str, Any] | None, sign: str = "") -> str:
-    """A mean and its interval; a star behind a difference whose interval leaves 0 out."""
+    """A mean with its interval, and a star after a difference whose interval excludes 0."""
     if found is None:
         return ""
     if found["low"] is None:
@@ -205,7 +205,7 @@ def _percent(value: float | None, sign: str = "") -> str:
 
 
 def _without_effect(experiment: Experiment) -> Iterator[str]:
-    """Options of a row that have no effect in its configuration."""
+    """Describe the options of rows that have no effect in their configurations."""
     from dapo.cli.check.summary import ignored_options
 
     seen = set()

@@ -67,13 +67,13 @@ def _print_pair(console: SafeConsole, found: Comparison, *, by_step: bool) -> No
 def _aligned(found: Comparison) -> str:
     last = min(found.a.steps, found.b.steps)
     if not found.steps:
-        return f"equal in all {last} steps that both have made" if last else "no step that both have made"
+        return f"equal in all {last} common steps" if last else "no common step"
     shared = f"equal up to step {found.equal_up_to}" if found.equal_up_to else "different from the first step on"
     return f"{shared}; compared below: steps {found.steps[0]} to {found.steps[-1]}"
 
 
 def _table(title: str, *names: str) -> Table:
-    # only the first column, of names, may take several lines
+    # only the first column, with names, wraps
     return ruled_table(Column(names[0], overflow="fold"), *names[1:], title=title, **TITLE)
 
 

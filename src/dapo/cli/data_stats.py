@@ -27,7 +27,7 @@ SHOWN_PROBLEMS = 10
 SHOWN_SOURCES = 10
 CODE_FIELD = "tests"
 CODE_STARTS = ("assert ", "def check(", "def test_")
-"""Starts of answers, beside the column CODE_FIELD, by which a source's rows are programs that `code` judges."""
+"""Beginnings of answers that mark rows for the verifier `code`, as the column CODE_FIELD does."""
 
 
 def group_size_of(run: Path | None) -> int:

@@ -18,7 +18,7 @@ def diagnosis_lines(path: Path, diagnosis: Diagnosis) -> Iterator[str]:
         f"{plural(diagnosis.rollout_tables, 'table')} of responses, by {len(RULES)} rules"
     )
     if not diagnosis.steps and not diagnosis.cases:
-        yield f"{path}: nothing to look at yet; no step has been logged"
+        yield f"{path}: no step has been logged yet"
         return
     if not diagnosis.issues:
         yield f"{path}: nothing wrong found in {seen}"

@@ -127,7 +127,7 @@ def _table_by_problem(*numbers: str) -> Table:
 
 
 def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
-    """The answer as the first response that votes for it writes it; empty if none does."""
+    """The winning answer in the words of the first response that gives it; empty without one."""
     votes = count_votes((response["correct"], response["answer"]) for response in judged)
     if not votes:
         return ""

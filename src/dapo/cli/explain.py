@@ -1,4 +1,4 @@
-"""Prints the result of `dapo explain` for a person, equation by equation."""
+"""Prints the result of `dapo explain`, equation by equation."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence

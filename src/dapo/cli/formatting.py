@@ -1,4 +1,4 @@
-"""How the commands write tables, numbers, counts and values of options."""
+"""Formats tables, numbers, counts and values of options for the commands."""
 
 import json
 from collections.abc import Mapping, Sequence

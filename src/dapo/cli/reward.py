@@ -119,7 +119,7 @@ def _check_json(check: CheckResult) -> dict[str, Any]:
 
 
 def _group_seconds(pool: VerifierPool, problem: Problem, size: int) -> float:
-    """Measure the seconds to judge a group of ordinary responses, as in training."""
+    """The seconds to judge a group of ordinary responses, as in training."""
     responses = [f"I think it is this.\nAnswer: {number}" for number in range(size)]
     began = time.perf_counter()
     pool.submit(problem, responses, [()] * size).result()

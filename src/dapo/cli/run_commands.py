@@ -1,4 +1,4 @@
-"""The commands that make, continue and evaluate runs: train, resume, fork, submit, check, status, eval, export."""
+"""The commands that start, continue and evaluate runs: train, resume, fork, submit, check, status, eval, export."""
 
 import sys
 from datetime import datetime

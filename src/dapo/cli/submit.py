@@ -39,7 +39,7 @@ def submit_run(
         raise ConfigError(f"{config_or_run} is a run, which continues in its directory; leave --run-dir out")
     source = RunDirectory.open(config_or_run).config if is_run else find_config(config_or_run)
     config = load_config(source, overrides)
-    list(explain(config))  # reads the data that is at hand
+    list(explain(config))  # reads local data, and so finds its errors
     new = run_dir or default_run_path(source, datetime.now())
     run_dir = (config_or_run if is_run else new).absolute()
     job = Job(
@@ -82,7 +82,7 @@ def print_submission(report: Mapping[str, Any]) -> None:
 
 
 def _write(job: Job, script: str, config: Config | None) -> Path:
-    """Write the script, and a copy of a new run's configuration: its file may change before the job starts."""
+    """Write the script, and a copy of a new run's configuration, whose file may change before the job starts."""
     path = job.folder / "job.sh"
     try:
         job.folder.mkdir(parents=True, exist_ok=True)

@@ -87,7 +87,7 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: "DataConfig") -> None:
-        """Encode as the section `data` says. Raises DataError if an option needs a chat template and there is none."""
+        """`config` is the section `data`. Raises DataError if an option needs a chat template and there is none."""
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if config.chat_template == "on" and not has_template:
             raise DataError("data.chat_template=on, but the model's tokenizer has no chat template; use auto or off")

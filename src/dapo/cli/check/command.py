@@ -32,8 +32,8 @@ def check_config(
 ) -> bool:
     """Print the description of a configuration, and return whether it can run.
 
-    If it can, `probe` measures with the real model, too, on `problems` with `samples` responses each, and compares with
-    the run `against`. For a `path` in the directory of a fork, the fork's origin is printed as well.
+    With `probe`, also measure the real model on `problems` with `samples` responses each, and compare with the run
+    `against`. For a `path` in the directory of a fork, print its origin.
     """
     elsewhere = bool(assume) or config.uses_ray
     if probe and assume:

@@ -12,7 +12,7 @@ from dapo.types import Problem
 
 @dataclass(frozen=True)
 class Contaminated:
-    """A training row that is removed, and the evaluation problem that it contains."""
+    """A removed training row, and the evaluation problem that it contains."""
 
     row: int  # the row number in the source, from 1
     problem: Problem

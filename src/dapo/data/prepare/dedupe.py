@@ -22,7 +22,7 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 
 @dataclass(frozen=True)
 class Removed:
-    """A row that is left out, and the rule that removed it."""
+    """A removed row, and the rule that removed it."""
 
     row: int  # the row number in the source, from 1
     problem: Problem
@@ -81,7 +81,7 @@ def deduplicate(
     not searched for), the same numbers and the same answer: texts that differ in those are different problems.
     `on_progress` is called with the numbers of texts compared and of texts to compare.
     """
-    # by identity: a reader gives equal rows as one object
+    # by identity: readers return equal rows as one object
     objects = {id(problem): problem for problem in problems}
     texts = {key: prompt_text(problem.prompt) for key, problem in objects.items()}
     template = find_instruction_template(texts.values())

@@ -20,7 +20,7 @@ class PassRate:
     """How often the responses to one problem were correct."""
 
     id: str
-    responses: int  # responses with a correct or incorrect verdict; errors and mere scores are not counted
+    responses: int  # responses judged correct or wrong; errors and plain scores are not counted
     correct: int
     visits: int = 1  # number of groups sampled for the problem
     last_seen: int | None = None  # training step of the newest group

@@ -1,4 +1,4 @@
-"""Write problems and reports about them; what is written reads back as the same problems."""
+"""Write problems and reports about them; a written file reads back as the same problems."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
     else:
         _write_parquet(path, problems)
     for number, (problem, (_, row)) in enumerate(zip(problems, read_rows(path), strict=True), start=1):
-        where = f"row {number} of what was written"
+        where = f"row {number} of the written file"
         back = problem_from_row(row, where=where, source=problem.source, require_answer=False)
         if (back.id, back.source) != (problem.id, problem.source):
             raise DataError(

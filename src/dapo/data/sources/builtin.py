@@ -68,7 +68,7 @@ def builtin_problems(
     items = (_item(name, resolved, seed, index, split) for index in count())
     if split == "train":
         return list(islice(items, size))
-    # coupon collector: n distinct questions take about n * log(n) samples; after these there is nothing new
+    # coupon collector: n distinct questions take about n * log(n) samples
     found: dict[str, Problem] = {}
     for problem in islice(items, 4 * min(size, TASKS[name].distinct(resolved)) + 200):
         if len(found) == size:

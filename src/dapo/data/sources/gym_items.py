@@ -58,7 +58,7 @@ def entries(task: dict[str, Any]) -> list[dict[str, Any]]:
         score = data.score_answer(found[0]["answer"], found[0])
     except InvalidRequest:
         raise
-    except Exception as error:  # the library checks options by assertions and lets generators raise anything
+    except Exception as error:  # the library checks options with assertions, and generators raise anything
         raise InvalidRequest(" ".join(f"gym task {name}: {type(error).__name__}: {error}".split())) from None
     if score < 1.0:
         reason = f"its own answer scores {score:g} from an entry stored as JSON, so responses could not be scored"

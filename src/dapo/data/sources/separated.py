@@ -1,6 +1,6 @@
-"""Rows of CSV and TSV files: their lines as records, and the types of their columns.
+"""Read rows of CSV and TSV files: lines as records, and the types of columns.
 
-A column has one type, which all of its values have: integer, number, boolean, list of JSON objects (messages), or text.
+All values of a column have one type: integer, number, boolean, list of JSON objects (messages), or text.
 It is text if converting a value and writing it again would change it: `007`, `1.50` and `1,000` stay as they are. An
 empty value is None. pandas and pyarrow.csv would read 007 as 7, and accept or fill up some broken records.
 """
@@ -41,7 +41,7 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, Sequence[s
     else:
         return
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max((",", ";", "\t"), key=head[-1].count)
-    csv.field_size_limit(_MAX_VALUE_CHARS)  # of the whole process: the module's own is 128 KiB
+    csv.field_size_limit(_MAX_VALUE_CHARS)  # for the whole process; the default is 128 KiB
     names: list[str] | None = None
     has_index = False
     for number, values in _parsed(path, chain(head, lines), delimiter):
