@@ -67,7 +67,7 @@ def test_a_base_is_looked_for_next_to_the_file_and_then_among_the_shipped_ones(t
         ("baseline: GRPO", "basline: GRPO", "unknown key 'basline'; did you mean baseline?"),
         ("set: [preset=grpo, loss.kl_coef=0]", "sets: []", "variants: GRPO: unknown key 'sets'; did you mean set?"),
         ("  clean: []", "  clean: {{inherits: short}}", "conditions: clean: unknown key 'inherits'"),
-        ("inherits: GRPO", "inherits: + token-level loss", "`inherits` leads in a circle: "),
+        ("inherits: GRPO", "inherits: + token-level loss", "`inherits` is circular: "),
         ("inherits: GRPO", "inherits: GRPA", "inherits 'GRPA' is no variant; did you mean GRPO?"),
         ("  + clip-higher: ", "  GRPO: ", "found duplicate key GRPO"),
         ("  + token-level loss:", "  '* grpo':", "would share one folder"),
@@ -170,7 +170,7 @@ def test_a_shipped_ladder_is_an_experiment_file_and_its_name_may_stand_for_its_r
 
 
 def test_an_experiment_file_takes_no_ladder_and_a_ladder_must_exist(tmp_path: Path):
-    with pytest.raises(ConfigError, match="rows of its own"):
+    with pytest.raises(ConfigError, match="has its own rows"):
         load_experiment(written(tmp_path, FILE), ladder="table1")
     with pytest.raises(ConfigError, match="no ladder 'table2'; did you mean table1"):
         load_experiment(TINY, ladder="table2")

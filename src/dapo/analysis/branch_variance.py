@@ -1,7 +1,7 @@
-"""The variance between branches of one run: how much of a difference is chance, and the effect of a change beyond it.
+"""The variance between branches of one run: how large a difference chance makes, and what a change adds to it.
 
 Branches are runs that were forked at the same step with the same options and different seeds (`dapo fork --times`).
-Between two groups, branches of the same number share all random numbers and are paired.
+In two groups, branches with the same number share all random numbers, so they are paired.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ class BranchVariance:
     parent: str
     step: int
     options: Mapping[str, Any]
-    """The options that were changed in all of them, besides the seed."""
+    """The options changed in all of them, except the seed."""
     runs: Sequence[str]
     accuracy: Sequence[float]
     """Held-out accuracy of each run after its last evaluation."""
     mean: float
     deviation: float
-    """The standard deviation between branches: the effect of another seed."""
+    """The standard deviation between branches: the effect of the seed."""
     low: float | None
     """The lower end of the 95 % interval of the mean."""
     high: float | None
@@ -48,7 +48,7 @@ class Branch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that were changed, besides the seed, which differs in every branch."""
+        """The changed options, except the seed, which differs in every branch."""
         return {name: new for name, (_, new) in self.fork.changed.items() if name != "train.seed"}
 
 
@@ -87,15 +87,5 @@ def _change(first: Mapping[int | None, float], group: Mapping[int | None, float]
 def _summarize(parent: str, step: int, members: Sequence[Branch], change: dict[str, Any] | None) -> BranchVariance:
     values = [each.accuracy for each in members]
     low, high = mean_interval(values, proportions=False) or (None, None)
-    return BranchVariance(
-        parent,
-        step,
-        members[0].options,
-        [each.path for each in members],
-        values,
-        mean=fmean(values),
-        deviation=stdev(values),
-        low=low,
-        high=high,
-        change=change,
-    )
+    options, runs = members[0].options, [each.path for each in members]
+    return BranchVariance(parent, step, options, runs, values, fmean(values), stdev(values), low, high, change)

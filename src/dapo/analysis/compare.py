@@ -35,13 +35,13 @@ COSTS = {
 
 @dataclass(frozen=True)
 class RunFacts:
-    """The facts of one of the runs."""
+    """Facts about one of the runs."""
 
     path: str
     steps: int
     seed: int
     exit_reason: str | None
-    """How it ended; None while it trains."""
+    """Reason for its end; None while it trains."""
     fork: Mapping[str, Any] | None
     """Parent, step, branch and changed options of a fork; None for another run."""
 
@@ -57,7 +57,7 @@ class HeldOut:
     difference: Mapping[str, Any]
     """A `Paired` as JSON values."""
     better: int
-    """The number of problems on which b is better."""
+    """Number of problems on which b is better."""
     worse: int
     is_binary: bool
     """Whether the verifier decides right or wrong; otherwise accuracies are scores."""
@@ -84,7 +84,7 @@ class Comparison:
     a: RunFacts
     b: RunFacts
     equal_up_to: int
-    """The last step up to which every metric but times is equal."""
+    """The last step up to which all metrics except times are equal."""
     options: Mapping[str, Sequence[Any]]
     """The options that differ, with the values in a and b."""
     steps: Sequence[int]
@@ -134,7 +134,7 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
 
 
 def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str, Any]]) -> int:
-    """The last step up to which all metrics but times are equal; 0 if the first one is not."""
+    """The last step up to which all metrics except times are equal; 0 if those of step 1 differ."""
     step = 0
     while step + 1 in a and step + 1 in b and _without_times(a[step + 1]) == _without_times(b[step + 1]):
         step += 1
@@ -188,17 +188,8 @@ def compare_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> HeldOut:
         DataError: They were sampled with different settings, or are of different problems.
     """
     difference, better, worse = paired_samples(a, b)
-    return HeldOut(
-        a["step"],
-        b["step"],
-        a["accuracy"],
-        b["accuracy"],
-        difference.as_json(),
-        better=better,
-        worse=worse,
-        is_binary=bool(a["binary"]),
-        shares_draws=a.get("seed") == b.get("seed"),
-    )
+    facts = (a["step"], b["step"], a["accuracy"], b["accuracy"], difference.as_json(), better, worse)
+    return HeldOut(*facts, is_binary=bool(a["binary"]), shares_draws=a.get("seed") == b.get("seed"))
 
 
 def _curves(

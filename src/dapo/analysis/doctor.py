@@ -1,4 +1,4 @@
-"""Applies the rules to a whole run: the findings, since when, and the problems and responses that show them."""
+"""Applies the rules to a whole run; each finding comes with its first step, and problems and responses that show it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from dapo.training.rules.history import WINDOW, MetricHistory
 
 MAX_PROBLEMS = 3
 MAX_ROWS = 20_000
-"""The number of responses read for examples, from the newest tables of a finding's steps."""
+"""Maximum number of responses read for examples, from the newest tables of a finding's steps."""
 _SHOWN_CHARS = 160
 
 
@@ -53,7 +53,7 @@ class Diagnosis:
 
     cases: Sequence[DiagnosedFinding]
     steps: int
-    """Training steps whose metrics were read."""
+    """Number of training steps with metrics."""
     evaluations: int
     rollout_tables: int
     """The number of stored tables of responses."""

@@ -1,4 +1,4 @@
-"""Explains one group of a finished step by the paper's Eq. 11, 13, 9 and 8, with its own numbers."""
+"""Explains one group of a finished step: the paper's Eq. 11, 13, 9 and 8 with the numbers of the group."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ def explain_group(
         log: Takes a line about each step that is trained again.
 
     Returns:
-        JSON values; docs/view.md describes them.
+        JSON values, described in docs/view.md.
 
     Raises:
         CheckpointError: There is no such run.
@@ -73,7 +73,7 @@ def explain_group(
 
 
 def _select_group(groups: Sequence[StoredGroup], update: GroupUpdate | None) -> int:
-    """The id of the group to explain by default; see `explain_group`."""
+    """The id of the group that `explain_group` explains by default."""
     if update is None:
         return groups[0].group.id
     clipped: dict[int, int] = {}

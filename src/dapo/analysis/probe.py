@@ -1,4 +1,4 @@
-"""Tries a run's first two steps before the run: pass rates, lengths, speed and memory of its real model and data.
+"""Makes a run's first two steps in advance: pass rates, lengths, speed and memory with its real model and data.
 
 Nothing is written. The code and the random keys of the run (`training/assemble/build.py`) sample, judge and update, so
 the first batches are the ones that the run would train on. The second update is the first to hold the optimizer's
@@ -46,7 +46,7 @@ BINS = 4
 """The number of equal bins of pass rates between never and always."""
 LENGTH_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 FIRST_STEPS = 3
-"""The number of a run's first steps that a probe is compared with: later ones have learned."""
+"""Number of a run's first steps that a probe is compared with: later steps have learned."""
 TOLERANCE = 0.2
 
 
@@ -151,7 +151,7 @@ def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[Pa
     rates = [c / (c + w) for c, w in zip(correct, wrong, strict=True)]
     width = 100 // BINS
     names = ["never", *(f"{i * width} to {(i + 1) * width} %" for i in range(BINS)), "always"]
-    # a rate on a border is in the bin above it
+    # a rate on a border counts in the bin above
     bins = [0 if rate == 0 else BINS + 1 if rate == 1 else 1 + int(rate * BINS) for rate in rates]
     found = []
     for i, name in enumerate(names):
@@ -163,7 +163,7 @@ def pass_rate_histogram(correct: Sequence[int], wrong: Sequence[int]) -> list[Pa
 
 @dataclass(frozen=True)
 class Check:
-    """One value of a probe, and its measurement in the first steps of a run."""
+    """One value of a probe, and the same value measured in a run's first steps."""
 
     name: str
     probe: float
@@ -223,11 +223,7 @@ class _Step:
 
 
 def _steps(
-    config: Config,
-    sampling: Sampling,
-    policy: TrainablePolicy,
-    problems: int,
-    on_progress: Callable[[int, int], None],
+    config: Config, sampling: Sampling, policy: TrainablePolicy, problems: int, on_progress: Callable[[int, int], None]
 ) -> Iterator[_Step]:
     """Make the run's steps, MAX_UPDATES with an update, until `problems` problems are decided."""
     stats, decided, step = ProblemStats(), 0, 0
@@ -240,11 +236,7 @@ def _steps(
             load_s = time.perf_counter() - started
         sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
         sampling.selector = make_selector(
-            config.dynamic_sampling,
-            stats,
-            step=step,
-            group_size=config.rollout.group_size,
-            seed=config.train.seed,
+            config.dynamic_sampling, stats, step=step, group_size=config.rollout.group_size, seed=config.train.seed
         )
         started = time.perf_counter()
         batch = collect(sampling, step=step)
@@ -345,7 +337,7 @@ def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[s
 
 
 def _tokens_per_s(steps: Sequence[_Step]) -> float:
-    """Generated tokens per second of full batches if there is one: a short one has few sequences at a time."""
+    """Generated tokens per second, from full batches if there are any: a short batch has few sequences at a time."""
     full = [step for step in steps if not step.batch.shortfall] or steps
     return sum(step.batch.num_generated_tokens for step in full) / sum(step.generate_s for step in full)
 

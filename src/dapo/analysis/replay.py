@@ -9,12 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo.analysis.stored_groups import (
-    RunProblems,
-    read_groups,
-    saved_steps,
-    with_prompt_ids,
-)
+from dapo.analysis.stored_groups import RunProblems, read_groups, saved_steps, with_prompt_ids
 from dapo.config import Config
 from dapo.core.errors import CheckpointError, DataError
 from dapo.data.prompts import PromptEncoder
@@ -33,7 +28,7 @@ _NOT_COMPARED = ("time/", "rollout/engine_logprob_gap_mean", "rollout/engine_log
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """The steps of a replay; made without loading anything."""
+    """The steps of a replay, planned before a model is loaded."""
 
     start: int
     """The step of the checkpoint that it starts from; 0: the initial model."""

@@ -11,7 +11,7 @@ from dapo.runs.outcomes import Outcome, verdict_word
 from dapo.types import Group, Verdict
 
 EXAMPLES = 8
-"""The number of changed verdicts, and of changed outcomes, that are listed with their texts; all are counted."""
+"""Number of changed verdicts, and of changed outcomes, listed with their texts; all are counted."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def _verdict_key(verdict: Verdict) -> tuple[Any, ...]:
 
 
 def _transition(old: Verdict, new: Verdict) -> tuple[str, str]:
-    """The names of both verdicts; if only the scores differ, the second says which is higher."""
+    """The names of both verdicts; if only the scores differ, the second is `higher score` or `lower score`."""
     before, after = (verdict_word(each.correct, each.error) for each in (old, new))
     if before == after and new.error is None and old.score != new.score:
         after = f"{after}, {'higher' if new.score > old.score else 'lower'} score"

@@ -118,7 +118,7 @@ def _row(values: Sequence[float]) -> Tensor:
 
 @dataclass(frozen=True)
 class GroupUpdate:
-    """The optimizer update that a group takes part in."""
+    """The optimizer update that trains a group."""
 
     number: int
     """Its index in the step, from 0."""
@@ -131,7 +131,7 @@ class GroupUpdate:
     ratios: Mapping[str, Any]
     """Whether and how the ratios are known, as JSON values."""
     compared: Mapping[int, Sequence[float]]
-    """By group, the rewards that its advantages are computed from."""
+    """The rewards that each group's advantages are computed from, by group id."""
 
     @property
     def gradient_sum(self) -> float:
@@ -140,7 +140,7 @@ class GroupUpdate:
 
     @property
     def unclipped_gradient_sum(self) -> float:
-        """`gradient_sum` without clipping."""
+        """The same sum without clipping."""
         return sum(float(each.unclipped_gradient.abs().sum()) for each in self.terms or ()) or 1.0
 
 
@@ -154,7 +154,7 @@ def find_update(
     recompute: bool,
     log: Callable[[str], None],
 ) -> GroupUpdate | None:
-    """The update of a group, or the step's last one; None if the group takes part in none."""
+    """Find the update that trains a group, or the step's last update; None if none trains it."""
     samples = with_advantages([each.group for each in groups if each.outcome == "trained"], config)
     updates = minibatches(samples, config, step=step)
     members = [{sample.group_id for sample in update} for update in updates]

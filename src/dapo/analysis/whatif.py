@@ -46,12 +46,12 @@ _EFFECTIVE = {"reward", "overlong", "advantage", "dynamic_sampling", "loss"}
 
 @dataclass
 class _Scorer:
-    """How groups are scored."""
+    """The judge, problems and tokenizer that score groups again."""
 
     judge: Judge | None
-    """The judge of their responses; None: the stored verdicts stay."""
+    """The judge of the responses; None: the stored verdicts stay."""
     problems: RunProblems | None
-    """The problems with all columns; None: nothing reads more of a problem than the table has."""
+    """The problems with all columns; None: the stored columns are enough."""
     encoder: PromptEncoder | None
     """None: the model's tokenizer is not on this machine."""
     not_found: set[str] = field(default_factory=set)
@@ -82,7 +82,7 @@ def what_if(
         log: Takes a line about the work in progress.
 
     Returns:
-        JSON values; docs/view.md describes them.
+        JSON values, described in docs/view.md.
 
     Raises:
         ConfigError: An option does not act after sampling, `steps` is malformed, or the advantages depend on a critic
@@ -94,8 +94,8 @@ def what_if(
     old, new = _changed_config(directory, overrides, gradient=gradient)
     _require_stored_advantages(old, new, gradient=gradient)
     chosen, missing = _chosen_steps(directory, steps)
-    sampler = dynamic_sampler(new, max_error_rate=1.0)  # errors are counted, and end nothing
-    # without any option, a difference shows that the verifier, or its code since then, does not repeat itself
+    sampler = dynamic_sampler(new, max_error_rate=1.0)  # errors are counted and never end the analysis
+    # without options, a difference means that the verifier is not deterministic, or that its code has changed
     judges = not overrides or any(item.startswith("reward.") for item in overrides)
     filters = isinstance(new.dynamic_sampling.filter, str)
     comparison = GradientComparison(directory, old, new, chosen, log=log) if gradient else None

@@ -14,7 +14,7 @@
       - {metric: accuracy, against: [steps, tokens, seconds]}
 
 A run takes its options from `base`, `set`, its condition, the variants that its row inherits, its variant and its seed.
-Each overrides the ones before.
+Later ones override earlier ones.
 """
 
 import re
@@ -55,7 +55,7 @@ class Variant:
     own: tuple[str, ...]
     """Its own options, `key=value`."""
     inherits: str | None
-    """The variant to whose options its own are added."""
+    """The variant that it inherits options from."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Experiment:
     panels: tuple[Panel, ...]
 
     def runs(self) -> list[PlannedRun]:
-        """Every run, seeds outermost, so that the first seeds are soon complete in all rows."""
+        """Every run, ordered by seed first, so that the first seeds of all rows are complete early."""
         return [self.run(*key) for key in product(self.seeds, self.conditions, self.variants)]
 
     def run(self, seed: int, condition: Condition, variant: Variant) -> PlannedRun:
@@ -130,7 +130,7 @@ class Experiment:
         return next(each for each in self.variants if each.name == name)
 
     def predecessor(self, variant: Variant) -> str | None:
-        """The row that a row is compared with besides the baseline: the one it inherits, else the row before."""
+        """The row that a row is compared with, besides the baseline: the one it inherits, else the one before."""
         if variant.inherits is not None:
             return variant.inherits
         index = self.variants.index(variant)
@@ -151,11 +151,7 @@ def find_ladder(name: str) -> Path:
 
 
 def load_experiment(
-    path: Path,
-    overrides: Sequence[str] = (),
-    *,
-    ladder: str | None = None,
-    seeds: Sequence[int] | None = None,
+    path: Path, overrides: Sequence[str] = (), *, ladder: str | None = None, seeds: Sequence[int] | None = None
 ) -> Experiment:
     """Read an experiment, or make one of a plain configuration and a ladder, and check every configuration in it.
 
@@ -172,7 +168,7 @@ def load_experiment(
     raw = read_options(path)
     if any(key in raw for key in ("variants", "conditions", "seeds", "base")):
         if ladder is not None:
-            raise ConfigError(f"{path} is an experiment with rows of its own; --ladder needs a plain configuration")
+            raise ConfigError(f"{path} is an experiment and has its own rows; --ladder needs a plain configuration")
         experiment = parse_experiment(raw, name=path.stem, where=path)
     else:
         file = find_ladder(ladder or DEFAULT_LADDER)
@@ -194,7 +190,7 @@ def parse_experiment(raw: Mapping[str, Any], *, name: str, where: Path) -> Exper
         where: The file, for messages and for `base`.
 
     Raises:
-        ConfigError: A key is unknown, a name is used twice, `inherits` names no variant, and the like.
+        ConfigError: A key or value is invalid: an unknown key, a seed listed twice, `inherits` without a variant.
     """
     _require_known(raw, _KEYS, str(where))
     if missing := [key for key in ("base", "variants") if not raw.get(key)]:
@@ -260,7 +256,7 @@ def _require_own_folders(experiment: Experiment) -> None:
 
 
 def file_name(name: str) -> str:
-    """A name as a part of a file name; all but letters, digits, dots and underscores become underscores."""
+    """A name as part of a file name: underscores replace all but letters, digits, dots and underscores."""
     return re.sub(r"[^\w.]+", "_", name).strip("_.")
 
 
@@ -330,13 +326,13 @@ def _variants(value: Any, where: str) -> tuple[Variant, ...]:
 
 
 def _require_no_cycle(variant: Variant, by_name: Mapping[str, Variant], where: str) -> None:
-    """Raise ConfigError if `inherits` names no variant or leads in a circle."""
+    """Raise ConfigError if `inherits` names no variant or is circular."""
     trail = [variant.name]
     while (name := by_name[trail[-1]].inherits) is not None:
         if name not in by_name:
             raise ConfigError(f"{where}: {trail[-1]}: inherits {name!r} is no variant; {did_you_mean(name, by_name)}")
         if name in trail:
-            raise ConfigError(f"{where}: `inherits` leads in a circle: {' inherits '.join([*trail, name])}")
+            raise ConfigError(f"{where}: `inherits` is circular: {' inherits '.join([*trail, name])}")
         trail.append(name)
 
 

@@ -14,18 +14,7 @@ from dapo.analysis.ablate.results import Results
 from dapo.analysis.ablate.table import make_table
 from dapo.core.errors import DataError
 from dapo.evaluation.intervals import student_quantile
-from dapo.runs.curves import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    RED,
-    frame,
-    new_figure,
-    plain_text,
-    save_figure,
-    smoothed,
-)
+from dapo.runs.curves import BLUE, GREEN, INK, ORANGE, RED, frame, new_figure, plain_text, save_figure, smoothed
 from dapo.runs.metric_table import metric_of
 
 if TYPE_CHECKING:
@@ -39,7 +28,7 @@ Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#7c3aed", "#0891b2", "#a16207", "#db2777", "#65a30d", "#475569")
 STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
-"""The line styles: with each next one the rows go through the colours again."""
+"""The line styles; each one is used for all colours before the next."""
 AXIS_NAMES = {"steps": "training step", "tokens": "generated tokens", "seconds": "seconds without evaluations"}
 _COLUMNS = {"steps": "step", "tokens": "tokens", "seconds": "seconds"}
 _PER_ROW = 3
@@ -49,7 +38,7 @@ _DIFFERENCE_INCHES = 0.3  # per row
 _LEGEND_INCHES, _LEGEND_COLUMNS = 0.24, 3
 _PERCENT = 100.0
 _BOUNDS = {"%": (0, 1), "correct (%)": (0, 1), "probability": (0, 1), "rollout/entropy_estimate": (0, np.inf)}
-"""The range of a unit's or metric's values before scaling; bands over few seeds are cut there."""
+"""The range of a unit's or metric's values before scaling; wide bands are cut there."""
 
 
 def plot_results(results: Results, folder: Path) -> list[Path]:
@@ -164,7 +153,7 @@ def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) ->
 
 
 def _curve(columns: Columns, panel: Panel) -> Curve:
-    """The points of one run at which the metric was logged; training metrics are smoothed as in a run's own curves."""
+    """The logged points of one run's metric; training metrics are smoothed as in a run's own curves."""
     values, at = columns.get(panel.metric, ()), columns[_COLUMNS[panel.against]]
     points = [(position, value) for position, value in zip(at, values, strict=False) if value is not None]
     found = [value for _, value in points]

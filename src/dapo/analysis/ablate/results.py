@@ -1,8 +1,8 @@
-"""The results of an experiment: collected from its runs, or read from the one file that is kept of them, results.json.
+"""Collects the results of an experiment from its runs, or reads them from results.json, which outlives the runs.
 
-It holds the experiment; each run's facts, accuracy on every problem, and curve; and the table. A curve has a value per
-step in each column: generated tokens and seconds up to then, accuracy, metrics. The accuracy of a run is that of its
-last evaluation, after its last step. The final value of another metric is the mean over the last tenth of the steps.
+The file holds the experiment, the table, and each run's facts, curve and accuracy on every problem. A curve has a
+value per step in each column: generated tokens and seconds so far, accuracy, metrics. The accuracy of a run comes from
+its last evaluation, after its last step. The final value of a metric is its mean over the last tenth of the steps.
 """
 
 import re
@@ -30,7 +30,7 @@ RESULTS_JSON = "results.json"
 FORMAT = 2
 """The version of results.json."""
 ENDED = ("finished", "solved")
-"""The exit reasons of runs that ended well."""
+"""The exit reasons of successful runs."""
 KEPT_METRICS = (
     "reward/mean",
     "reward/accuracy",
@@ -141,7 +141,7 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
 
 
 def steps_at_the_end(steps: int) -> int:
-    """The number of last steps whose mean is a run's final metric: a tenth of the steps, at least one."""
+    """Number of last steps whose mean is a run's final metric: a tenth of the steps, at least one."""
     return max(1, ceil(steps / 10))
 
 
@@ -168,8 +168,8 @@ def read_results(folder: Path) -> Results:
 def merge(parts: Sequence[Results]) -> Results:
     """Merge the results of one experiment whose seeds were run in several places.
 
-    The experiments must be equal except for their seeds; whether they began with the same weights, results do not
-    show. Of a run that several parts contain, the one that has ended is taken.
+    The experiments must be equal except for their seeds; results cannot show whether they began with the same weights.
+    If several parts contain a run, the one that has ended counts.
 
     Raises:
         DataError: The experiments or the evaluated problems differ, or a run has ended in several parts.
@@ -255,7 +255,7 @@ def _figures(
     evaluations: Mapping[int, Mapping[str, Any]],
     config: Config,
 ) -> dict[str, Any]:
-    """The numbers of a finished run that the table shows."""
+    """The table's numbers of a finished run."""
     steps = sorted(step for step in rows if step > 0)
     last = [rows[step] for step in steps[-steps_at_the_end(len(steps)) :]]
     updates = sum(ceil(rows[step].get("rollout/groups_trained", 0) / config.train.minibatch_groups) for step in steps)

@@ -111,7 +111,7 @@ def run_experiment(
     on_finished: Callable[[Mapping[str, str]], None] = lambda failures: None,
     start: Callable[[Sequence[str], Path], Process] = start_process,
 ) -> dict[str, str]:
-    """Run the missing runs, seeds outermost.
+    """Run the missing runs, the first seeds of all rows first.
 
     Args:
         experiment: The experiment, whose configurations are valid.
@@ -142,7 +142,7 @@ def run_experiment(
 
 
 def is_finished(folder: Path, run: PlannedRun) -> bool:
-    """Whether a run has ended well."""
+    """Whether a run has ended successfully."""
     return RunDirectory(folder / "runs" / run.name).exit_reason() in ENDED
 
 
@@ -190,7 +190,7 @@ class _Runner:
             for each in [each for each in self._running if self._has_ended(each)]:
                 self._running.remove(each)
                 self._report(each)
-                self._next_figures = 0.0  # what is running has changed
+                self._next_figures = 0.0  # the running ones have changed
             self._refresh()
             if self._running:
                 time.sleep(_POLL_S)
@@ -260,7 +260,7 @@ class _Runner:
         return _last_line(self._folder / "logs" / f"{each.run.name}.log") or f"exit code {code}"
 
     def _note_seconds(self, run: PlannedRun, took: float = 0.0) -> None:
-        """Record the seconds of a run: its own count leaves out the start, `took` the time before a resume."""
+        """Record a run's seconds: its own count lacks the start-up, and `took` lacks the time before a resume."""
         summary: Any = read_json(RunDirectory(self._folder / "runs" / run.name).summary)
         self._seconds.setdefault(run.variant, []).append(max(took, float(summary.get("wall_s") or 0.0)))
 

@@ -92,7 +92,7 @@ def _notes(
     left_out: dict[tuple[str, str], list[str]] = {}
     for run in results.facts["runs"]:
         if run["condition"] == condition and run["state"] not in ENDED:
-            # further lines of an error are advice, which stands in the run's log
+            # the other lines of an error are advice, and are in the run's log
             why = f": {run['reason'].splitlines()[0]}" if run["reason"] else ""
             left_out.setdefault((run["variant"], f"{run['state']}{why}"), []).append(str(run["seed"]))
     for (variant, reason), seeds in left_out.items():

@@ -23,7 +23,7 @@ class _Job:
 
 
 class Explanations:
-    """Computes explanations in the background, one at a time, and keeps the last ones."""
+    """Computes explanations in the background, one at a time, and keeps the newest ones."""
 
     def __init__(self) -> None:
         self._jobs: dict[Key, _Job] = {}

@@ -45,7 +45,7 @@ class TokenTexts:
         return self._state
 
     def texts(self, ids: Iterable[int]) -> list[str]:
-        """The text of each token; joined, they are the text of all. Bytes that are no UTF-8 are U+FFFD.
+        """The text of each token; joined, they give the whole text, with U+FFFD for bytes that are no UTF-8.
 
         A character whose bytes are spread over several tokens belongs to the last of them.
         """
@@ -63,7 +63,7 @@ class TokenTexts:
             from dapo.policy.model import load_local_tokenizer
 
             found = load_local_tokenizer(str(self._model))
-        except Exception as error:  # a damaged tokenizer must not end the page, which then has no colours
+        except Exception as error:  # a damaged tokenizer costs the colours, not the page
             self._state = f"The tokenizer of {self._model} cannot be loaded: {type(error).__name__}: {error}"
             return
         if found is None:
@@ -92,7 +92,7 @@ def _bytes_of(token: str | None, alphabet: Mapping[str, int]) -> bytes:
 PROBLEM_KINDS = ("all", "never", "sometimes", "always", "undecided")
 MAX_PAGE = 200
 MAX_TOKENS = 2000
-"""The number of tokens shown with their probabilities, unless the request asks for all."""
+"""Number of tokens shown with their probabilities, unless the request has `all`."""
 MAX_TEXT_CHARS = 200
 NOT_RECORDED = (
     "The table of responses holds the sampler's log-probability of each token, at the sampling temperature. The "
@@ -163,7 +163,7 @@ def metrics(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     """A page of responses that pass a filter. Raises ValueError for an invalid parameter."""
     (sort,) = _choose({"sort": given.get("sort") or "newest"}, "sort", tuple(SORTS))
-    run.tokens.state()  # begins to load the tokenizer, for the group that may be opened next
+    run.tokens.state()  # starts to load the tokenizer, for the group that may be opened next
     wanted = Filter(
         first_step=_integer(given, "first_step"),
         last_step=_integer(given, "last_step"),

@@ -36,7 +36,7 @@ def write_report(files: RunReader, output: Path) -> dict[str, Any]:
     """Write the report of a run, which does not change the run.
 
     Returns:
-        `output`, `bytes`, the number of `groups` in it, and the number of stored groups, `of_groups`.
+        `output`, `bytes`, `groups` (the number of groups in it) and `of_groups` (the number of stored groups).
     """
     run = queries.ViewedRun(files)
     try:
@@ -62,7 +62,7 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
         f"a sample of {len(groups):,} of {of_groups:,} groups: of each step the first, the best and the worst that "
         "trained, and some that did not"
         if len(groups) < of_groups
-        else "every judged response; open one to see its group"
+        else "every judged response; select one to see its group"
     )
     given = {"kind": "all", "limit": str(queries.MAX_PAGE)}
     pages = [queries.problems(run, given | {"offset": str(at)}) for at in range(0, MAX_PROBLEMS, queries.MAX_PAGE)]
@@ -128,7 +128,7 @@ def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[s
 
 
 def _without_long_texts(group: dict[str, Any]) -> dict[str, Any]:
-    """A group with its long texts cut; the page reports it."""
+    """A group with its long texts cut; the page shows where."""
     for response in group["responses"]:
         if response["tokens"] is not None and len(response["tokens"]) > MAX_TOKENS_SHOWN:
             response["tokens_left"] += len(response["tokens"]) - MAX_TOKENS_SHOWN
@@ -167,7 +167,7 @@ def _page(data: dict[str, Any], *, title: str) -> str:
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    values = to_json(data).replace("<", "\\u003c")  # so that no text ends the element
+    values = to_json(data).replace("<", "\\u003c")  # no text can then end the element
     head, body = index_page().split("</head>")
     head = re.sub(
         r"<link rel=\"stylesheet\"[^>]*>",

@@ -74,7 +74,7 @@ const follow = async () => {
     const at = runs.findIndex((r) => r.name === state.run);
     if (at >= 0) { runs[at] = found.summary; drawSummary(found.summary); }
     if (found !== before && shown.follow) await shown.follow();
-  } catch { /* the server has ended: what is shown stays */ }
+  } catch { /* the server has ended: keep the page as it was */ }
   finally { setTimeout(follow, POLL_MS); }
 };
 

@@ -1,5 +1,5 @@
 "use strict";
-// Charts: one card each, of a fixed height, so that nothing moves when values come. Colours are those of style.css.
+// Charts: one card each, of a fixed height, so that nothing moves when values arrive. The colours are in style.css.
 
 View.colour = (name) => {
   const probe = document.createElement("span");
@@ -36,8 +36,8 @@ View.known = (values, x) => {
   return { x: pairs.map((p) => p[0]), y: pairs.map((p) => p[1]) };
 };
 
-// A card with a chart. `traces` is a function, called again when the theme changes. It is drawn when it comes near the
-// window: ten charts at once take seconds on a small machine, and few are seen at first.
+// A card with a chart. `traces` is a function, called again when the theme changes. The chart is drawn when the card comes
+// near the window: drawing ten charts at once takes seconds on a small machine.
 const nearWindow = new IntersectionObserver((entries) => { for (const { target, isIntersecting } of entries) { target.near = isIntersecting; if (isIntersecting && target.waits) target.update(); } }, { rootMargin: "150px" });
 
 View.chart = ({ title, note, traces, layout = {}, empty, tall }) => {
@@ -73,7 +73,7 @@ View.layout = ({ xaxis = {}, yaxis = {}, ...rest } = {}) => {
   };
 };
 
-// A curve: thin as it was logged and, over many steps, a thick running mean.
+// A curve: a thin line of the logged values and, over many steps, a thick running mean.
 View.curve = (metrics, x, name, { label, colour = "c0", scale = 1, smooth = true } = {}) => {
   const { x: at, y: raw } = View.known(metrics.columns[name], x);
   if (!at.length) return [];

@@ -1,5 +1,5 @@
 "use strict";
-// Several runs: their curves over steps, tokens or seconds, and the options in which they differ.
+// Several runs: their curves over steps, tokens or seconds, and the options that differ.
 
 const COMPARED = ["eval accuracy", "reward/accuracy", "reward/mean", "rollout/response_tokens_mean", "loss/entropy", "loss/token_prob_mean", "rollout/keep_rate", "time/step_s"];
 const RUN_COLOURS = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"];

@@ -1,5 +1,5 @@
 "use strict";
-// Evaluations on held-out problems: each with its interval, and two of them paired by problem.
+// Evaluations on held-out problems: each with its interval, and any two paired by problem.
 
 const evaluationColumns = (binary) => [
   { name: "step", number: true, cell: (e) => View.count(e.step) },

@@ -43,7 +43,7 @@ View.phaseSeries = (m) => {
   return ["load_weights", "generate", "judge_wait", "write_rollouts", "old_logprobs", "update", "wait", "evaluate"].map((p, i) => ({
     name: `time/${p}_s`, label: p.replaceAll("_", " "), colour: colours[i] }));
 };
-// Waiting for verdicts is a part of generating: the areas add up only if it is taken out.
+// Generating includes waiting for verdicts: the areas add up only without it.
 View.withoutJudging = (m) => {
   const generate = m.columns["time/generate_s"], wait = m.columns["time/judge_wait_s"];
   if (!generate || !wait) return m;

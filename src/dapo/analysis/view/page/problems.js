@@ -23,7 +23,7 @@ const PROBLEM_COLUMNS = [
   { name: "over time, one cell per visit", cell: visitCells },
 ];
 
-// The last message of a chat prompt, without the template's marks, for a cell of a table.
+// The last message of a chat prompt, without the template's special tokens, for a table cell.
 View.lastTurn = (prompt) => {
   const turns = prompt.split(/<\|im_start\|>|<\|start_header_id\|>/).map((t) => t.replace(/<\|[a-z_]+\|>/g, " ").trim()).filter((t) => t && t !== "assistant");
   return (turns.pop() || prompt).replace(/^user\s+/, "");
@@ -51,7 +51,7 @@ View.pages.problems = {
         found.rows.length ? View.pager(offset, 50, found.total, (next) => View.go({ offset: next || "" })) : null].filter(Boolean));
       if (current() && found.index.indexed < found.index.steps) setTimeout(() => current() && draw().catch(() => {}), 900);
     };
-    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Problems"), View.h("span", { class: "note" }, "groups after a full batch do not count: their problems return")), cards, chart,
+    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Problems"), View.h("span", { class: "note" }, "groups judged after their batch was full do not count: their problems come again")), cards, chart,
       View.h("p", {}, " "),
       View.h("div", { class: "filters" }, View.choices("Show", KINDS, kind, (value) => View.go({ kind: value, offset: "" })),
         View.choices("Order", [["visits", "most visits"], ["rate", "lowest pass rate"], ["recent", "last seen"]], sort, (order) => View.go({ order, offset: "" }))), table);

@@ -72,7 +72,7 @@ View.pages.rollouts = {
           : progress ? null : View.empty(found.index.steps === 0 ? found.note || "There are no responses." : filtered ? "No response passes these filters. Remove one, or press Clear." : "There are no responses."),
         found.rows.length ? View.pager(offset, PAGE_ROWS, found.total, (next) => View.go({ offset: next || "" }), found.steps_left ? ` and more: ${View.count(found.steps_left)} steps are not searched yet` : "") : null].filter(Boolean));
     };
-    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Rollouts"), View.h("span", { class: "note" }, View.report ? View.report.rollouts_note : "every judged response; open one to see its group")), View.rolloutFilters(state), results);
+    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Rollouts"), View.h("span", { class: "note" }, View.report ? View.report.rollouts_note : "every judged response; select one to see its group")), View.rolloutFilters(state), results);
     await draw();
     return { follow: () => (offset === 0 ? draw() : undefined) };
   },
@@ -143,7 +143,7 @@ const stats = (values) => {
 
 const EXPLAINED = ["ratio", "clipping", "gap"];
 
-// The note about the colours: their source, or why there are none.
+// The note about the colours: their source, or the reason why there are none.
 const colourNote = (group, colouring, explained, state) => {
   if (group.tokens !== "ready") return group.tokens === "loading" ? "Loading the tokenizer …" : `${group.tokens} The text is shown without colours.`;
   if (colouring === "probability" && !group.responses.some((r) => r.probabilities)) return "The sampler's log-probabilities are not recorded in this run (log.rollouts=no-logprobs), so tokens have no colours.";
