@@ -134,7 +134,7 @@ class TestEvaluations:
         ("other", "message"),
         [
             (evaluation({"p": [1], "q": [0]}, temperature=0.5), "temperature is 1.0 in one and 0.5 in the other"),
-            (evaluation({"p": [1], "z": [0]}), "2 problems are in one of them only"),
+            (evaluation({"p": [1], "z": [0]}), "2 problems are only in one of them"),
         ],
     )
     def test_what_was_asked_otherwise_is_not_compared(self, other: dict[str, Any], message: str):

@@ -378,7 +378,7 @@ def test_the_index_follows_new_changed_removed_and_damaged_tables(run, tmp_path)
 
 def test_the_index_of_a_long_run_is_kept_and_used_again(run, tmp_path, monkeypatch):
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("dapo.runs.rollout_index.KEPT_FROM_STEPS", 2)
+    monkeypatch.setattr("dapo.runs.rollout_database.KEPT_FROM_STEPS", 2)
     before = snapshot(run)
     first = RolloutIndex(run / "rollouts")
     first.wait()

@@ -212,4 +212,4 @@ def test_a_run_whose_folder_is_gone_says_where_it_was_started(
     code, _, err = run(capsys, "resume", "run", "train.num_steps=2")
     assert code == 2
     assert f"no data file rows.jsonl; the folder holds no data file (the run was started in {tmp_path}/old: " in err
-    assert "data.train=PATH and the like override" in err
+    assert "override them by options such as data.train=PATH" in err

@@ -246,7 +246,7 @@ def test_a_problem_without_a_judgement_on_either_side_is_no_pair():
     assert (found["problems"], found["difference"]) == (2, 0.0)
     nothing = paired_difference(scored(None, 1.0), scored(0.0, None))
     assert (nothing["problems"], nothing["difference"], nothing["low"], nothing["high"]) == (0, None, None, None)
-    with pytest.raises(DataError, match="1 problems are in one of them only"):
+    with pytest.raises(DataError, match="1 problems are only in one of them"):
         paired_difference(scored(1.0), scored(1.0, 0.0))
 
 

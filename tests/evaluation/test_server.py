@@ -250,7 +250,7 @@ def test_a_line_a_problem_is_printed_on_demand(
     ("content", "message"),
     [
         ("[]", "holds a list, not an evaluation"),
-        ('{"table": []}', "is not what `dapo eval --output` or a run writes: it lacks accuracy, binary"),
+        ('{"table": []}', "was not written by `dapo eval --output` or a run: it lacks accuracy, binary"),
     ],
 )
 def test_a_file_that_is_no_result_is_an_error_that_says_so(

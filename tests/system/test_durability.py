@@ -183,7 +183,7 @@ class TestStepsThatFail:
         run = tmp_path / "run"
         self.fail_in_update(run, 6, tiny(*STEPS))  # the second update of step 3
         printed = capsys.readouterr().out
-        assert "step 3 ended in the middle of its updates; nothing of it is kept\n" in printed
+        assert "step 3 ended between its updates; it is discarded\n" in printed
         assert f"saved: step 2 of 4; continue with: dapo resume {run}\n" in printed
         assert saved_steps(run) == ["step_000002"]
         assert_ends_like(run, whole)
@@ -264,8 +264,8 @@ class TestFullDisks:
         assert code == 1, printed
         assert "the checkpoint of step 4 could not be written" in printed
         assert "File too large" in printed
-        assert "training goes on, attempt 2 of 5 follows" in printed
-        assert "the one of step 2 is kept; that was attempt 5 in a row" in printed
+        assert "training continues, attempt 2 of 5 follows" in printed
+        assert "the checkpoint of step 2 is kept; that was attempt 5 in a row" in printed
         assert f"saved: step 2 of 20; continue with: dapo resume {begun}\n" in printed
         assert "Traceback" not in printed
         assert 8 <= metrics(begun)[-1]["step"] <= 14  # a step or two go on while a checkpoint is written

@@ -60,7 +60,8 @@ LIGHT = (
     "cli/data",
     "cli/reward",
     "cli/submit",
-    "runs/progress",
+    "runs/status",
+    "runs/stored_config",
 )
 HEAVY = {"torch", "transformers", "math_verify", "reasoning_gym", "datasets", "pyarrow"}
 

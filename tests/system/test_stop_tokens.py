@@ -92,7 +92,7 @@ def test_a_template_without_a_turn_end_is_reported_at_the_start_and_by_check(
     inputs = inputs_of(model)
     assert inputs.loaded.stop_ids == (EOS,)
     (note,) = inputs.notes
-    assert note.startswith(r"the chat template puts no special token behind an assistant's turn ('\n\n' there)")
+    assert note.startswith(r"the chat template puts no special token after an assistant's turn, but '\n\n'")
     with pytest.raises(SystemExit) as stopped:
         main(["check", str(TINY), f"model={model}"])
     assert stopped.value.code in (None, 0)
@@ -118,7 +118,7 @@ def test_a_template_alone_may_name_the_end_and_with_no_end_at_all_a_model_is_ref
     only_template = inputs_of(model_with(tmp_path / "a", template("<pad>"), has_eos=False))
     assert only_template.loaded.stop_ids == (PAD,)
     nothing = model_with(tmp_path / "b", template("\n"), has_eos=False)
-    with pytest.raises(ConfigError, match="its chat template puts none behind an assistant's turn: set eos_token_id"):
+    with pytest.raises(ConfigError, match="its chat template puts none after an assistant's turn: set eos_token_id"):
         inputs_of(nothing)
     with pytest.raises(ConfigError, match="names no end token"):
         inputs_of(model_with(tmp_path / "c", "", has_eos=False))

@@ -57,7 +57,7 @@ def test_failures_are_logged_counted_tolerated_and_in_the_end_fatal(run: RunDire
     where = run.checkpoints.folder / ".step_000001.tmp"
     reason = f"could not be written (No space left on device: {where})"
     assert messages == [
-        f"the checkpoint of step 1 {reason}; there is none before it; training goes on, attempt 2 of 5 follows"
+        f"the checkpoint of step 1 {reason}; there is no earlier one; training continues, attempt 2 of 5 follows"
     ]
     writer.start(2, save(run, 2, lambda d: (d / "w").write_text("2")))
     writer.join()
@@ -66,7 +66,7 @@ def test_failures_are_logged_counted_tolerated_and_in_the_end_fatal(run: RunDire
         writer.start(step, save(run, step, full))
         writer.join()
     writer.start(7, save(run, 7, full))
-    with pytest.raises(StorageError, match="the one of step 2 is kept; that was attempt 5 in a row") as error:
+    with pytest.raises(StorageError, match="the checkpoint of step 2 is kept; that was attempt 5 in a row") as error:
         writer.join()
     assert error.value.exit_code == 1
     assert saved_steps(run.path) == ["step_000002"]

@@ -183,7 +183,7 @@ def test_other_training_data_is_begun_at_its_first_problem(parent: Path, tmp_pat
         (2, "model.name=gpt2", "model.name cannot change in a fork: the checkpoint holds this model's weights"),
         (2, "model.dtype=bfloat16", "model.dtype cannot change in a fork"),
         (2, "preset=grpo", "preset cannot change in a fork: a run has a value for each option"),
-        (4, "optim.lr=1e-5", "train.num_steps=4 leaves nothing to train; give train.num_steps=8 or so"),
+        (4, "optim.lr=1e-5", "train.num_steps=4 leaves nothing to train; set for example train.num_steps=8"),
         (2, "loss.clip_hihg=1", "did you mean loss.clip_high"),
     ],
 )
@@ -198,7 +198,7 @@ def test_a_parent_that_removes_the_checkpoint_leaves_no_half_made_run_and_may_go
     shutil.copytree(parent, copy)
     plan = plan_fork(RunDirectory(copy), STEP)
     (copy / "checkpoints/step_000002/problems.parquet").unlink()  # read last
-    with pytest.raises(CheckpointError, match=r"problems.parquet was there a moment ago: .* removes old checkpoints"):
+    with pytest.raises(CheckpointError, match=r"problems.parquet has just been removed: .* removes old checkpoints"):
         create_fork(plan, path, [])
     assert not path.exists()
     shutil.copy(parent / "checkpoints/step_000002/problems.parquet", copy / "checkpoints/step_000002")
@@ -229,7 +229,7 @@ def test_the_command_trains_branches_and_prints_one_object(
     assert [each["run"] for each in found["forks"]] == [str(tmp_path / "b-1"), str(tmp_path / "b-2")]
     assert [each["exit_reason"] for each in found["forks"]] == ["finished", "finished"]
     assert found["forks"][0]["changed"]["optim.lr"] == {"parent": 0.0005, "fork": 0.05}
-    assert "the seed changed: after step 3 the order of the problems and every draw differ" in err
+    assert "the seed changed: after step 3 the order of the problems and all random numbers" in err
     assert [metrics(Path(each["run"]))[-1]["step"] for each in found["forks"]] == [4, 4]
 
 

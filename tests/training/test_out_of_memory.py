@@ -73,7 +73,7 @@ def test_a_run_that_finds_no_memory_is_saved_says_what_to_lower_and_resumes(
     assert caught.value.exit_code == 1
     assert "step_000002" in saved_steps(run)
     printed = capsys.readouterr().out
-    assert f"with the same options the step would end the same way: dapo resume {run} OPTION=VALUE" in printed
+    assert f"with the same options the step would fail again: dapo resume {run} OPTION=VALUE" in printed
     if doing == "generation":  # the others end at the same place of the run, between two steps
         resume_run(run, [])
         assert differences(contents(run), whole) == []

@@ -201,7 +201,7 @@ def test_a_short_batch_trains_or_stops_as_the_option_says():
         (
             "eeee",
             "8 with fewer than two verdicts (32 verifier errors, most often: timed out",
-            "makes of a response: dapo",
+            "Test the verifier: dapo",
         ),
     ],
 )
@@ -374,7 +374,7 @@ def test_more_errors_than_allowed_over_the_window_end_the_run_with_causes_and_an
         "128 times: timed out after 1 s. For example problem "
     )
     assert str(caught.value).endswith(
-        "Mend the verifier or the references (dapo reward test VERIFIER --data DATA shows its verdicts), and resume "
+        "Correct the verifier or the references (dapo reward test VERIFIER --data DATA shows its verdicts), and resume "
         "the run"
     )
 

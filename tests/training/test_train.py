@@ -225,9 +225,7 @@ def test_a_step_with_nothing_to_learn_changes_no_weight_and_the_third_in_a_row_e
         assert [row["rollout/shortfall_groups"] for row in rows[3:]] == [4, 4]
         weights = [(path / f"checkpoints/step_00000{step}/weights.safetensors").read_bytes() for step in (2, 3, 4)]
         assert weights[0] == weights[1] == weights[2]
-    assert (
-        f"with the same options the step would end the same way: dapo resume {path} OPTION" in capsys.readouterr().out
-    )
+    assert f"with the same options the step would fail again: dapo resume {path} OPTION" in capsys.readouterr().out
 
 
 def test_a_reward_without_spread_is_named_once_where_every_group_trains(

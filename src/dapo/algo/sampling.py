@@ -25,7 +25,7 @@ class ScoreThresholds:
     """Conditions on a group beyond Eq. 11: thresholds on the scores of valid verdicts, in their own units."""
 
     min_spread: float = 0.0
-    """The least difference between largest and smallest score; set it above the noise of a judge."""
+    """The smallest difference between largest and smallest score; set it above the noise of a judge."""
     mean_above: float | None = None
     mean_below: float | None = None
 

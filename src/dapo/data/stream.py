@@ -19,7 +19,7 @@ class ProblemStream:
 
     def __init__(self, problems: Sequence[Problem], *, seed: int) -> None:
         if not problems:
-            raise DataError("there is no problem to train on; the data source is empty or all problems were removed")
+            raise DataError("there is no problem to train on: the data source is empty or all problems were removed")
         self._problems = tuple(problems)
         self._seed = seed
         self._position = 0
@@ -40,13 +40,13 @@ class ProblemStream:
         return self._position // len(self)
 
     def take(self) -> tuple[int, Problem]:
-        """The next problem with its position; advances the stream."""
+        """Advance the stream; return the position and the problem."""
         position = self._position
         self._position += 1
         return position, self.problem_at(position)
 
     def problem_at(self, position: int) -> Problem:
-        """The problem at any position; does not move the stream."""
+        """Return the problem at any position, without moving the stream."""
         epoch, offset = divmod(position, len(self))
         return self._problems[self._order(epoch)[offset]]
 
@@ -57,7 +57,7 @@ class ProblemStream:
         self._position = position
 
     def state_dict(self) -> dict[str, int]:
-        """Epoch and offset in it, and the number of problems, which detects data that has changed."""
+        """Return the epoch, the offset in it, and the number of problems, by which changed data is detected."""
         epoch, offset = divmod(self._position, len(self))
         return {"epoch": epoch, "offset": offset, "size": len(self)}
 

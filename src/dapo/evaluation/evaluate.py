@@ -1,4 +1,4 @@
-"""Evaluation as in the paper: k samples per problem, from an engine or a server, scored by their verdicts alone."""
+"""Evaluates as the paper does: k samples per problem, from an engine or a server, scored by their verdicts alone."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,10 +20,10 @@ class Response:
     """One sampled response that has no verdict yet."""
 
     text: str
-    token_ids: Sequence[int]  # empty where a server returns text only
+    token_ids: Sequence[int]  # empty if a server returns only text
     tokens: int
     finish: Finish | None  # None if the response could not be sampled
-    error: str | None = None  # why the response could not be sampled
+    error: str | None = None  # the reason why it could not be sampled
 
 
 class Sampler(Protocol):
@@ -36,7 +36,7 @@ class Sampler(Protocol):
         """Request the k responses to `problem`; each is returned with `index`."""
 
     def poll(self) -> list[tuple[int, int, Response]]:
-        """The responses since the last call, each with the indices of its problem and its sample (0 to k-1)."""
+        """Return the responses since the last call, each with the indices of its problem and its sample."""
 
 
 class EngineSampler:
@@ -100,7 +100,7 @@ def evaluate(
         problems: The problems of the evaluation.
         journal: Records each judged problem; problems already in it are not sampled again.
         on_progress: Called with the numbers of scored and of all problems.
-        check: Called before each poll of the sampler; an exception from it ends the evaluation.
+        check: Called before each poll of the sampler; its exception ends the evaluation.
     """
     records = journal.records if journal is not None else {}
     finished = {

@@ -15,21 +15,21 @@ Interval: TypeAlias = tuple[float, float]
 
 CONFIDENCE = 0.95
 _NORMAL_QUANTILE = 1.959964  # of CONFIDENCE
-_MAX_FREEDOM = 2000  # above it Student's quantile is the normal one to three digits
+_MAX_FREEDOM = 2000  # above it Student's quantile equals the normal one to three digits
 _ROUNDING = 1.0e-9  # values that differ by less are equal: 0.9 - 0.8 is not 0.1
 
 
 def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Interval | None:
-    """The 95 % interval of the mean over problems.
+    """Compute the 95 % interval of the mean over problems.
 
     Args:
         values: One value per problem.
-        proportions: Whether each value is a proportion, from 0 to 1. If so, the interval is Wilson's, with as many
-            trials as would give a proportion the variance of this mean. If not, it is Student's.
+        proportions: Whether each value is a proportion, from 0 to 1. If so, the interval is Wilson's, with the number
+            of trials that gives a proportion the variance of this mean. If not, it is Student's.
 
     Returns:
         The interval; (0, 1) for an empty list of proportions. None for scores that do not vary, or of fewer than two
-        problems: nothing bounds how far another problem's score could be.
+        problems, because nothing bounds the score of another problem.
     """
     if not len(values):
         return (0.0, 1.0) if proportions else None
@@ -38,16 +38,16 @@ def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Inter
     if not proportions:
         return _student(mean, deviation, size) if _varies(array) else None
     if not _varies(array) or set(array.tolist()) == {0.0, 1.0}:
-        # values that do not vary count as if each problem were solved always or never, which is the widest
+        # for values that do not vary, assume that each problem is solved always or never, which is the widest
         return wilson_interval(mean, size, _NORMAL_QUANTILE)
     return wilson_interval(mean, size * mean * (1 - mean) / deviation**2, student_quantile(size - 1))
 
 
 def difference_interval(differences: Sequence[float], *, proportions: bool = True) -> Interval | None:
-    """The 95 % interval of the mean of paired differences: Student's.
+    """Compute Student's 95 % interval of the mean of paired differences.
 
-    It does not exist if the differences do not vary. Proportions then have the interval of Bonett and Price, which
-    counts one more problem with the difference +1 and one more with -1; scores have None.
+    If the differences do not vary, it does not exist: proportions then have the interval of Bonett and Price, which
+    counts one more problem with the difference +1 and one more with -1, and scores have None.
     """
     if not differences:
         return None
@@ -62,7 +62,7 @@ def difference_interval(differences: Sequence[float], *, proportions: bool = Tru
 
 
 def student_quantile(freedom: float) -> float:
-    """The number of standard errors that an interval of CONFIDENCE extends to each side.
+    """Compute the number of standard errors that an interval of CONFIDENCE extends to each side.
 
     Args:
         freedom: The degrees of freedom, at least 1. Between two integers the quantile is linear in their inverse.
@@ -87,7 +87,7 @@ def _quantile(freedom: int) -> float:
 
 
 def _student_probability(t: float, freedom: int) -> float:
-    """P(|T| < t) of Student's distribution, by its finite series for integer degrees of freedom."""
+    """Compute P(|T| < t) of Student's distribution by its finite series for integer degrees of freedom."""
     angle = atan(t / sqrt(freedom))
     is_odd = freedom % 2
     steps = np.arange(1, (freedom - is_odd) // 2)
@@ -103,13 +103,13 @@ def _varies(array: NDArray[np.float64]) -> bool:
 
 
 def _student(mean: float, deviation: float, size: int) -> Interval:
-    """Student's interval of a mean; `deviation` is the standard deviation with divisor `size`."""
+    """Compute Student's interval of a mean; `deviation` is the standard deviation with divisor `size`."""
     half = student_quantile(size - 1) * deviation / sqrt(size - 1)
     return mean - half, mean + half
 
 
 def wilson_interval(fraction: float, trials: float, quantile: float) -> Interval:
-    """Wilson's interval of a fraction; it stays within 0 and 1.
+    """Compute Wilson's interval of a fraction, which stays within 0 and 1.
 
     Args:
         fraction: From 0 to 1.
@@ -120,5 +120,5 @@ def wilson_interval(fraction: float, trials: float, quantile: float) -> Interval
     centre = (fraction + square / (2 * trials)) / (1 + square / trials)
     variance = fraction * (1 - fraction) / trials + square / (4 * trials * trials)
     half = quantile / (1 + square / trials) * sqrt(variance)
-    # by rounding alone an end may lie on the wrong side of the fraction
+    # rounding may put an end on the wrong side of the fraction
     return min(fraction, max(0.0, centre - half)), max(fraction, min(1.0, centre + half))

@@ -1,7 +1,7 @@
-"""Paired comparisons: which evaluations may be paired, and the mean difference of pairs with its 95 % interval.
+"""Paired comparisons: the rule for pairing evaluations, and the mean difference of pairs with its 95 % interval.
 
-Two runs that answer the same problem with the same random numbers differ less by chance than two that do not. With a_i
-and b_i the values of pair i, the variance of the mean difference over n pairs is
+Two runs that answer the same problem with the same random numbers differ less by chance than two independent runs. With
+a_i and b_i the values of pair i, the variance of the mean difference over n pairs is
 
     paired      var(b_i - a_i) / n
     unpaired    (var(a_i) + var(b_i)) / n
@@ -20,7 +20,7 @@ from dapo.core.errors import DataError
 from dapo.evaluation.intervals import difference_interval, student_quantile
 
 MUST_MATCH = ("name", "temperature", "top_p", "max_response_tokens", "binary")
-"""The settings in which two evaluations must agree, or their difference is not due to the models alone."""
+"""The settings that must agree, or the difference of two evaluations is not due to the models alone."""
 SAME_DRAWS = ("samples_per_problem", "seed")
 """The settings that give both evaluations the same random numbers."""
 
@@ -29,8 +29,8 @@ def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: 
     """Raise DataError if two evaluations must not be paired; the one rule for commands, page and Python.
 
     Args:
-        a: An evaluation as `dapo eval --output` or a run writes it, with its table.
-        b: Another.
+        a: An evaluation with its table, as written by `dapo eval --output` or a run.
+        b: Another one.
         same_draws: Whether seed and samples per problem must agree as well.
     """
     for name in (*MUST_MATCH, *(SAME_DRAWS if same_draws else ())):
@@ -38,7 +38,7 @@ def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: 
             raise DataError(f"{name} is {a.get(name)} in one and {b.get(name)} in the other")
     ids_a, ids_b = ({row["id"] for row in found["table"]} for found in (a, b))
     if alone := ids_a ^ ids_b:
-        raise DataError(f"{len(alone)} problems are in one of them only")
+        raise DataError(f"{len(alone)} problems are only in one of them")
 
 
 def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws:
 def paired_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple["Paired", int, int]:
     """Pair two evaluations as `paired_difference` does, but only by samples with the same random numbers.
 
-    With equal seeds the i-th responses to a problem share their random numbers: of evaluations with different numbers
-    of samples only the first ones count, as many as both have. With other seeds all samples count.
+    With equal seeds the i-th responses to a problem share their random numbers, and only samples that both evaluations
+    have count. With different seeds all samples count.
 
     Returns:
         The difference, and the numbers of problems on which b is better and worse.
@@ -94,7 +94,7 @@ def paired_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple["Paired"
 def pair_tables(
     a: Mapping[str, Any], b: Mapping[str, Any], accuracy: Callable[[Mapping[str, Any]], float | None]
 ) -> tuple["Paired", int, int]:
-    """The difference of two evaluations by an accuracy of each row, with the numbers of better and worse problems."""
+    """Compute the difference of two evaluations by an accuracy of each row, and count better and worse problems."""
     first = {row["id"]: accuracy(row) for row in a["table"]}
     values = [(first[row["id"]], accuracy(row)) for row in b["table"]]
     judged = [(x, y) for x, y in values if x is not None and y is not None]
@@ -128,7 +128,7 @@ class Paired:
     difference: float | None
     """The mean; None without a pair."""
     low: float | None
-    """The lower end of the 95 % interval; None where there is none."""
+    """The lower end of the 95 % interval; None if nothing bounds the difference."""
     high: float | None
     pairs: int
     unpaired_variance: float
@@ -138,7 +138,7 @@ class Paired:
 
     @property
     def variance_ratio(self) -> float | None:
-        """The unpaired variance over the paired one; None where the pairs do not vary."""
+        """The unpaired variance over the paired one; None if the pairs do not vary."""
         return self.unpaired_variance / self.paired_variance if self.paired_variance > 0 else None
 
     def as_json(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Paired:
 
 
 def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False) -> Paired:
-    """The mean difference of paired values, `b[i] - a[i]`; `proportions`: all values are from 0 to 1."""
+    """Compute the mean difference of paired values, `b[i] - a[i]`; `proportions`: all values are from 0 to 1."""
     first, second = np.asarray(a, np.float64), np.asarray(b, np.float64)
     differences, count = second - first, len(first)
     if count < 2:
@@ -157,10 +157,10 @@ def paired(a: Sequence[float], b: Sequence[float], *, proportions: bool = False)
 
 
 def mean_over_steps(steps: Sequence[Paired]) -> Paired:
-    """The mean over the differences of steps with at least two pairs.
+    """Average the differences of the steps with at least two pairs.
 
     Given the weights of both runs, the samples of different steps are independent, so variances add up. The interval
-    covers the chance in these samples, not the variation between runs.
+    covers the variation of these samples, not the variation between runs.
     """
     found = [step for step in steps if step.pairs > 1 and step.difference is not None]
     if not found:
@@ -179,6 +179,6 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
 
 
 def paired_problems(a: Mapping[str, float], b: Mapping[str, float]) -> Paired:
-    """The difference over the problems that both runs have sampled; no interval if all of them differ equally."""
+    """Compute the difference over the problems that both runs have sampled; no interval if all differ equally."""
     both = sorted(a.keys() & b.keys())
     return paired([a[name] for name in both], [b[name] for name in both])

@@ -12,16 +12,17 @@ from dapo.evaluation.intervals import mean_interval
 from dapo.types import Finish, Message, Problem
 
 CORRECT = None
-"""The vote of every correct response; a wrong response votes for its answer, a text."""
+"""The vote of a correct response; a wrong response votes for its answer, a text."""
 
 NO_INTERVAL = "no interval: fewer than two problems, or all of them with the same score"
 _OPTIONAL = {"warning", "interval_note", "complete_problems"}  # absent from older files
-WARN_ERROR_FRACTION = 0.01  # above this fraction of responses without a verdict, the headline of an evaluation warns
+WARN_ERROR_FRACTION = 0.01
+"""The fraction of responses without a verdict above which an evaluation warns."""
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """How an evaluation samples. The paper: 32 samples per problem, temperature 1.0, top_p 0.7."""
+    """The sampling of an evaluation. The paper: 32 samples per problem, temperature 1.0, top_p 0.7."""
 
     name: str
     samples_per_problem: int
@@ -39,14 +40,14 @@ class JudgedResponse:
     text: str
     correct: bool | None
     score: float
-    error: str | None  # why it could not be sampled, or has no verdict
+    error: str | None  # the reason for no response or no verdict
     answer: str | None  # the normalized answer, as in `Verdict`; it counts for cons@k
     tokens: int
     finish: Finish | None
 
     @property
     def accuracy(self) -> float:
-        """1 if correct, 0 if wrong; the score if the verifier does not decide."""
+        """1 if correct, 0 if wrong; the score if the verifier does not decide correct or wrong."""
         return float(self.correct) if self.correct is not None else self.score
 
 
@@ -67,10 +68,10 @@ class JudgedProblem:
 
     @property
     def consensus(self) -> float:
-        """cons@k: 1 if the correct answer is the most frequent one, 1/n if it ties with n - 1 others, else 0.
+        """cons@k: 1 if the correct answer is the most frequent, 1/n if n answers tie with it among them, else 0.
 
-        All correct responses vote for one answer, however it is written. Wrong responses vote for their normalized
-        answer, or not at all without one.
+        All correct responses vote for one answer, in any form. A wrong response votes for its normalized answer, if it
+        has one.
         """
         votes = count_votes((response.correct, response.answer) for response in self.valid)
         most_frequent = [vote for vote, count in votes.items() if count == max(votes.values())]
@@ -105,12 +106,11 @@ class Evaluation:
         return [problem for problem in self.problems if len(problem.valid) == self.plan.samples_per_problem]
 
     def summary(self) -> dict[str, Any]:
-        """All reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are its 95 % interval.
+        """Compute all reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are its 95 % interval.
 
-        Without an interval, `low` and `high` are None, and `interval_note` is the reason. `intervals` holds the
-        intervals of `pass@j` and `cons@k`. `pass@j` is the mean over the `complete_problems` problems.
-        `no_answer_fraction` is the fraction of judged responses without an answer, None if the verifier does not
-        extract answers.
+        Without an interval, `low` and `high` are None, and `interval_note` is the reason. `intervals` has the intervals
+        of `pass@j` and `cons@k`; `pass@j` is the mean over `complete_problems`. `no_answer_fraction` is the fraction of
+        judged responses without an answer, None if the verifier does not extract answers.
         """
         k = self.plan.samples_per_problem
         means = [fmean(problem.accuracies) for problem in self.judged]
@@ -158,7 +158,7 @@ class Evaluation:
         return [problem.row() for problem in self.problems]
 
     def _estimates(self) -> dict[str, list[float]]:
-        """`pass@j` for the powers of two up to k, for each complete problem; `cons@k` for each judged problem."""
+        """Estimate `pass@j` of each complete problem for the powers of two up to k, `cons@k` of each judged one."""
         k = self.plan.samples_per_problem
         correct = [round(sum(problem.accuracies)) for problem in self.complete]
         found = {}
@@ -182,7 +182,7 @@ def require_summary(found: Any, where: str) -> dict[str, Any]:
         raise DataError(f"{where} holds a {type(found).__name__}, not an evaluation")
     required = (Evaluation(blank, ()).summary().keys() | {"table"}) - _OPTIONAL
     if missing := sorted(required - found.keys()):
-        raise DataError(f"{where} is not what `dapo eval --output` or a run writes: it lacks {', '.join(missing[:3])}")
+        raise DataError(f"{where} was not written by `dapo eval --output` or a run: it lacks {', '.join(missing[:3])}")
     rows = found["table"]
     if not isinstance(rows, list) or any(not isinstance(r, dict) or {"id", "accuracy"} - r.keys() for r in rows):
         raise DataError(f"{where} is damaged: each row of its table must have id and accuracy")
@@ -196,17 +196,17 @@ def _warning(errors: int, responses: int) -> str | None:
 
 
 def count_votes(answers: Iterable[tuple[bool | None, str | None]]) -> "Counter[str | None]":
-    """The votes of responses, each given as (correct, normalized answer): see `JudgedProblem.consensus`."""
+    """Count the votes of responses, given as (correct, normalized answer), for `JudgedProblem.consensus`."""
     return Counter(CORRECT if correct else answer for correct, answer in answers if correct or answer)
 
 
 def question_text(prompt: str | Sequence[Message]) -> str:
-    """The question of a prompt: its text, or the content of its last message."""
+    """Return the question of a prompt: its text, or the content of its last message."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """The unbiased estimate of P(at least one of k is correct) from `correct` of `samples` (Chen et al. 2021)."""
+    """Estimate P(at least one of k is correct) without bias from `correct` of `samples` (Chen et al. 2021)."""
     if not 0 <= correct <= samples or not 0 < k <= samples:
         raise ValueError(f"pass@k needs 0 <= correct <= samples and 0 < k <= samples, got {correct}, {samples}, {k}")
     return 1.0 - comb(samples - correct, k) / comb(samples, k)

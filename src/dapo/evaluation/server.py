@@ -14,14 +14,15 @@ from dapo.evaluation.evaluate import Response
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.types import Finish, Problem
 
-API_KEY_VARIABLE = "OPENAI_API_KEY"  # the environment variable that holds the server's key
+API_KEY_VARIABLE = "OPENAI_API_KEY"
+"""The environment variable with the server's key."""
 _FINISHES: Mapping[str, Finish] = {"stop": "stop", "length": "length"}
 _POLL_S = 0.2
 _SEED_BITS = 31
 
 
 class ServerSampler:
-    """Requests k chat completions per problem; the seed of each is a function of (run seed, problem, sample)."""
+    """Samples k chat completions per problem; the seed of each is a function of (run seed, problem, sample)."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class ServerSampler:
         Args:
             url: The server's address up to and including the version: `http://localhost:8000/v1`.
             model: The model's name at the server.
-            plan: How to sample.
+            plan: The sampling options.
             to_messages: Turns a problem into chat messages.
             concurrency: The number of requests in flight.
             timeout_s: The time limit of one response.

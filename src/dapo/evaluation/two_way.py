@@ -1,18 +1,18 @@
 """95 % intervals of a mean over seeds and problems, where the policy of every seed answers the same problems.
 
-Seeds (training runs) and problems are both samples, and they are crossed:
+Seeds (training runs) and problems are two crossed samples:
 
     y_sp = mu + a_s + b_p + e_sp        s = 1 .. S seeds, p = 1 .. P problems; a, b, e: independent random effects
 
-With the mean squares of the two-way table, P var_s(y_s.), S var_p(y_.p) and that of the residuals,
+With the mean squares of the two-way table, P var_s(y_s.), S var_p(y_.p) and the one of the residuals,
 
     E[MS_seeds] = P var(a) + var(e),  E[MS_problems] = S var(b) + var(e),  E[MS_rest] = var(e)
     Var(mean)   = var(a)/S + var(b)/P + var(e)/(S P), estimated by (MS_seeds + MS_problems - MS_rest) / (S P)
 
-with Satterthwaite's degrees of freedom, v^2 / (MS_seeds^2/(S-1) + MS_problems^2/(P-1) + MS_rest^2/((S-1)(P-1))), v the
-sum in the numerator, which is at least the larger of the first two. The interval of a mean of proportions is Wilson's,
-with the trials that explain this variance; that of a difference is Student's. tests/evaluation/test_two_way.py measures
-how often they cover what they estimate.
+with Satterthwaite's degrees of freedom, v^2 / (MS_seeds^2/(S-1) + MS_problems^2/(P-1) + MS_rest^2/((S-1)(P-1))), where
+v is the sum in the numerator, at least the larger of the first two. A mean of proportions has Wilson's interval, with
+the trials that explain this variance; a difference has Student's. tests/evaluation/test_two_way.py measures their
+coverage.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from dapo.evaluation.intervals import Interval, difference_interval, mean_interv
 
 Table: TypeAlias = Sequence[Sequence[float]] | NDArray[np.float64]
 """[seeds, problems]"""
-_ROUNDING = 1.0e-12  # variances below it are those of equal numbers
+_ROUNDING = 1.0e-12  # equal numbers have variances below it
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Estimate:
 
     mean: float
     low: float | None
-    """The lower end; None where nothing bounds the mean."""
+    """The lower end; None if nothing bounds the mean."""
     high: float | None
     seeds: int
     problems: int
@@ -46,14 +46,11 @@ class Estimate:
 
 
 def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:
-    """The mean accuracy over seeds and problems.
+    """Estimate the mean accuracy over seeds and problems; with one seed its interval is over problems alone.
 
     Args:
         values: [S, P], the accuracy of each seed's policy on each problem.
         proportions: Whether each value is from 0 to 1.
-
-    Returns:
-        The mean with its interval. With one seed the interval is over problems alone.
     """
     table = _table(values)
     mean = float(table.mean())
@@ -68,11 +65,11 @@ def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:
 
 
 def two_way_difference(first: Table, second: Table, *, proportions: bool = True) -> Estimate:
-    """The mean difference, second - first, of two sets of runs that are paired by seed and problem.
+    """Estimate the mean difference, second - first, of two sets of runs that are paired by seed and problem.
 
     Args:
         first: [S, P], the accuracies of one set.
-        second: The accuracies of the other, in the same order of seeds and problems.
+        second: The accuracies of the other set, in the same order of seeds and problems.
         proportions: Whether each accuracy is from 0 to 1.
     """
     table = _table(second) - _table(first)
@@ -87,13 +84,13 @@ def two_way_difference(first: Table, second: Table, *, proportions: bool = True)
 
 
 def mean_over_seeds(values: Sequence[float]) -> dict[str, float | None]:
-    """The mean of one number per seed, with Student's interval over seeds; none with one seed, or equal numbers."""
+    """Average one number per seed, with Student's interval over seeds; None for one seed, or equal numbers."""
     low, high = (mean_interval(values, proportions=False) if len(values) > 1 else None) or (None, None)
     return {"mean": float(np.mean(values)) if len(values) else None, "low": low, "high": high}
 
 
 def variance_of_mean(table: NDArray[np.float64]) -> tuple[float, float]:
-    """The estimated variance of the mean of a two-way table [S, P], and its degrees of freedom."""
+    """Estimate the variance of the mean of a two-way table [S, P], with its degrees of freedom."""
     seeds, problems = table.shape
     if min(seeds, problems) < 2:
         return 0.0, 0.0

@@ -45,11 +45,11 @@ class Checkpoints:
         *,
         accuracy: float | None = None,
     ) -> Path:
-        """Save a checkpoint whose files `write(directory)` writes; then drop old ones, as `drop_old` does.
+        """Save a checkpoint whose files `write(directory)` writes, then drop old ones by `drop_old`.
 
-        `accuracy` belongs to this step's evaluation; the checkpoint with the highest is the best. A checkpoint gets
+        `accuracy` is from this step's evaluation; the checkpoint with the highest one is the best. A checkpoint gets
         its name only when all its files and checksums are on disk: after a crash at any moment, every named checkpoint
-        is whole. Raises OSError if it cannot be written; the other checkpoints then stay.
+        is whole. Raises OSError if it cannot be written, and keeps the other checkpoints.
         """
         final = self.path(step)
         temporary = self.folder / f".{final.name}.tmp"
@@ -59,7 +59,7 @@ class Checkpoints:
             write(temporary)
             _write_checkpoint_manifest(temporary, step, accuracy)
             if (metrics := self.run_path / METRICS_FILE).exists():
-                fsync(metrics)  # a run that resumes from here will not write these lines again
+                fsync(metrics)  # a run that resumes from here does not write these lines again
             if final.exists():
                 os.rename(final, final.with_name(f".{final.name}{_REPLACED}"))
             os.rename(temporary, final)
@@ -79,9 +79,9 @@ class Checkpoints:
         self.clear_leftovers()
 
     def clear_leftovers(self) -> None:
-        """Remove what a killed process left half written or half removed.
+        """Remove the half-written and half-removed checkpoints of a killed process.
 
-        A checkpoint whose replacement was not finished gets its name back: it is whole.
+        A checkpoint whose replacement was not finished is whole, and gets its name back.
         """
         for replaced in self.folder.glob(f".step_*{_REPLACED}"):
             name = replaced.with_name(replaced.name.removeprefix(".").removesuffix(_REPLACED))
@@ -90,13 +90,13 @@ class Checkpoints:
         for leftover in self.folder.glob(f".step_*{_REMOVED}"):
             remove(leftover)
         for leftover in self.folder.glob(".step_*.tmp"):
-            # under another name a writer that was ended, and is not dead yet, makes no new files in it
+            # renamed, because a writer that is still ending could otherwise make new files in it
             remove(leftover.rename(leftover.with_suffix(_REMOVED)))
 
     def latest(self, warn: Callable[[str], None]) -> Path | None:
-        """The newest checkpoint whose checksums hold; None if none was ever saved.
+        """Find the newest checkpoint whose checksums hold; None if none was ever saved.
 
-        `warn` gets a message for each damaged one. Raises CheckpointError if all are damaged, or gone.
+        `warn` is called with a message about each damaged one. Raises CheckpointError if all are damaged or gone.
         """
         saved = numbered(self.folder)
         for path in reversed(saved):
@@ -109,18 +109,18 @@ class Checkpoints:
         if (self.run_path / PROBLEM_STATS_FILE).exists():
             raise CheckpointError(
                 f"{self.folder} holds no checkpoint, though the run has saved some ({PROBLEM_STATS_FILE} was "
-                "written with one): without them it would begin at step 1 and lose its metrics; put them back, or "
+                "written with one): without them it would begin at step 1 and lose its metrics; restore them, or "
                 "start again in a new --run-dir"
             )
         return None
 
     def newest_step(self) -> int | None:
-        """The step of the newest checkpoint, whole or not; None if there is none."""
+        """Return the step of the newest checkpoint, whole or not; None if there is none."""
         saved = numbered(self.folder)
         return step_of(saved[-1]) if saved else None
 
     def find(self, step: int) -> Path:
-        """The checkpoint of one step. Raises CheckpointError if it is missing or damaged."""
+        """Find the checkpoint of a step. Raises CheckpointError if it is missing or damaged."""
         path = self.path(step)
         if not path.is_dir():
             steps = ", ".join(str(step_of(saved)) for saved in numbered(self.folder)) or "none"
@@ -138,12 +138,12 @@ class Checkpoints:
 
 
 def numbered(folder: Path) -> list[Path]:
-    """The entries named `step_NNNNNN` in a folder, by step; other names are left alone."""
+    """List the entries named `step_NNNNNN` in a folder, by step."""
     return sorted((path for path in folder.glob("step_*") if _STEP_NAME.fullmatch(path.name)), key=step_of)
 
 
 def step_of(path: Path) -> int:
-    """The step in a name like `step_000012` or `step_000012.parquet`."""
+    """Parse the step in a name like `step_000012` or `step_000012.parquet`."""
     match = _STEP_NAME.fullmatch(path.name)
     if match is None:
         raise ValueError(f"expected a name like step_000012, got {path.name}")
@@ -151,17 +151,17 @@ def step_of(path: Path) -> int:
 
 
 def best_checkpoint(checkpoints: Sequence[Path]) -> Path | None:
-    """The checkpoint with the best evaluation, the later one in a tie; None if none was evaluated."""
+    """Choose the checkpoint with the best evaluation, the later one in a tie; None if none was evaluated."""
     scored = [(accuracy, path) for path in checkpoints if (accuracy := accuracy_of(path)) is not None]
     return max(scored, key=lambda pair: (pair[0], step_of(pair[1])))[1] if scored else None
 
 
 def accuracy_of(checkpoint: Path) -> float | None:
-    """The accuracy in the evaluation after the checkpoint's step; None if there was none."""
+    """Read the accuracy in the evaluation after the checkpoint's step; None if there was none."""
     try:
         value = _read_checkpoint_manifest(checkpoint)["accuracy"]
     except (OSError, ValueError):
-        return None  # a damaged one is not worth keeping
+        return None  # a damaged checkpoint is not worth keeping
     return value if isinstance(value, float | int) else None
 
 
@@ -177,7 +177,7 @@ def _write_checkpoint_manifest(directory: Path, step: int, accuracy: float | Non
 
 
 def _sealed(manifest: Mapping[str, Any]) -> str:
-    """The text of a checkpoint's manifest, with a checksum of its other entries."""
+    """Format a checkpoint's manifest with a checksum of its other entries."""
     crc32 = zlib.crc32(to_json(manifest, indent=2).encode())
     return to_json({**manifest, "crc32": f"{crc32:08x}"}, indent=2) + "\n"
 
@@ -192,7 +192,7 @@ def _read_checkpoint_manifest(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict):
         raise ValueError("manifest.json is not readable")
     manifest.pop("crc32", None)
-    if path.read_bytes() != _sealed(manifest).encode():  # so a change of any bit is one
+    if path.read_bytes() != _sealed(manifest).encode():  # so a change of any bit counts
         raise ValueError("manifest.json does not match its checksum")
     if not {"step", "accuracy", "files"} <= manifest.keys() or not manifest["files"]:
         raise ValueError("manifest.json lists no files")
@@ -228,5 +228,5 @@ def _find_damage(checkpoint: Path) -> str | None:
 
 
 def _mark_for_removal(checkpoint: Path) -> None:
-    """Rename a checkpoint to a leftover, so that a half-removed one never looks whole."""
+    """Rename a checkpoint to a leftover, so that a half-removed checkpoint never looks whole."""
     os.rename(checkpoint, checkpoint.with_name(f".{checkpoint.name}.old.tmp"))

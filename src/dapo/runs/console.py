@@ -30,7 +30,7 @@ _UNITS = {"fraction": "%", "tokens/s": " tok/s", "s": " s"}
 
 
 class MetricColumn(NamedTuple):
-    """A metric as a column of the console: its unit and scale are those of the table of metrics."""
+    """A metric as a column of the console, with unit and scale from the table of metrics."""
 
     label: str
     metric: str
@@ -39,7 +39,7 @@ class MetricColumn(NamedTuple):
     sign: str = ""
 
     def show(self, metrics: Mapping[str, float]) -> str:
-        """The number with its unit, right-aligned; a dash if it is missing or not finite."""
+        """Format the number with its unit, right-aligned; a dash if it is missing or not finite."""
         value, row = metrics.get(self.metric), metric_of(self.metric)
         unit = _UNITS.get(row.unit, "")
         if value is None or not math.isfinite(value):
@@ -60,20 +60,20 @@ METRIC_COLUMNS = (
 
 
 class SafeConsole(Console):
-    """A console on which text is text: no markup, no emoji codes, no highlighting, unsafe characters escaped.
+    """A console that prints text literally, without markup, emoji codes or highlighting, and escapes unsafe characters.
 
-    Styled text is a `rich.text.Text` or has a style argument.
+    Pass styled text as a `rich.text.Text` or with a style argument.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text of a cell, escaped before its width is measured."""
+        """Escape the text of a cell before its width is measured."""
         return super().render_str(printable(text, self.encoding), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Segments of text are escaped, whatever made them; rich's own control codes are not text."""
+        """Escape every segment of text; rich's own control codes are not text."""
         for segment in super().render(renderable, options):
             is_safe = segment.control or UNSAFE.search(segment.text) is None
             yield segment if is_safe else Segment(printable(segment.text, self.encoding), segment.style)
@@ -96,9 +96,9 @@ class ProgressDisplay:
         self._live = self._start_live()
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
-        """Show the current phase and its progress; with a `total` of 0, its time only. Cheap: a thread draws.
+        """Show the current phase and its progress; with a `total` of 0, its time only.
 
-        `note` summarizes the phase so far in a few words.
+        The call is cheap, because a thread draws. `note` summarizes the phase so far in a few words.
         """
         if self._phase is None or name != self._phase[0]:
             self._phase_started = time.monotonic()
@@ -117,7 +117,7 @@ class ProgressDisplay:
             self.message(evaluation)
 
     def recall(self, earlier_steps: Iterable[Mapping[str, float]]) -> None:
-        """Read the metrics of the steps before a resume, for the curve and the generated tokens."""
+        """Read the metrics of the steps before a resume, for the curve and the token budget."""
         for metrics in earlier_steps:
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
             self._time_left.add(metrics, timed=False)
@@ -127,13 +127,13 @@ class ProgressDisplay:
         self._print(text)
 
     def close(self) -> None:
-        """Stop, and leave the last state without its phase on the terminal. It may be called twice."""
+        """Stop, and leave the last state without its phase on the terminal; a second call does nothing."""
         self._phase = None
         if self._live is not None:
             self._live.stop()
 
     def _start_live(self) -> Live | None:
-        # not rich's own test: FORCE_COLOR and the like make it take a log file for a terminal
+        # not rich's own test, which variables such as FORCE_COLOR make true for a log file
         if not self._stream.isatty():
             return None
         console = SafeConsole(file=self._stream, force_terminal=True)
@@ -151,7 +151,7 @@ class ProgressDisplay:
         return live
 
     def _print(self, text: str, *, cut: bool = False) -> None:
-        """Print a text; on a terminal that is too narrow for it, wrapped or `cut`."""
+        """Print a text; a terminal that is too narrow wraps it, or cuts it if `cut` is set."""
         if self._live is None:
             print_text(text, file=self._stream)
         else:
@@ -176,7 +176,7 @@ class ProgressDisplay:
     def _steps_row(self) -> tuple[RenderableType, ...]:
         done, total = self._finished_steps, self._num_steps
         left = self._seconds_left()
-        # with a budget of tokens the run ends with whichever comes first
+        # the run ends at the last step or with the token budget, whichever comes first
         part = max(done / total, self._time_left.budget_fraction())
         note = f"{part:.0%}" if left is None or part >= 1 else f"{part:.0%}, {duration(left)} left"
         bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
@@ -191,7 +191,7 @@ class ProgressDisplay:
 
 
 def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
-    """One step as a line of a log file; the columns of all steps are equally wide."""
+    """Format a step as a line of a log file; the columns of all steps are equally wide."""
     columns = [f"step {step:>{len(str(num_steps))}}/{num_steps}", *metric_columns(metrics)]
     columns.append(f"left {'-' if seconds_left is None else duration(seconds_left):>6}")
     if short := metrics.get("rollout/shortfall_groups"):
@@ -200,13 +200,13 @@ def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_l
 
 
 def metric_columns(metrics: Mapping[str, float]) -> list[str]:
-    """The columns of a step's line that show metrics, each of the same width in every step."""
+    """Format the metrics in a step's line, each column with the same width in every step."""
     with_label = [f"{column.label} {column.show(metrics)}" for column in METRIC_COLUMNS if column.label]
     return with_label + [column.show(metrics) for column in METRIC_COLUMNS if not column.label]
 
 
 def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
-    """The accuracies of an evaluation with their intervals, as one line; empty if the metrics hold none."""
+    """Format the accuracies of an evaluation with their intervals as one line; empty if there are none."""
     entries = []
     for metric, accuracy in metrics.items():
         name = metric.removeprefix("eval/").removesuffix("/accuracy")
@@ -221,7 +221,7 @@ def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """A curve of block characters from 0 to the largest value; more than `width` values are averaged into bins."""
+    """Draw a curve of block characters from 0 to the largest value; more than `width` values are averaged in bins."""
     bins = min(width, len(values))
     edges = [round(i * len(values) / bins) for i in range(bins + 1)]
     means = [fmean(values[start:stop]) for start, stop in pairwise(edges)]
@@ -243,7 +243,7 @@ def duration(seconds: float) -> str:
 
 
 def stopwatch(seconds: float) -> str:
-    """Format seconds as a running clock: `45s`, `2m05s` or, from an hour on, as `duration` does."""
+    """Format seconds as a running clock: `45s`, `2m05s` or, from an hour on, like `duration`."""
     return f"{int(seconds) // 60}m{int(seconds) % 60:02}s" if 59.5 <= seconds < 3600 else duration(seconds)
 
 
@@ -255,15 +255,15 @@ def final_report(
     samples: Sequence[Mapping[str, Any]],
     files: Mapping[str, object],
 ) -> None:
-    """Print the end of a run: accuracy before and after, responses to the same problems, and where the files are.
+    """Print the report at the end of a run: accuracy before and after, responses to the same problems, and files.
 
     Args:
-        console: Where to print.
+        console: The console to print on.
         before: The first evaluation's summary: accuracy, low, high, problems, response_tokens_mean, truncated_fraction.
         after: The last evaluation's summary.
         samples: Responses: question, answer, before, before_correct, after, after_correct. Long text is cut, and
-            control characters in it have no effect.
-        files: Labels with paths, or with commands to run next, in the order to print.
+            control characters are escaped.
+        files: Labels with paths or with next commands, in the order to print.
     """
     if before is not None and after is not None:
         console.print(_comparison(before, after))
@@ -274,7 +274,7 @@ def final_report(
     width = max((len(label) for label in files), default=0)
     for label, location in files.items():
         line = Text.assemble((f"{label:<{width}}  ", "dim"), printable(str(location), console.encoding))
-        console.print(line, soft_wrap=True)  # a path that is broken over two lines cannot be copied
+        console.print(line, soft_wrap=True)  # a path must not be broken over two lines: it could not be copied
 
 
 def _append_finite(values: list[float], value: float | None) -> None:

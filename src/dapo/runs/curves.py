@@ -21,13 +21,13 @@ Record = Mapping[str, Any]
 BLUE, ORANGE, GREEN, RED, INK, GRID = "#2563eb", "#ea580c", "#16a34a", "#dc2626", "#334155", "#e2e8f0"
 EVALUATION_COLOURS = (ORANGE, GREEN, RED, "#7c3aed")
 MARGINS = {"left": 0.07, "right": 0.935, "top": 0.885, "bottom": 0.085, "wspace": 0.24, "hspace": 0.21}
-"""Margins of the figure and its panels: matplotlib would measure every text to find them, which is slow."""
+"""Margins of the figure and its panels; matplotlib would measure every text to compute them, which is slow."""
 LABEL_DISTANCE = 0.12
-"""Distance of a vertical axis label from its panel, in panel widths: five digits fit between."""
+"""Distance of a vertical axis label from its panel in panel widths, with space for five digits."""
 SIDE_MARGINS = MARGINS | {"left": 0.2, "right": 0.95, "hspace": 0.35}
 """Margins of the panels about predictions."""
 SKIPPED = "rollout/problems_skipped"
-DECIDED = tuple(outcome for outcome in OUTCOMES if outcome not in ("excess", "aborted"))
+DECIDED_COUNTS = tuple(f"groups_{outcome}" for outcome in OUTCOMES if outcome not in ("excess", "aborted"))
 SMOOTHED_FROM_STEPS = 15  # fewer steps are not smoothed
 
 
@@ -37,12 +37,12 @@ def plot_curves(metrics_jsonl: str | Path, out_png: str | Path, *, title: str = 
 
 
 def new_figure(width: float, height: float, title: str, **layout: Any) -> "Figure":
-    """An empty figure of a size in inches under a title."""
+    """Make an empty figure of a size in inches with a title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=130, **layout)
-    FigureCanvasAgg(figure)  # not pyplot, which would select a backend for the whole process
+    FigureCanvasAgg(figure)  # pyplot would select a backend for the whole process
     if title:
         figure.suptitle(plain_text(title), color=INK, fontsize=13, x=0.01, ha="left")
     return figure
@@ -56,10 +56,10 @@ def save_figure(figure: "Figure", path: Path) -> Path:
 
 
 def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
-    """The four curves that the paper monitors (Fig. 7) as a figure under `title`.
+    """Plot the four curves that the paper monitors (Fig. 7).
 
-    With `dynamic_sampling.predict` two more show the problems that were skipped, and how predictions turned out.
-    Metrics that were not logged are left out. Raises DataError if the file holds no steps.
+    With `dynamic_sampling.predict` two more show the skipped problems and the calibration of predictions. Metrics that
+    were not logged are left out. Raises DataError if the file holds no steps.
     """
     records = read_metrics(metrics_jsonl)
     if not records:
@@ -141,19 +141,19 @@ def _groups(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def _skipped(axes: "Axes", records: Sequence[Record]) -> None:
-    """The problems of the stream that were skipped (`dynamic_sampling.predict`)."""
+    """Plot the skipped problems of the stream (`dynamic_sampling.predict`)."""
     frame(axes, title="Problems skipped", unit="of the stream (%)")
     points = []
     for record in records:
-        asked = sum(record.get(f"rollout/{groups}", 0) for groups in (f"groups_{outcome}" for outcome in DECIDED))
-        if total := record.get(SKIPPED, 0) + asked:
+        sampled = sum(record.get(f"rollout/{groups}", 0) for groups in DECIDED_COUNTS)
+        if total := record.get(SKIPPED, 0) + sampled:
             points.append((record["step"], 100 * record.get(SKIPPED, 0) / total))
     axes.plot(*zip(*points, strict=True), color=BLUE, linewidth=2.0, marker="o" if len(points) == 1 else None)
     axes.set_ylim(0, 102)
 
 
 def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
-    """Frequency of groups with a signal by predicted chance: on the diagonal where predictions hold."""
+    """Plot the frequency of groups with a signal by predicted chance; correct predictions are on the diagonal."""
     frame(axes, title="Calibration, 2 % of the problems", unit="groups with a signal (%)")
     axes.set_xlabel("predicted chance of a signal (%)", color=INK)
     axes.plot((0, 100), (0, 100), color=INK, linewidth=0.8, linestyle="--")
@@ -165,7 +165,7 @@ def _calibration(axes: "Axes", records: Sequence[Record]) -> None:
 
 
 def reliability(records: Sequence[Record]) -> list[tuple[float, float, int]]:
-    """Mean chance, frequency of groups with a signal, and number of groups for each bin of predicted chances."""
+    """Return mean chance, frequency of a signal and number of groups for each bin of predicted chances."""
     sums: dict[str, dict[str, float]] = {}
     for record in records:
         for name, value in record.items():
@@ -216,7 +216,7 @@ def _legend(axes: "Axes") -> None:
 
 
 def _series(records: Sequence[Record], metric: str, scale: float = 1.0) -> tuple[list[int], list[float]]:
-    """The steps that logged a metric, and its finite values (fractions in per cent)."""
+    """Return the steps that logged a metric, and its values; fractions are in per cent."""
     scale *= metric_of(metric).scale
     values = ((record["step"], record.get(metric)) for record in records)
     known = [(step, value * scale) for step, value in values if isinstance(value, float | int)]
@@ -224,7 +224,7 @@ def _series(records: Sequence[Record], metric: str, scale: float = 1.0) -> tuple
 
 
 def _evaluation_names(records: Sequence[Record]) -> list[str]:
-    """The names of the evaluations in order of appearance; only those with an interval, if there are any."""
+    """List the evaluations in order of appearance; only the ones with an interval, if there are any."""
     metrics = dict.fromkeys(metric for record in records for metric in record)
     names = [m.removeprefix("eval/").removesuffix("/accuracy") for m in metrics if m.startswith("eval/")]
     names = [name for name in names if f"eval/{name}/accuracy" in metrics]
@@ -232,12 +232,12 @@ def _evaluation_names(records: Sequence[Record]) -> list[str]:
 
 
 def smoothing_window(steps: int) -> int:
-    """The odd number of steps over which a curve of `steps` steps is averaged."""
+    """Return the odd number of steps over which a curve of `steps` steps is averaged."""
     return max(3, steps // 10) | 1
 
 
 def smoothed(values: Sequence[float]) -> Sequence[float]:
-    """The running mean of a curve, over fewer values at its ends; a curve of few steps as it is."""
+    """Compute the running mean of a curve, over fewer values at its ends; a short curve is not smoothed."""
     if len(values) < SMOOTHED_FROM_STEPS:
         return values
     half = smoothing_window(len(values)) // 2
@@ -246,5 +246,5 @@ def smoothed(values: Sequence[float]) -> Sequence[float]:
 
 
 def plain_text(text: str) -> str:
-    """Printable text with dollar signs escaped: matplotlib reads text between two of them as a formula."""
+    """Escape text, with its dollar signs: matplotlib reads text between two of them as a formula."""
     return printable(text).replace("$", r"\$")

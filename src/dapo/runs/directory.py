@@ -1,4 +1,4 @@
-"""The run directory: where each file of a run is, its lock, and truncation after a step. Imports no torch."""
+"""The run directory: the paths of a run's files, its lock, and truncation after a step. Imports no torch."""
 
 import errno
 import fcntl
@@ -21,7 +21,7 @@ SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval
 
 
 class _Entry:
-    """A file or folder of a run by its name, as an attribute with its path."""
+    """An attribute of a run directory: the path of a file or folder."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,11 +32,11 @@ class _Entry:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The paths of everything about one run. Make one with `create` or `open`."""
+    """The paths of a run's files and folders. Make one with `create` or `open`."""
 
     path: Path
     config = _Entry("config.yaml")
-    """The options, all of them, as run."""
+    """All options of the run."""
     manifest = _Entry("manifest.json")
     """Versions, machine, command line, seed."""
     metrics = _Entry(METRICS_FILE)
@@ -63,13 +63,13 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Create a run in a new or empty directory. Raises CheckpointError if it holds anything not `prepared`.
 
-        The config is written last, and whole: a process killed before that leaves no run, and can start again.
+        The config is written last, and whole: a process killed before that leaves no run, and can be started again.
         """
         run = cls(Path(path))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
-            run._require_empty(prepared)  # a lock file does not belong into a directory that is refused
-            with run.lock():  # of two that start at once, one wins here
+            run._require_empty(prepared)  # before the lock: a refused directory gets no lock file
+            with run.lock():  # decides between two processes that start at once
                 run._require_empty(prepared)
                 atomic_write_json(run.manifest, manifest)
                 atomic_write_text(run.config, config_yaml)
@@ -79,14 +79,14 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDirectory":
-        """Open an existing run. Raises CheckpointError with the missing file."""
+        """Open an existing run. Raises CheckpointError if it is incomplete or holds links."""
         run = cls(Path(path))
         if not run.path.is_dir():
             raise CheckpointError(f"no run directory {path}; expected one that `dapo train` made")
         if links := sorted(entry.name for entry in os.scandir(path) if entry.is_symlink()):
             raise CheckpointError(
-                f"{path} holds links ({', '.join(links[:3])}), through which a run would change files elsewhere; put "
-                "what they point to in their place. The run directory itself may be a link to another disk"
+                f"{path} holds links ({', '.join(links[:3])}), through which a run would change files elsewhere; "
+                "replace them by their targets. The run directory itself may be a link to another disk"
             )
         missing = [file.name for file in (run.config, run.manifest) if not file.is_file()]
         if missing:
@@ -102,7 +102,7 @@ class RunDirectory:
         return Checkpoints(self.path)
 
     def rollouts(self, step: int) -> Path:
-        """The table of a step's judged responses."""
+        """Return the path of the table of a step's judged responses."""
         return self.rollouts_folder / f"step_{step:06d}.parquet"
 
     def eval(self, step: int) -> Path:
@@ -114,22 +114,22 @@ class RunDirectory:
         return (Path(path) / "config.yaml").is_file()
 
     def rollout_tables(self) -> dict[int, Path]:
-        """The existing tables of judged responses, by step in ascending order."""
+        """Find the tables of judged responses, by step in ascending order."""
         return {step_of(path): path for path in numbered(self.rollouts_folder)}
 
     def evaluations(self) -> dict[int, Path]:
-        """The stored evaluations, by step in ascending order."""
+        """Find the stored evaluations, by step in ascending order."""
         return {step_of(path): path for path in numbered(self.evaluations_folder)}
 
     def exit_reason(self) -> str | None:
-        """The exit reason in the run's summary; None where that is missing or damaged."""
+        """Read the exit reason in the run's summary; None if that is missing or damaged."""
         try:
             return str(read_json(self.summary)["exit_reason"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def missing_metrics(self, step: int) -> list[int]:
-        """The steps up to `step` without a line in the metrics. Raises DataError if a line is damaged."""
+        """Find the steps up to `step` without a line in the metrics. Raises DataError if a line is damaged."""
         found = {record["step"] for record in read_metrics(self.metrics)} if self.metrics.exists() else set()
         return sorted(set(range(1, step + 1)) - found)
 
@@ -137,9 +137,9 @@ class RunDirectory:
     def lock(self, num_steps: int | None = None) -> Iterator[None]:
         """Lock the run for the one process that writes to it; the kernel frees the lock when that process dies.
 
-        The file holds the process id and, if given, the number of steps that this process trains to. Raises
+        The file has the process id and, if given, the number of steps that this process trains to. Raises
         CheckpointError naming the holder. Child processes must be spawned, not forked: a forked child that outlives
-        its parent would hold the lock on.
+        its parent would keep the lock.
         """
         with open_no_link(self._lock, "a+", encoding="ascii") as file:
             for attempt in range(_LOCK_ATTEMPTS):
@@ -161,9 +161,9 @@ class RunDirectory:
             yield
 
     def holder(self) -> tuple[int | None, int | None] | None:
-        """The id of the process that holds the lock and the step it trains to, each None where not written yet.
+        """Read the id of the process that holds the lock and the step it trains to, each None if not written yet.
 
-        None where no process holds it. A process that is about to lock the run waits a moment.
+        None if no process holds the lock. A process that is about to lock the run waits a moment.
         """
         try:
             with open_no_link(self._lock, "r", encoding="ascii") as file:
@@ -184,10 +184,10 @@ class RunDirectory:
                 path.unlink()
 
     def truncate_after(self, step: int, *, is_logged: bool = True) -> None:
-        """Remove what a run wrote after a step, before resuming from it, and its summary.
+        """Before resuming from a step, remove later files and lines of the run, and its summary.
 
         Half-written files of a killed process are removed as well. With `is_logged=False` the step's own line in the
-        metrics is removed too: it will be written again. A later checkpoint is damaged, or the run would resume there.
+        metrics is removed too, and will be written again. Later checkpoints are damaged, or the run would resume there.
         """
         for leftover in (entry for name in ("", "rollouts", "eval") for entry in (self.path / name).glob(".*.tmp")):
             remove(leftover)
@@ -202,7 +202,7 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`: SUMMARY_FIELDS, and any other facts.
 
-        `eval_first` and `eval_last` are None or hold accuracy, low, high, problems.
+        `eval_first` and `eval_last` are None, or have accuracy, low, high and problems.
         """
         missing = [field for field in SUMMARY_FIELDS if field not in summary]
         if missing:
@@ -222,19 +222,19 @@ class RunDirectory:
 
 
 def _is_temporary(name: str) -> bool:
-    """Whether a name is a temporary file's, which a killed process may leave."""
+    """Whether a name is of a temporary file, which a killed process may leave."""
     return name.startswith(".") and name.endswith(".tmp")
 
 
 def default_run_path(config_path: str | Path, now: datetime) -> Path:
-    """`runs/<config stem>-<YYYYmmdd-HHMMSS>`, for when no --run-dir is given."""
+    """Return `runs/<config stem>-<YYYYmmdd-HHMMSS>`, the run directory without --run-dir."""
     return Path("runs") / f"{Path(config_path).stem}-{now:%Y%m%d-%H%M%S}"
 
 
 def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
-    """Raise CheckpointError where no run can be created, before a model is loaded.
+    """Raise CheckpointError if no run can be created at a path, before a model is loaded.
 
-    The names in `prepared` may exist: they were written for the run.
+    The names in `prepared` may exist, because they were written for the run.
     """
     try:
         if path.is_dir():

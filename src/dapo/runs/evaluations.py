@@ -1,4 +1,4 @@
-"""Writes and reads the evaluations of a run; a damaged one is left out, with a warning. Imports no torch."""
+"""Writes and reads the evaluations of a run; damaged ones are left out with a warning. Imports no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +18,9 @@ def write_evaluation(
 
 
 def first_and_last_evaluation(run: RunDirectory, warn: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Read the first and the last readable evaluation of a run, with their tables; fewer where there are fewer.
+    """Read the first and the last readable evaluation of a run, with their tables; fewer if it has fewer.
 
-    No other one is read. `warn` gets a message for each damaged one.
+    No other evaluation is read. `warn` is called with a message about each damaged one.
     """
     paths = list(run.evaluations().values())
     found: list[dict[str, Any]] = []
@@ -38,7 +38,7 @@ def read_evaluation(path: Path, warn: Callable[[str], None]) -> list[dict[str, A
     except OSError as error:
         warn(f"{path} cannot be read and is left out: {error.strerror}")
     except ValueError:
-        warn(f"{path} is no JSON and is left out; it was written by a run and has been damaged since")
+        warn(f"{path} is damaged (no JSON) and is left out")
     except DataError as error:
         warn(f"{error}; it is left out")
     return []
@@ -50,12 +50,12 @@ def _require_evaluation(found: Any, *, where: str) -> dict[str, Any]:
     numbers = [summary[name] for name in ("accuracy", "problems", "response_tokens_mean", "truncated_fraction")]
     numbers += [summary[name] for name in ("low", "high") if summary[name] is not None]
     if not all(isinstance(number, float | int) for number in numbers) or not all(map(_is_row, summary["table"])):
-        raise DataError(f"{where} is not what a run writes")
+        raise DataError(f"{where} was not written by a run")
     return summary
 
 
 def _is_row(row: Mapping[str, Any]) -> bool:
-    """Whether this is a row of an evaluation's table."""
+    """Whether a row is one of an evaluation's table."""
     responses = row.get("responses")
     return (
         {"source", "question", "answer"} <= row.keys()

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import dapo
 from dapo.config import Config
 from dapo.config.option_entries import flat_options
@@ -27,7 +25,7 @@ from dapo.types import Problem
 
 @dataclass(frozen=True)
 class Fork:
-    """Where a run was forked from, as its manifest records it.
+    """The origin of a forked run, as its manifest records it.
 
     Example: Fork("/runs/x", 40, None, "6e1b0c52", {"optim.lr": (1e-06, 2e-06)})
     """
@@ -50,7 +48,7 @@ class Fork:
 
     @classmethod
     def of_record(cls, found: Any) -> "Fork | None":
-        """Restore a fork from `asdict` of it, before or after a trip through JSON; None for anything else."""
+        """Restore a fork from its `asdict`, which may have been JSON; None for anything else."""
         try:
             changed = {str(name): (old, new) for name, (old, new) in found["changed"].items()}
             return cls(
@@ -80,9 +78,9 @@ def make_manifest(
     return {
         "started": started.astimezone(UTC).isoformat(timespec="seconds"),
         "command": mask_secrets(command),
-        "folder": os.getcwd(),  # where relative paths and modules of the configuration are
+        "folder": os.getcwd(),  # of relative paths and modules of the configuration
         **({} if run_dir is None else {"run_dir": str(run_dir.absolute())}),  # files of the run move with it
-        **({"module_folders": list(module_folders)} if module_folders else {}),  # where else modules are
+        **({"module_folders": list(module_folders)} if module_folders else {}),  # of further modules
         "seed": seed,
         "git_commit": _git_commit(),
         "versions": package_versions(),
@@ -97,7 +95,7 @@ def make_manifest(
 
 
 def manifest_entry(run: RunDirectory, name: str) -> Any:
-    """An entry of a run's manifest; None where it has no such entry, or is damaged."""
+    """Read an entry of a run's manifest; None if it is missing, or the manifest is damaged."""
     try:
         return read_json(run.manifest)[name]
     except (OSError, ValueError, KeyError, TypeError):
@@ -105,7 +103,7 @@ def manifest_entry(run: RunDirectory, name: str) -> Any:
 
 
 def package_versions() -> dict[str, str | None]:
-    """The package versions on which the bytes of a run depend; None for a package that is not installed."""
+    """Read the package versions on which the bytes of a run depend; None for a package that is not installed."""
     return {
         "dapo": dapo.__version__,
         "python": platform.python_version(),
@@ -121,7 +119,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit of the current directory, with `-dirty` where tracked files differ; None outside a repository."""
+    """Read the commit of the current directory, with `-dirty` if tracked files differ; None outside a repository."""
     options = ["--no-optional-locks", "-c", "core.fsmonitor=false"]  # a repository may name a program as its monitor
     command = ["git", *options, "describe", "--always", "--dirty", "--abbrev=40", "--match="]
     try:
@@ -149,17 +147,19 @@ _FREE_OPTIONS = (
 """Options, and prefixes of options, that change no step."""
 
 _PATHS = re.compile(r"data\.(train|eval)(\.mix\.[^.]+)?(\.path)?")
-"""Options that locate the data: the problems themselves are compared instead."""
+"""Options that locate the data; the problems themselves are compared instead."""
 
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute", "rollout.native.kernels")
-"""Options, and beginnings of them, that change in which pieces the same sums are computed."""
+"""Options, and prefixes of options, that only change how the same sums are split."""
 
 _END_OF_DECAY = "train.num_steps"
-"""The option that changes no step with a constant learning rate; a decaying rate reaches its floor there."""
+"""The step at which a decaying learning rate reaches its floor; with a constant rate it changes no step."""
 
 
 def provenance(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
     """Collect options, versions, processor and data of this process, as JSON values."""
+    import torch  # a process that trains has imported it already; `dapo status` does not need it
+
     options = flat_options(config)
     kept = {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)}
     if config.decays_lr:
@@ -175,7 +175,7 @@ def provenance(config: Config, train: Sequence[Problem], held_out: Sequence[Prob
 def provenance_diff(
     checkpoint: Path, now: Mapping[str, Mapping[str, Any]], *, step: int, expected: Collection[str] = ()
 ) -> list[str]:
-    """Describe each difference from the provenance of a step's checkpoint, one line each.
+    """Describe each difference from the provenance of a step's checkpoint in one line.
 
     The `expected` options, which a fork changes, are left out.
     """
@@ -191,7 +191,7 @@ def provenance_diff(
                 is_other = kind in ("options", "data") and not name.startswith(_ROUNDING_OPTIONS)
                 means = "this is another run" if is_other else "results may differ by rounding"
                 if name == _END_OF_DECAY:
-                    if old is None or new is None:  # a constant rate, then or now, which optim.schedule says
+                    if old is None or new is None:  # a constant rate, then or now: optim.schedule differs
                         continue
                     means = f"the learning rate (optim.schedule={values['optim.schedule']}) falls until there"
                 lines.append(f"warning: {name} was {old} up to step {step} and is {new} now; from here on {means}")
@@ -199,7 +199,7 @@ def provenance_diff(
 
 
 def _fingerprint(problems: Sequence[Problem]) -> str:
-    """The number of problems, and a checksum of all of them in their order."""
+    """Summarize problems by their number, and a checksum of all of them in their order."""
     crc = 0
     for problem in problems:
         text = json.dumps([problem.id, problem.prompt, problem.answer, dict(problem.fields)], default=str)

@@ -1,6 +1,6 @@
 """The table of all metrics that a run logs: unit, meaning, place in the paper, and how a step's updates are combined.
 
-Its rows stand in metrics.tsv; the console, the curves, `mean_of_updates` and docs/metrics.md read them.
+The rows are in metrics.tsv; the console, the curves, `mean_of_updates` and docs/metrics.md read them.
 """
 
 import csv
@@ -29,11 +29,13 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a step: shown while it goes on, and timed as `time/NAME_s`."""
+    """A part of a step, which the console shows and `time/NAME_s` times."""
 
     meaning: str
-    counts: str = ""  # what its progress counts
-    when: str = ""  # where not every step has the phase: which ones do
+    counts: str = ""
+    """The unit of its progress."""
+    when: str = ""
+    """The condition under which a step has the phase; empty if every step has it."""
     is_logged: bool = True
 
 
@@ -64,22 +66,25 @@ class Metric:
 
     name: str
     unit: str
-    meaning: str  # a full sentence
-    paper: str = ""  # the figure, table or equation of the paper that it belongs to
+    meaning: str
+    """A full sentence."""
+    paper: str = ""
+    """The figure, table or equation of the paper that it belongs to."""
     over_updates: Literal["", "mean", "mean over tokens", "mean over tokens at the upper clip", "sum", "max"] = ""
     """How a step's optimizer updates are combined into one value; empty for a metric of the whole step."""
-    when: str = ""  # the condition under which it is logged; empty if every run logs it
+    when: str = ""
+    """The condition under which it is logged; empty if every run logs it."""
 
     @property
     def scale(self) -> float:
-        """Factor of the displayed value: fractions are shown in per cent."""
+        """The factor of the displayed value: fractions are shown in per cent."""
         return 100.0 if self.unit == "fraction" else 1.0
 
 
 def _read_table() -> Iterator[Metric]:
     lines = Path(__file__).with_name("metrics.tsv").read_text(encoding="utf-8").splitlines()
     for row in csv.DictReader(lines, delimiter="\t", restval="", quoting=csv.QUOTE_NONE):
-        if row["name"] == "time/verifier_call_s":  # the seconds of each phase stand before it
+        if row["name"] == "time/verifier_call_s":  # after the seconds of each phase
             for name, phase in PHASES.items():
                 doing = f"{'on ' * (name in ('update', 'evaluate'))}{phase.meaning}"
                 if phase.is_logged:
@@ -93,7 +98,7 @@ METRICS = tuple(_read_table())
 
 @cache
 def metric_of(name: str) -> Metric:
-    """The row of the table that describes a logged name. Raises KeyError for a name that no row describes."""
+    """Return the row that describes a logged name. Raises KeyError if there is none."""
     for metric in METRICS:
         outcomes = metric.name.replace("{outcome}", f"({'|'.join(OUTCOMES)})")
         if re.fullmatch(re.sub(r"\{\w+\}", "(.+)", outcomes), name):

@@ -21,7 +21,7 @@ class JsonlSink:
         self._file = open_no_link(path, "ab", buffering=0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one line, completely or not at all. Raises OSError, for example if the disk is full."""
+        """Append one line, or nothing and raise OSError, for example if the disk is full."""
         line = (to_json({"step": step, **metrics}) + "\n").encode()
         before = os.fstat(self._file.fileno()).st_size
         try:
@@ -36,7 +36,7 @@ class JsonlSink:
 
 
 def metrics_by_step(path: str | Path) -> dict[int, dict[str, Any]]:
-    """Read the metrics of each step; several lines of one step are merged. Empty where there is no file yet."""
+    """Read the metrics of each step, merging several lines of a step; empty if there is no file yet."""
     rows: dict[int, dict[str, Any]] = {}
     for record in read_metrics(path) if Path(path).exists() else []:
         rows.setdefault(record["step"], {}).update(record)
@@ -71,7 +71,7 @@ def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
-                return  # the writer is in the middle of this line, or was killed there
+                return  # the writer has not finished this line, or was killed
             try:
                 record = json.loads(line)
                 is_step = isinstance(record, dict) and isinstance(record.get("step"), int)

@@ -29,7 +29,7 @@ DROPPED: Mapping[Outcome, str] = {
     "filtered": "refused by dynamic_sampling.filter",
     "invalid": "with fewer than two verdicts",
 }
-"""The outcomes of decided groups that do not train, as messages word them: `3 all wrong`."""
+"""The outcomes of decided groups that do not train, as in messages: `3 all wrong`."""
 
 VerdictName: TypeAlias = Literal["correct", "wrong", "score", "error"]
 VERDICT_WORDS: Mapping[VerdictName, str] = {

@@ -1,14 +1,5 @@
-"""An index of a run's judged responses, so that filters over a thousand Parquet files answer at once.
+"""Queries an index of a run's judged responses for the page: filters, groups, problems, and searches in texts."""
 
-The index holds the short columns of `rollouts/step_*.parquet`; texts and token ids stay in the files, and are read for
-the rows that are shown. It is filled in the background, the newest steps first, and follows a run that is still going:
-new files are added, changed ones are read again, removed ones leave. For a run with many steps it is kept in the cache
-folder, for others in memory; the run itself is never written to.
-"""
-
-import hashlib
-import os
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,42 +10,14 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from dapo.core.files import cache_folder
-from dapo.runs.checkpoints import step_of
-from dapo.runs.outcomes import VERDICT_SQL
+from dapo.runs.rollout_database import FILES_PER_READ, SHORT_COLUMNS, RolloutDatabase
 from dapo.runs.rollout_table import read_rows
 
-KEPT_FROM_STEPS = 100
-"""Steps from which the index is kept in the cache folder; a smaller index is built in well under a second."""
-FORMAT = 1
-"""Format of the tables below; an index of another format is rebuilt."""
-FILES_PER_READ = 16
-RESCAN_S = 1.0
 SEARCH_S = 0.35
 """Seconds for which one request searches texts; the next one continues there."""
 MAX_SEARCHES = 8
 MAX_VISITS = 60
 """Last visits of a problem that the page shows."""
-OPTIONS: dict[str, str | bool | int | float | list[str]] = {
-    "threads": min(4, os.cpu_count() or 1),
-    "memory_limit": "2GB",
-}
-
-SHORT_COLUMNS = f"""CAST(step AS INTEGER) AS step, CAST(file_row_number AS INTEGER) AS row, group_id, sample,
-  problem_id, source, outcome, {VERDICT_SQL} AS verdict, CAST(score AS FLOAT) AS score, CAST(reward AS FLOAT) AS reward,
-  CAST(advantage AS FLOAT) AS advantage, response_tokens AS tokens, finish, error"""
-TABLES = """
-CREATE TABLE files(step INTEGER, size BIGINT, mtime BIGINT, problem VARCHAR);
-CREATE TABLE responses(step INTEGER, row INTEGER, group_id BIGINT, sample INTEGER, problem_id VARCHAR, source VARCHAR,
-  outcome VARCHAR, verdict VARCHAR, score FLOAT, reward FLOAT, advantage FLOAT, tokens INTEGER, finish VARCHAR,
-  error VARCHAR);
-CREATE TABLE groups(step INTEGER, group_id BIGINT, problem_id VARCHAR, source VARCHAR, outcome VARCHAR, row INTEGER,
-  size INTEGER, decided INTEGER, correct INTEGER, score FLOAT);
-"""
-GROUPS = """INSERT INTO groups SELECT step, group_id, any_value(problem_id), any_value(source), any_value(outcome),
-  min(row), count(*), count_if(verdict IN ('correct', 'wrong')), count_if(verdict = 'correct'), avg(score)
-  FROM responses WHERE step IN (SELECT unnest(?)) GROUP BY step, group_id"""
-
 SORTS = {
     "newest": "step DESC, row",
     "oldest": "step, row",
@@ -68,7 +31,7 @@ SORTS = {
 
 @dataclass(frozen=True)
 class Filter:
-    """A filter of responses; None and empty select all."""
+    """A filter of responses; None and empty values select all."""
 
     first_step: int | None = None
     last_step: int | None = None
@@ -81,7 +44,7 @@ class Filter:
     text: str = ""
 
     def where(self) -> tuple[str, list[Any]]:
-        """The condition on the short columns, and its parameters; `text` is not among them."""
+        """Return the condition on the short columns, without `text`, and its parameters."""
         parts: list[str] = []
         values: list[Any] = []
         for column, operator, value in (
@@ -104,36 +67,22 @@ class Filter:
 
 @dataclass
 class _Search:
-    """The state of a search through texts: its hits so far, and the steps that are left."""
+    """The state of a search through texts: its hits so far, and the steps left."""
 
     left: list[int]
     version: int
     found: list[tuple[int, int]] = field(default_factory=list)
 
 
-class RolloutIndex:
-    """The index of one run's responses. Its methods may be called from several threads."""
+class RolloutIndex(RolloutDatabase):
+    """Queries over one run's responses. The methods may be called from several threads."""
 
     def __init__(self, rollouts: Path) -> None:
-        """`rollouts` is the folder of the tables; it need not exist."""
-        self._folder = rollouts
-        self._lock = threading.Lock()  # one thread reads files into the index
-        self._scanned, self._version = 0.0, 0
-        self._present: dict[int, tuple[int, int]] = {}
-        self._worker: threading.Thread | None = None
-        self._closed = False
+        super().__init__(rollouts)
         self._searches: dict[tuple[Filter, str], _Search] = {}
-        self._database = self._open()
-
-    def close(self) -> None:
-        """Stop reading and release the database."""
-        self._closed = True
-        if self._worker is not None:
-            self._worker.join()
-        self._database.close()
 
     def state(self) -> dict[str, Any]:
-        """The state of the index: `steps` and `indexed` (numbers of files), `responses`, `problems` (damaged files)."""
+        """Return `steps` and `indexed` (numbers of files), `responses`, and `problems` (damaged files)."""
         self._refresh()
         indexed, problems = self._one("SELECT count(*), list(problem) FILTER (problem IS NOT NULL) FROM files")
         return {
@@ -145,14 +94,8 @@ class RolloutIndex:
             "problems": problems or [],
         }
 
-    def wait(self) -> None:
-        """Wait until all existing files are indexed."""
-        self._refresh(force=True)
-        if self._worker is not None:
-            self._worker.join()
-
     def page(self, wanted: Filter, *, sort: str = "newest", offset: int = 0, limit: int = 50) -> dict[str, Any]:
-        """Responses that pass a filter, with the beginning of their texts.
+        """Select responses that pass a filter, with the beginning of their texts.
 
         Returns:
             `rows`, `total` (of the indexed or, with a text, the searched responses) and `steps_left` to search.
@@ -173,7 +116,7 @@ class RolloutIndex:
         return {"rows": self._rows(keys), "total": total, "steps_left": left, "index": state}
 
     def group(self, step: int, group_id: int) -> list[dict[str, Any]]:
-        """All columns of a group's responses, by sample; empty where the files hold no such group."""
+        """Read all columns of a group's responses, by sample; empty if there is no such group."""
         self._refresh()
         if step not in self._present:
             return []
@@ -182,11 +125,11 @@ class RolloutIndex:
         )
 
     def groups(self) -> list[dict[str, Any]]:
-        """Every indexed group: step, group_id, outcome and mean score, by step and in the order of the stream."""
+        """List step, group_id, outcome and mean score of every indexed group, in the order of the stream."""
         return self._records("SELECT step, group_id, outcome, score FROM groups ORDER BY step, row", [])
 
     def neighbours(self, step: int, group_id: int) -> dict[str, int | None]:
-        """The ids of the groups before and after one in its step."""
+        """Find the ids of the groups before and after a group in its step."""
         query = (
             "SELECT group_id FROM read_parquet(?, file_row_number=true) GROUP BY group_id ORDER BY min(file_row_number)"
         )
@@ -198,9 +141,9 @@ class RolloutIndex:
         }
 
     def problems(self, *, kind: str = "all", sort: str = "visits", offset: int = 0, limit: int = 50) -> dict[str, Any]:
-        """Problems by their verdicts: counts of each kind, and a page of one kind.
+        """Sort problems into kinds by their verdicts: the size of each kind, and a page of one kind.
 
-        A group that was complete after its batch had closed does not count: its problem comes again.
+        Excess groups do not count, because their problems are sampled again.
         """
         state = self.state()
         table = """SELECT problem_id, any_value(source) AS source, count(*) AS visits, sum(size) AS responses,
@@ -231,7 +174,7 @@ class RolloutIndex:
         }
 
     def _visits(self, problems: list[str]) -> dict[str, list[dict[str, Any]]]:
-        """The groups of each of some problems, by step."""
+        """Find the groups of each problem, by step."""
         found: dict[str, list[dict[str, Any]]] = {problem: [] for problem in problems}
         for row in self._records(
             "SELECT problem_id, step, group_id, size, decided, correct, score, outcome FROM groups "
@@ -242,7 +185,7 @@ class RolloutIndex:
         return found
 
     def _solved_by_step(self) -> list[dict[str, Any]]:
-        """Groups per step with a pass rate of 0, below one half, from one half, and of 1."""
+        """Count the groups per step with a pass rate of 0, below one half, from one half, and of 1."""
         return self._records(
             """SELECT step, count_if(correct = 0) AS none, count_if(correct > 0 AND 2 * correct < decided) AS few,
               count_if(2 * correct >= decided AND correct < decided) AS many, count_if(correct = decided) AS all
@@ -251,7 +194,7 @@ class RolloutIndex:
         )
 
     def _with_prompts(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows of problems with `prompt` and `answer`, read from where each was last seen."""
+        """Add `prompt` and `answer` to the rows of problems, from each one's newest group."""
         if not rows:
             return rows
         found = self._all(
@@ -264,10 +207,8 @@ class RolloutIndex:
             row | {name: texts.get(row["problem_id"], {}).get(name) for name in ("prompt", "answer")} for row in rows
         ]
 
-    # --- texts
-
     def _search(self, wanted: Filter, sort: str, needed: int) -> tuple[list[tuple[int, int]], int, int]:
-        """Continue the search for a text until enough is found or time is up; return keys, count, steps left."""
+        """Continue the search for a text until enough is found or time is up; return hits, count and steps left."""
         newest_first = sort != "oldest"
         with self._lock:
             search = self._searches.get((wanted, sort))
@@ -292,7 +233,7 @@ class RolloutIndex:
             return search.found, len(search.found), len(search.left)
 
     def _rows(self, keys: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-        """The short columns of rows, and the beginnings of their texts, in the order of the keys."""
+        """Read the short columns of rows, and the beginnings of their texts, in the order of the keys."""
         by_step: dict[int, list[int]] = {}
         for step, row in keys:
             by_step.setdefault(step, []).append(row)
@@ -301,103 +242,3 @@ class RolloutIndex:
             with suppress(OSError, pa.ArrowException):  # a file that a run has just removed
                 found |= {(step, record["row"]): record for record in read_rows(self._path(step), rows)}
         return [found[key] for key in keys if key in found]
-
-    # --- filling the index
-
-    def _open(self) -> duckdb.DuckDBPyConnection:
-        """Open the cached index of a long run; an empty one for short runs, or where that is in use or damaged."""
-        if self._folder.is_dir() and len(os.listdir(self._folder)) >= KEPT_FROM_STEPS:
-            key = hashlib.sha256(os.fsencode(self._folder.resolve())).hexdigest()[:24]
-            path = cache_folder() / "view" / f"{key}.{FORMAT}.duckdb"
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                database = duckdb.connect(str(path), config=OPTIONS)
-                if not database.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = 'groups'").fetchone():
-                    database.execute(TABLES)
-                return database
-            except (duckdb.Error, OSError):
-                pass  # another process has it open, the disk is full or read-only: memory will do
-        database = duckdb.connect(":memory:", config=OPTIONS)
-        database.execute(TABLES)
-        return database
-
-    def _refresh(self, *, force: bool = False) -> None:
-        """See which files there are; read a few new ones at once, and many in the background."""
-        if not force and time.monotonic() - self._scanned < RESCAN_S:
-            return
-        with self._lock:
-            self._present = self._scan()
-            self._scanned = time.monotonic()
-            known = {step: (size, mtime) for step, size, mtime in self._all("SELECT step, size, mtime FROM files")}
-            stale = [step for step, version in known.items() if self._present.get(step) != version]
-            missing = sorted((step for step in self._present if known.get(step) != self._present[step]), reverse=True)
-            if stale:
-                self._forget(stale)
-            if missing and (self._worker is None or not self._worker.is_alive()):
-                self._read(missing[:FILES_PER_READ])
-                if missing[FILES_PER_READ:]:
-                    self._worker = threading.Thread(
-                        target=self._read_all, args=(missing[FILES_PER_READ:],), daemon=True
-                    )
-                    self._worker.start()
-
-    def _scan(self) -> dict[int, tuple[int, int]]:
-        """Size and time of each table, by step."""
-        found = {}
-        with suppress(FileNotFoundError, NotADirectoryError):
-            for entry in os.scandir(self._folder):
-                if entry.name.endswith(".parquet"):
-                    with suppress(ValueError, FileNotFoundError):
-                        status = entry.stat()
-                        found[step_of(Path(entry.name))] = (status.st_size, status.st_mtime_ns)
-        return found
-
-    def _read_all(self, steps: list[int]) -> None:
-        for start in range(0, len(steps), FILES_PER_READ):
-            if self._closed:
-                return
-            with self._lock:
-                self._read(steps[start : start + FILES_PER_READ])
-
-    def _read(self, steps: list[int]) -> None:
-        """Index the files of some steps; if one of them cannot be read, each alone."""
-        cursor = self._database.cursor()
-        problem = None
-        try:
-            cursor.execute("BEGIN")
-            paths = [self._path(step) for step in steps]
-            cursor.execute(
-                f"INSERT INTO responses SELECT {SHORT_COLUMNS} FROM read_parquet(?, file_row_number=true)", [paths]
-            )
-            cursor.execute(GROUPS, [steps])
-        except duckdb.Error as error:
-            cursor.execute("ROLLBACK")
-            if len(steps) > 1:
-                for step in steps:
-                    self._read([step])
-                return
-            problem = f"{paths[0]} cannot be read: {str(error).splitlines()[0]}"
-            cursor.execute("BEGIN")
-        rows = [(step, *self._present.get(step, (0, 0)), problem) for step in steps]
-        cursor.executemany("INSERT INTO files VALUES (?, ?, ?, ?)", rows)
-        cursor.execute("COMMIT")
-        self._version += 1
-
-    def _forget(self, steps: list[int]) -> None:
-        for table in ("files", "responses", "groups"):
-            self._database.cursor().execute(f"DELETE FROM {table} WHERE step IN (SELECT unnest(?))", [steps])
-        self._version += 1
-
-    def _path(self, step: int) -> str:
-        return str(self._folder / f"step_{step:06d}.parquet")
-
-    def _all(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
-        return self._database.cursor().execute(query, values).fetchall()
-
-    def _one(self, query: str, values: Sequence[Any] = ()) -> Any:
-        return self._database.cursor().execute(query, values).fetchone()
-
-    def _records(self, query: str, values: Sequence[Any]) -> list[dict[str, Any]]:
-        cursor = self._database.cursor().execute(query, values)
-        names = [column[0] for column in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -1,6 +1,6 @@
 """Writes and reads the judged responses of a step: a Parquet table, to query with DuckDB, pandas or pyarrow.
 
-`rollout_index.py` is the only other reader of these tables.
+`rollout_database.py` and `rollout_index.py` are the only other readers of these tables.
 """
 
 import json
@@ -36,11 +36,11 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("prompt", pa.string()),
         _required("response", pa.string()),
         _required("answer", pa.string()),
-        pa.field("fields", pa.string()),  # the problem's other short columns as JSON; null: it has none
-        pa.field("correct", pa.bool_()),  # null: the verifier only gives a score, or no verdict
+        pa.field("fields", pa.string()),  # the problem's other short columns as JSON; null without any
+        pa.field("correct", pa.bool_()),  # null: the verifier gives only a score, or no verdict
         pa.field("score", pa.float64()),  # null: no verdict
-        pa.field("components", pa.string()),  # the score of each verifier as JSON; null: there is one verifier only
-        pa.field("error", pa.string()),  # why there is no verdict; null: there is one
+        pa.field("components", pa.string()),  # the score of each verifier as JSON; null with one verifier
+        pa.field("error", pa.string()),  # the reason for no verdict; null with a verdict
         pa.field("reward", pa.float64()),  # shaped; null: no verdict
         pa.field("advantage", pa.float64()),  # null: did not train
         _required("prompt_tokens", pa.int32()),
@@ -52,15 +52,15 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("version", pa.int64()),
         pa.field("audit_correct", pa.bool_()),  # by audit.verifier; null: not audited, or it gives only a score
         pa.field("audit_score", pa.float64()),  # null: not audited, or no verdict
-        pa.field("audit_error", pa.string()),  # why the audit has no verdict; null: it has one, or was not asked
+        pa.field("audit_error", pa.string()),  # the reason for no verdict; null: not audited, or with a verdict
     ]
 )
-"""One row per response. Tables of runs before there was an audit lack AUDIT_COLUMNS."""
+"""One row per response. Tables of older runs lack AUDIT_COLUMNS."""
 AUDIT_COLUMNS = ("audit_correct", "audit_score", "audit_error")
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 CURVES = ("reward", "accuracy", "entropy", "length")
-"""The compared means of a step's responses: shaped reward, fraction correct, nats per token, tokens per response."""
+"""The means of a step's responses that are compared: shaped reward, fraction correct, nats per token, tokens."""
 _CURVE_COLUMNS = ("problem_id", "outcome", "reward", "correct", "response_tokens")
 PREVIEW_CHARS = 400
 SHOWN_COLUMNS = [
@@ -68,16 +68,15 @@ SHOWN_COLUMNS = [
     *("advantage", "response_tokens", "finish", "prompt", "response", "answer"),
 ]
 
-# the other columns have distinct values: a dictionary would be wasted time
+# the other columns have distinct values, for which a dictionary wastes time
 _DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "response_ids", "engine_logprobs")]
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows with exactly the columns of ROLLOUT_SCHEMA; AUDIT_COLUMNS may be missing.
 
-    Equal rows give equal bytes (with one pyarrow version).
-    Lone surrogates, which a tokenizer may decode to and UTF-8 cannot hold, become U+FFFD. The file is written
-    atomically. Raises ValueError for a row with other columns.
+    With one pyarrow version, equal rows give equal bytes. Lone surrogates, which a tokenizer may decode to and UTF-8
+    cannot hold, become U+FFFD. The file is written atomically. Raises ValueError for a row with other columns.
     """
     with (
         atomic_file(Path(path)) as temporary,
@@ -90,7 +89,7 @@ def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     for row in rows:
-        # pyarrow would silently drop unknown columns and fill missing ones with nulls
+        # pyarrow silently drops unknown columns and fills missing ones with nulls
         if odd := sorted((row.keys() | set(AUDIT_COLUMNS)) ^ set(ROLLOUT_SCHEMA.names)):
             raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
     columns = [column_of([row.get(field.name) for row in rows], field.type) for field in ROLLOUT_SCHEMA]
@@ -98,7 +97,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """A column of a table. Rows of numbers are copied as they lie in memory, without a Python object for each."""
+    """Make a column of a table. Rows of numbers are copied from memory, without a Python object per number."""
     if kind == pa.string():
         values = [None if value is None else storable(value) for value in values]
     if not pa.types.is_list(kind) or any(value is None for value in values):
@@ -109,15 +108,15 @@ def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 
 def rows_of(column: pa.ListArray) -> list[NDArray[Any]]:
-    """The rows of a column of lists without nulls, as views."""
+    """Return the rows of a column of lists without nulls, as views."""
     numbers, ends = column.values.to_numpy(), column.offsets.to_numpy()
     return [numbers[start:end] for start, end in pairwise(ends)]
 
 
 def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | None:
-    """The columns of a problem that are numbers or short texts, as JSON; None without any.
+    """Format the columns of a problem that are numbers or short texts as JSON; None without any.
 
-    A text that is among the `known` ones (the answer, the prompt) has a column of its own in the table.
+    The `known` texts, such as the answer, have a column of their own in the table, and are left out.
     """
     kept = {
         name: value
@@ -129,8 +128,8 @@ def short_fields(fields: Mapping[str, Any], *, known: Sequence[str]) -> str | No
 
 
 def storable(text: str) -> str:
-    """The text with surrogate pairs joined and lone surrogates replaced by U+FFFD, which UTF-8 can encode."""
-    if text.isascii():  # a flag of the string: costs nothing
+    """Join surrogate pairs and replace lone surrogates by U+FFFD, so that UTF-8 can encode the text."""
+    if text.isascii():  # a flag of the string, which costs nothing
         return text
     try:
         text.encode()
@@ -144,7 +143,7 @@ def read_rollouts(paths: Sequence[Path], columns: Sequence[str] | None = None, *
 
     Args:
         paths: The tables, at least one.
-        columns: The columns; None: all but those of tokens.
+        columns: The columns; None: all except TOKEN_COLUMNS.
         filters: Conditions on rows, as `pyarrow.parquet.read_table` takes them.
     """
     wanted = columns
@@ -154,14 +153,14 @@ def read_rollouts(paths: Sequence[Path], columns: Sequence[str] | None = None, *
 
 
 def all_columns(path: Path) -> list[str]:
-    """The names of a table's columns."""
+    """Read the names of a table's columns."""
     return list(pq.read_schema(path).names)
 
 
 def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table one chunk at a time, so that a reader may stop early.
 
-    Without `columns` all are read but the log-probabilities.
+    Without `columns`, all except the log-probabilities are read.
     """
     with pq.ParquetFile(path) as file:
         wanted = list(columns) or [name for name in file.schema_arrow.names if name != "engine_logprobs"]
@@ -170,7 +169,7 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 
 
 def read_rows(path: str, rows: Sequence[int]) -> list[dict[str, Any]]:
-    """Read some rows of a table of responses, as the page shows them; only their chunks are read."""
+    """Read some rows of a table of responses in the form of the page; only their chunks are read."""
     records = []
     with pq.ParquetFile(path) as table:
         start = 0
@@ -184,16 +183,16 @@ def read_rows(path: str, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
-    """A row as the page shows it: with the name of its verdict, and the start of its texts."""
+    """Give a row the name of its verdict, and cut its texts, as the page shows them."""
     texts = {name: record[name][:PREVIEW_CHARS] for name in ("prompt", "response")}
     verdict = verdict_name(record.pop("correct"), record["error"])
     return record | texts | {"row": row, "verdict": verdict, "tokens": record.pop("response_tokens")}
 
 
 def problem_means(table: Path) -> dict[str, dict[str, float]]:
-    """The mean of each problem's decided responses in a step, for each curve, by problem id.
+    """Compute the mean of each problem's decided responses in a step, for each curve, by problem id.
 
-    The entropy is estimated as the mean of -log p over the sampled tokens; it is missing where the table has no
+    The entropy is estimated as the mean of -log p over the sampled tokens; it is missing if the table has no
     log-probabilities. A problem without any verdict is missing in the rewards.
     """
     names = pq.read_schema(table).names
@@ -215,12 +214,12 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
 
 
 def _as_numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """A column of booleans as 0 and 1; null becomes NaN."""
+    """Convert booleans to 0 and 1, and null to NaN."""
     return np.asarray(column.cast(pa.int8()).to_numpy(zero_copy_only=False), np.float64)
 
 
 def _means(values: NDArray[np.float64], index: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-    """The mean of the values of each index; NaN without any."""
+    """Compute the mean of the values of each index; NaN without any."""
     kept = np.isfinite(values)
     return _ratio(np.bincount(index[kept], values[kept], count), np.bincount(index[kept], minlength=count))
 
@@ -228,7 +227,7 @@ def _means(values: NDArray[np.float64], index: NDArray[np.int64], count: int) ->
 def _surprisal(
     rows: pa.Table, index: NDArray[np.int64], tokens: NDArray[np.float64], count: int
 ) -> NDArray[np.float64]:
-    """The mean of -log p over the tokens of each index; NaN where none are stored."""
+    """Compute the mean of -log p over the tokens of each index; NaN where none are stored."""
     if "engine_logprobs" not in rows.column_names or rows["engine_logprobs"].null_count:
         return np.full(count, np.nan)
     column = rows["engine_logprobs"].combine_chunks()

@@ -1,6 +1,6 @@
 """Reads the small files of a run for the page: metrics, configuration, manifest, summary and evaluations.
 
-Nothing is written into the run. Values are kept until the file that they come from changes.
+Nothing is written into the run. Values are cached until their file changes.
 """
 
 import re
@@ -27,16 +27,16 @@ class RunReader:
     """Reads the files of one run, which the page shows under `name`."""
 
     def __init__(self, name: str, path: Path) -> None:
-        """Raises CheckpointError if `path` holds no run."""
+        """Open the run at `path`. Raises CheckpointError if there is none."""
         self.name = name
         self.directory = RunDirectory.open(path)
         self._kept: dict[Path, tuple[tuple[int, int], Any]] = {}
 
     def metrics(self) -> dict[str, Any]:
-        """All metrics by column: `steps`, `columns` (a list per metric with None where a step lacks it), `problem`.
+        """Read all metrics: `steps`, `columns` (a list per metric, with None where a step lacks it) and `problem`.
 
-        A step that has several lines, such as a last evaluation, is one entry. A line that is still being written is
-        left out; a damaged file gives no steps, and `problem` explains it.
+        Several lines of a step are one entry, and a line that is still being written is left out. A damaged file gives
+        no steps, and `problem` explains it.
         """
         try:
             return self._keep(self.directory.metrics, lambda path: _columns(metrics_by_step(path)))
@@ -46,21 +46,21 @@ class RunReader:
             return _columns({}) | {"problem": str(error)}
 
     def _records(self) -> list[dict[str, Any]]:
-        """The lines of the metrics; none where there is no file, or a damaged one."""
+        """Read the lines of the metrics; none if the file is missing or damaged."""
         try:
             return read_metrics(self.directory.metrics)
         except DataError:
             return []
 
     def metrics_version(self) -> str:
-        """A text that changes when the metrics do."""
+        """Return a text that changes with the metrics."""
         try:
             return "-".join(map(str, _version(self.directory.metrics)))
         except OSError:
             return "none"
 
     def config(self) -> dict[str, Any]:
-        """The options as they stand in config.yaml, by dotted name; secrets are masked."""
+        """Read the options in config.yaml by dotted name; secrets are masked."""
         import yaml
 
         def read(path: Path) -> dict[str, Any]:
@@ -78,11 +78,11 @@ class RunReader:
             return {}
 
     def manifest(self) -> dict[str, Any]:
-        """Versions, machine, command line and seed; empty where the file is damaged."""
+        """Read versions, machine, command line and seed; empty if the file is damaged."""
         return self._object(self.directory.manifest)
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """The summary of each stored evaluation, without its table, by step; `problem` where one cannot be read."""
+        """Read each stored evaluation without its table, by step; an unreadable one has `problem` instead."""
         found = []
         for step, path in self.directory.evaluations().items():
             try:
@@ -92,7 +92,7 @@ class RunReader:
         return found
 
     def evaluation(self, step: int) -> dict[str, Any]:
-        """One evaluation with its table. Raises DataError where there is none of this step, or it is damaged."""
+        """Read a step's evaluation with its table. Raises DataError if it is missing or damaged."""
         path = self.directory.eval(step)
         try:
             return _evaluation(path)
@@ -100,7 +100,7 @@ class RunReader:
             raise DataError(f"{self.name} has no evaluation of step {step}") from None
 
     def summary(self) -> dict[str, Any]:
-        """The head of the page: model, data, steps done and planned, state, seconds left."""
+        """Collect the head of the page: model, data, finished and planned steps, state, seconds left."""
         config, metrics, manifest = self.config(), self.metrics(), self.manifest()
         progress = run_progress(self.directory, self._records())
         return {
@@ -128,7 +128,7 @@ class RunReader:
         return found if isinstance(found, dict) else {}
 
     def _keep(self, path: Path, read: Callable[[Path], Value]) -> Value:
-        """The value that `read` returns for a file; read again when the file has changed."""
+        """Call `read` for a file, or return its cached value if the file has not changed."""
         version = _version(path)
         kept = self._kept.get(path)
         if kept is None or kept[0] != version:
@@ -138,9 +138,9 @@ class RunReader:
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunReader]:
-    """Find the named runs, or those in `./runs` if none is named; each gets a unique name.
+    """Find the runs at `paths`, by default in `./runs`, and give each a unique name.
 
-    A folder of runs stands for its runs, the newest first. Raises CheckpointError where there is none.
+    A folder of runs is replaced by its runs, the newest first. Raises CheckpointError if there is none.
     """
     found: list[Path] = []
     for path in paths or [Path("runs")]:
@@ -150,7 +150,7 @@ def find_runs(paths: Sequence[Path]) -> list[RunReader]:
         inside = [each for each in path.iterdir() if RunDirectory.is_run(each)]
         if not inside:
             raise CheckpointError(
-                f"{path} holds no run: expected run directories that `dapo train` made, such as {path}/quickstart-..."
+                f"{path} holds no run: expected run directories of `dapo train`, such as {path}/quickstart-..."
             )
         found += sorted(inside, key=lambda each: each.stat().st_mtime, reverse=True)
     if not paths and not found[0].is_dir():
@@ -176,7 +176,7 @@ def _columns(merged: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """A number with the digits that a plot can show: half as many bytes to send."""
+    """Round a number to the digits that a plot can show, which halves the bytes to send."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
 
 
@@ -193,7 +193,7 @@ def _evaluation_summary(path: Path) -> dict[str, Any]:
 
 
 def _data_label(config: Mapping[str, Any], name: str) -> str | None:
-    """A short name of the data: the file or source, the tasks, or the parts of a mix."""
+    """Return a short name of the data: the file or source, the tasks, or the parts of a mix."""
     if config.get(name) is not None:
         return str(config[name])
     inside = [key.removeprefix(f"{name}.").split(".") for key in config if key.startswith(f"{name}.")]

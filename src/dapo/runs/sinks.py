@@ -13,7 +13,7 @@ Metrics: TypeAlias = Mapping[str, float | int]
 
 
 class Sink(Protocol):
-    """Takes the metrics of each step; a step may be logged in several parts."""
+    """A receiver of the metrics of each step; a step may be logged in several parts."""
 
     def log(self, step: int, metrics: Metrics) -> None: ...
 
@@ -43,8 +43,8 @@ class TensorBoardSink:
 class WandbSink:
     """Weights & Biases. Secrets in `config` are masked.
 
-    The run's id is kept in `directory`, so that a resumed run continues the same curves. W&B cannot overwrite: of
-    steps that are repeated after a resume it keeps the first values.
+    The run's id is kept in `directory`, so that a resumed run continues the same curves. W&B cannot overwrite: it
+    keeps the first values of steps that a resumed run repeats.
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any], directory: str | Path) -> None:
@@ -65,7 +65,7 @@ class WandbSink:
 class TrackioSink:
     """trackio, which stores its data in the directory TRACKIO_DIR. Secrets in `config` are masked.
 
-    A run of the same name is continued; steps that are repeated after a resume appear twice.
+    A run of the same name is continued; steps that a resumed run repeats appear twice.
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
@@ -99,11 +99,11 @@ class Display(Sink, Protocol):
     def message(self, text: str) -> None: ...
 
     def recall(self, earlier_steps: Iterable[Metrics]) -> None:
-        """Take the metrics of the steps before a run was resumed."""
+        """Receive the metrics of the steps before a resume."""
 
 
 class Tracker:
-    """Passes each step's metrics to all sinks and the display, then to `listeners`."""
+    """Sends each step's metrics to all sinks, the display, and then `listeners`."""
 
     def __init__(self, sinks: Sequence[Sink], display: Display, listeners: Sequence[Sink] = ()) -> None:
         self._sinks = (*sinks, display, *listeners)

@@ -1,4 +1,4 @@
-"""The status of a run, read from its directory alone; the run is neither disturbed nor changed."""
+"""Reads the status of a run from its directory alone, without disturbing or changing the run."""
 
 import os
 import time
@@ -17,7 +17,7 @@ from dapo.runs.metrics_file import read_metrics
 from dapo.runs.time_left import TimeLeft
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
-"""`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`: an error has."""
+"""`running`: a process holds the run's lock; `stopped`: a signal or a kill has ended it; `failed`: an error."""
 _PARTS = ("checkpoints", "rollouts", "eval", "logs")
 
 
@@ -29,23 +29,23 @@ class RunStatus:
     """The run directory."""
     state: State
     process: int | None
-    """Id of the process that trains, on its machine; None where none does."""
+    """Id of the training process on its machine; None if the run is not running."""
     exit_reason: str | None
     """Reason for the end; None while the run is running, or if its process was killed."""
     step: int
     """The newest step with metrics."""
     num_steps: int | None
-    """Step at which training ends; None where the configuration cannot be read."""
+    """Step at which training ends; None if the configuration cannot be read."""
     seconds_left: float | None
-    """An estimate from the latest steps; None for a run that does not run, or has finished no step."""
+    """An estimate from the latest steps; None if the run is not running, or has finished no step."""
     seconds_since_step: float | None
     """Seconds since a running run last wrote metrics."""
     metrics: dict[str, float | None]
     """Metrics of the newest step, without evaluations."""
     evaluations: dict[str, dict[str, float | None]]
-    """Newest evaluation of each set: step, accuracy, low, high and its other metrics."""
+    """Newest evaluation of each set: step, accuracy, low, high and other metrics."""
     checkpoint: dict[str, Any] | None
-    """The newest checkpoint: step and path. Its checksums are not verified here."""
+    """The newest checkpoint: step and path; its checksums are not verified."""
     disk_bytes: dict[str, int]
     """Disk usage: total, checkpoints, rollouts, eval, logs."""
     fork: dict[str, Any] | None
@@ -59,7 +59,7 @@ class RunStatus:
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far a run has come; the fields of `RunStatus` that the console, the page and `dapo status` share."""
+    """The progress of a run: the fields of `RunStatus` that the page and `dapo status` share."""
 
     state: State
     process: int | None
@@ -70,12 +70,7 @@ class RunProgress:
 
 
 def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> RunProgress:
-    """Read how far a run has come from its lock, its summary, its options and its metrics.
-
-    Args:
-        run: The run.
-        records: The lines of its metrics.jsonl.
-    """
+    """Read the progress of a run from its lock, its summary, its options and the `records` of its metrics."""
     holder = run.holder()
     summary = None if holder else _read_summary(run)
     reason = None if summary is None else str(summary.get("exit_reason"))
@@ -95,14 +90,9 @@ def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> Run
 
 
 def run_status(path: str | Path) -> RunStatus:
-    """Read the status of a run.
+    """Read the status of the run at `path`.
 
-    Args:
-        path: The run directory.
-
-    Raises:
-        CheckpointError: `path` is not a run directory.
-        DataError: Its metrics are damaged.
+    Raises CheckpointError if it is not a run directory, and DataError if its metrics are damaged.
     """
     run = RunDirectory.open(path)
     records = read_metrics(run.metrics) if run.metrics.exists() else []
@@ -124,7 +114,7 @@ def run_status(path: str | Path) -> RunStatus:
 
 
 def _training_steps(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The records of finished steps, without evaluations before the first or after the last one."""
+    """Select the records of finished steps, without evaluations before the first or after the last step."""
     return [dict(each) for each in records if each["step"] > 0 and any(map(_is_of_training, each))]
 
 
@@ -169,7 +159,7 @@ def _seconds_left(
 
 
 def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """By the set's name; `eval/NAME/METRIC` of the newest record that has it."""
+    """Collect `eval/NAME/METRIC` of the newest record that has it, by NAME."""
     found: dict[str, dict[str, float | None]] = {}
     for record in records:
         of_sets: dict[str, dict[str, float | None]] = {}
@@ -182,7 +172,7 @@ def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, fl
 
 
 def _disk_bytes(path: Path) -> dict[str, int]:
-    """In total and of the larger parts; files that go while they are counted do not count."""
+    """Measure the disk usage of the whole run and of its larger parts; files may disappear meanwhile."""
     sizes: dict[str, int] = dict.fromkeys(("total", *_PARTS), 0)
     for folder, _, names in os.walk(path):
         part = Path(folder).relative_to(path).parts[:1]

@@ -1,4 +1,4 @@
-"""The options of an existing run, with its data and modules where it was started. Imports no torch."""
+"""Loads the options of an existing run, and finds its data and modules. Imports no torch."""
 
 import json
 import sys
@@ -12,17 +12,17 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import manifest_entry
 
 CODE_FOLDER = "code"
-"""Folder of a run directory with the modules that were written for a run started from Python."""
+"""Folder of a run directory with the modules of a run that was started from Python."""
 DATA_FOLDER = "data"
 """Folder of a run directory with the rows of such a run."""
 OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 
 
 def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
-    """Load the options of a run; relative paths and modules are resolved in the folder that it was started in.
+    """Load the options of a run; relative paths and modules are resolved in the folder where it was started.
 
-    Files missing there are looked up in the current folder, as are the paths of `overrides`. Files and modules in the
-    run directory are found wherever it is now. Raises ConfigError.
+    Files missing there, and the paths of `overrides`, are resolved in the current folder. Files and modules in the run
+    directory are found after it was moved. Raises ConfigError.
     """
     own, made_in = load_config(run.config), manifest_entry(run, "run_dir")
     started_in = _started_in(run)
@@ -42,9 +42,9 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
 
 
 def extend_import_path(run: RunDirectory) -> None:
-    """Let this process and its verifier processes import the modules that the run was started with.
+    """Let this process and its verifier processes import the modules of a run.
 
-    They are in the run directory, in the folder that it was started in, and in the recorded module folders.
+    They are in the run directory, in the folder where it was started, and in the recorded module folders.
     """
     more = manifest_entry(run, "module_folders")
     folders = [run.path / CODE_FOLDER, *(map(Path, more) if isinstance(more, list) else []), _started_in(run)]
@@ -55,18 +55,18 @@ def extend_import_path(run: RunDirectory) -> None:
 
 @contextmanager
 def with_start_folder(run: RunDirectory) -> Iterator[None]:
-    """Add the start folder to an error of data, rewards or options in the block, if it is another folder."""
+    """Name the start folder in the block's errors of data, rewards or options, if it is not the current folder."""
     try:
         yield
     except (ConfigError, DataError, RewardError) as error:
         folder = _started_in(run)
         if folder is None or folder == Path.cwd():
             raise
-        advice = "its data and modules are looked for there, then here; data.train=PATH and the like override"
+        advice = "its data and modules are searched there, then here; override them by options such as data.train=PATH"
         raise type(error)(f"{error} (the run was started in {folder}: {advice})") from error
 
 
 def _started_in(run: RunDirectory) -> Path | None:
-    """The folder that a run was started in; None where its manifest names none."""
+    """Return the folder where a run was started; None if its manifest names none."""
     folder = manifest_entry(run, "folder")
     return Path(folder) if isinstance(folder, str) else None

@@ -1,4 +1,4 @@
-"""Estimates how long a run still takes, from the metrics of its latest steps: for the console, status and the page."""
+"""Estimates the seconds left of a run from the metrics of its latest steps, for the console, status and the page."""
 
 import math
 from collections import deque
@@ -9,7 +9,7 @@ STEPS_FOR_ETA = 20
 
 
 class TimeLeft:
-    """The seconds that are left of a run, from the seconds and tokens of its latest STEPS_FOR_ETA steps."""
+    """An estimate of the seconds left of a run, from the seconds and tokens of its latest STEPS_FOR_ETA steps."""
 
     def __init__(self, token_budget: int | None) -> None:
         """`token_budget` is `train.token_budget`."""
@@ -20,7 +20,7 @@ class TimeLeft:
         """Seconds of each step without its evaluation, and of the evaluation."""
 
     def add(self, metrics: Mapping[str, float | None], *, timed: bool = True) -> None:
-        """Add the metrics of a step; `timed`: its seconds predict the next steps."""
+        """Add the metrics of a step; `timed`: whether its seconds predict those of the next steps."""
         known = {name: value for name, value in metrics.items() if value is not None}
         if (tokens := known.get("rollout/tokens_generated")) is not None:
             self._tokens += tokens
@@ -29,18 +29,18 @@ class TimeLeft:
             self._seconds.append((seconds, known.get("time/evaluate_s", 0.0)))
 
     def budget_fraction(self) -> float:
-        """The fraction of the token budget that is spent, at most 1; 0 without a budget."""
+        """Return the spent fraction of the token budget, at most 1; 0 without a budget."""
         return min(1.0, self._tokens / self._token_budget) if self._token_budget else 0.0
 
     def seconds(self, steps: int) -> float | None:
-        """Estimate the seconds left, with `steps` steps to `train.num_steps`; None where no step is measured."""
+        """Estimate the seconds left, with `steps` steps to `train.num_steps`; None if no step was measured."""
         if not self._seconds:
             return None
         per_step = median(training for training, _ in self._seconds) + fmean(each for _, each in self._seconds)
         return per_step * self._steps(steps)
 
     def _steps(self, steps: int) -> int:
-        """The steps until the token budget is spent, if these are fewer."""
+        """Return `steps`, or the steps until the token budget is spent if these are fewer."""
         if self._token_budget is None or sum(self._tokens_per_step) <= 0:
             return max(0, steps)
         left = (self._token_budget - self._tokens) / fmean(self._tokens_per_step)
@@ -48,5 +48,5 @@ class TimeLeft:
 
 
 def training_seconds(metrics: Mapping[str, float]) -> float:
-    """The seconds of a step without its evaluation; nan where they were not measured."""
+    """Return the seconds of a step without its evaluation; nan if they were not measured."""
     return metrics.get("time/step_s", math.nan) - metrics.get("time/evaluate_s", 0.0)

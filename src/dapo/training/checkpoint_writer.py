@@ -1,4 +1,4 @@
-"""Checkpoints written in the background: the state is copied at once, and a thread writes the copy to the disk."""
+"""Writes checkpoints in the background: the state is copied at once, and a thread writes the copy to the disk."""
 
 import contextlib
 import os
@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from dapo.core.errors import DapoError
 from dapo.runs.directory import RunDirectory
 
-MAX_FAILED_SAVES = 5  # failed attempts in a row, one per step, that stop a run
+MAX_FAILED_SAVES = 5
+"""Failed attempts in a row, one per step, that stop a run."""
 
 WRITER_NICENESS = 19
-"""Scheduling priority of the thread that writes: it takes the processor time that training leaves idle."""
+"""Niceness of the writing thread, which uses the processor time that training leaves idle."""
 
 
 class StorageError(DapoError):
-    """The disk of the run directory cannot be written: full, read-only, gone."""
+    """The disk of the run directory is full, read-only or gone."""
 
 
 class CheckpointWriter:
@@ -36,9 +37,9 @@ class CheckpointWriter:
         return self._failures > 0
 
     def start(self, step: int, save: Callable[[], object]) -> None:
-        """Have `save` write the checkpoint of a step in the background, once the one before is written.
+        """Call `save` in the background, once the checkpoint before is written; it writes the checkpoint of a step.
 
-        `save` runs in another thread: its data must not change before `join` has returned.
+        The data that `save` writes must not change before `join` has returned.
         """
         self.join()
         self._step = step
@@ -46,7 +47,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def save_now(self, step: int, save: Callable[[], object]) -> None:
-        """Save while the caller waits. Raises StorageError if that fails."""
+        """Save before returning. Raises StorageError if that fails."""
         self.join()
         try:
             save()
@@ -87,11 +88,11 @@ class CheckpointWriter:
         reason = self._failure(self._step, error)
         if self._failures >= MAX_FAILED_SAVES:
             raise StorageError(f"{reason}; that was attempt {self._failures} in a row") from error
-        self._log(f"{reason}; training goes on, attempt {self._failures + 1} of {MAX_FAILED_SAVES} follows")
+        self._log(f"{reason}; training continues, attempt {self._failures + 1} of {MAX_FAILED_SAVES} follows")
 
     def _failure(self, step: int, error: OSError) -> str:
         newest = self._run.checkpoints.newest_step()
-        kept = f"the one of step {newest} is kept" if newest is not None else "there is none before it"
+        kept = f"the checkpoint of step {newest} is kept" if newest is not None else "there is no earlier one"
         return f"the checkpoint of step {step} could not be written ({describe(error)}); {kept}"
 
 
@@ -102,16 +103,16 @@ def disk_errors_as_storage_error() -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"a file could not be read or written ({describe(error)}); make room there, or make it writable"
+            f"a file could not be read or written ({describe(error)}); free space there, or make it writable"
         ) from error
 
 
 def describe(error: OSError) -> str:
-    """The system's message and the file it is about."""
+    """Return the system's message and the file that it names."""
     return f"{error.strerror}: {error.filename}" if error.strerror and error.filename else str(error)
 
 
 def _lower_thread_priority() -> None:
     if sys.platform == "linux":  # elsewhere niceness belongs to the whole process
-        with contextlib.suppress(OSError):  # a sandbox may forbid it: then it is only slower
+        with contextlib.suppress(OSError):  # where a sandbox forbids it, training is only slower
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)

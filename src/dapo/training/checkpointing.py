@@ -32,7 +32,7 @@ def save_if_due(run: Run) -> None:
 
 
 def save_now(run: Run) -> None:
-    """Write the last finished step, and return when it is on disk. Raises StorageError if that fails."""
+    """Write the last finished step to the disk before returning. Raises StorageError if that fails."""
     with run.phase("save"):
         run.checkpoints.join()
         if not run.state.is_saved or run.checkpoints.has_failed:
@@ -41,7 +41,7 @@ def save_now(run: Run) -> None:
 
 
 def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[], Path]:
-    """A function that writes a checkpoint of the state as it is now; `write_policy` writes the policy's files."""
+    """Return a function that writes a checkpoint of the present state; `write_policy` writes the policy's files."""
     config, directory, state = run.config, run.directory, run.state
     counts: dict[str, Any] = {
         "train_state": state.state_dict(),
@@ -71,19 +71,19 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
 
 
 def save_after_failure(run: Run, error: DapoError | OSError) -> None:
-    """Save the last finished step if it is worth saving, and log from where the run will continue.
+    """Save the last finished step if possible, and log where the run will continue.
 
-    A step that ended between its updates leaves a policy that no step of the run ever had: it is not saved. Neither are
-    weights that are not finite, or that were lost with the processes that held them.
+    A step that ended between its updates leaves a policy that belongs to no step: it is not saved. Neither are weights
+    that are not finite, or that were lost with their processes.
     """
     log, state = run.tracker.message, run.state
     try:
         if not state.is_consistent:
-            log(f"step {state.step + 1} ended in the middle of its updates; nothing of it is kept")
+            log(f"step {state.step + 1} ended between its updates; it is discarded")
         if state.is_consistent and not state.is_new and not isinstance(error, StorageError | TrainerLost):
             save_now(run)
         else:
-            run.checkpoints.join()  # a process that resumes may remove a half-written checkpoint
+            run.checkpoints.join()  # a resuming process removes half-written checkpoints
     except (StorageError, NumericsError, TrainerLost) as another:
         if str(another) != str(error):
             log(str(another))
@@ -91,19 +91,19 @@ def save_after_failure(run: Run, error: DapoError | OSError) -> None:
     saved = "nothing is saved yet" if newest is None else f"saved: step {newest} of {run.config.train.num_steps}"
     resume = f"dapo resume {shlex.quote(str(run.directory.path))}"
     if isinstance(error, ShortfallError | OutOfMemory):  # a step is a function of the options
-        log(f"{saved}; with the same options the step would end the same way: {resume} OPTION=VALUE")
+        log(f"{saved}; with the same options the step would fail again: {resume} OPTION=VALUE")
     else:
         log(f"{saved}; continue with: {resume}")
 
 
 def restore(run: Run, checkpoint: Path) -> None:
-    """Put a run back to the state of a checkpoint, with the next step's batch if the checkpoint holds one."""
+    """Restore a run to the state of a checkpoint, with the next step's batch if the checkpoint has one."""
     state = read_state(checkpoint)
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
     run.sampling.sampler.load_state_dict(state["sampler"])
     run.problem_stats = _read_problem_stats(checkpoint / PROBLEM_STATS_FILE)
-    # a kill may have come between the checkpoint and the run's own copy
+    # a kill may have come between the checkpoint and the copy in the run directory
     write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
     prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
     pending = _pending_metrics(state)
@@ -113,7 +113,7 @@ def restore(run: Run, checkpoint: Path) -> None:
 
 
 def is_logged(checkpoint: Path) -> bool:
-    """Whether the metrics of a checkpoint's step were written before the checkpoint was."""
+    """Whether the metrics of a checkpoint's step were logged before the checkpoint."""
     return _pending_metrics(read_state(checkpoint)) is None
 
 
@@ -121,18 +121,18 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     """Read the counts of a checkpoint with the state of its stream and sampler. Raises CheckpointError."""
     state = _read(checkpoint / STATE_FILE)
     if missing := sorted({"train_state", "stream", "sampler"} - state.keys()):
-        raise CheckpointError(f"{checkpoint / STATE_FILE} is not what a run writes: it lacks {', '.join(missing)}")
+        raise CheckpointError(f"{checkpoint / STATE_FILE} was not written by a run: it lacks {', '.join(missing)}")
     return state
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """An object of a checkpoint whose checksums hold. Raises CheckpointError if it is something else."""
+    """Read a JSON object of a checkpoint. Raises CheckpointError for anything else."""
     try:
         value = read_json(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is not what a run writes: it holds a {type(value).__name__}")
+        raise CheckpointError(f"{path} was not written by a run: it holds a {type(value).__name__}")
     return value
 
 

@@ -29,7 +29,7 @@ class DynamicSampler:
         max_error_rate: float = 1.0,
         reward_test: str = REWARD_TEST,
     ) -> None:
-        """`reward_test` is the command that tests the run's reward: advice where it gives no verdicts."""
+        """`reward_test` is the command that tests the run's reward; the error about missing verdicts names it."""
         self.prompts_per_step = prompts_per_step
         self.max_groups_per_step = max_groups_per_step
         self._enabled = enabled
@@ -96,12 +96,10 @@ FIRST_RESPONSES = 32
 MAX_ERROR_RATE = 0.5  # fraction of error verdicts among the last WINDOW responses above which a run stops
 _CAUSES = 3
 _SHOWN_CHARS = 200
-# what differs between errors of one cause: quoted texts and numbers
 _PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
-
-
+"""The quoted texts and numbers in which errors of one cause differ."""
 _Entry: TypeAlias = tuple[str, str, str] | None
-"""Error, problem and response of a response without a verdict; None for one with."""
+"""Error, problem and response of a response without a verdict; None for a response with one."""
 
 
 class RollingErrorRate:
@@ -112,10 +110,10 @@ class RollingErrorRate:
         self._last: deque[_Entry] = deque(maxlen=WINDOW)
 
     def add(self, problem_id: str, responses: Sequence[str], verdicts: Sequence[Verdict]) -> None:
-        """A group's verdicts.
+        """Add a group's verdicts.
 
-        Raises VerifierFailed when a full window holds more errors than `max_rate` allows, or the first responses
-        nothing else.
+        Raises VerifierFailed when a full window holds more errors than `max_rate` allows, or when all first responses
+        are errors.
         """
         for response, verdict in zip(responses, verdicts, strict=True):
             shown = repr(response[:_SHOWN_CHARS])
@@ -126,7 +124,7 @@ class RollingErrorRate:
             raise VerifierFailed(self._explain(errors))
 
     def state(self) -> list[Any]:
-        """JSON values."""
+        """Return the window as JSON values."""
         return [entry and list(entry) for entry in self._last]
 
     def load(self, state: Iterable[Any]) -> None:
@@ -149,5 +147,5 @@ class RollingErrorRate:
             )
         return (
             f"{found}. {message}. For example problem {problem}, response {response}.\n"
-            f"Mend the verifier or the references ({self._reward_test} shows its verdicts), and resume the run"
+            f"Correct the verifier or the references ({self._reward_test} shows its verdicts), and resume the run"
         )

@@ -1,12 +1,12 @@
-"""A fork: a new run that begins with a checkpoint of another one, and is equal to it up to that step.
+"""A fork: a new run that begins with a checkpoint of another run, and is equal to it up to that step.
 
-The fork holds what the parent wrote up to the step: metrics, evaluations, judged responses, the checkpoint.
-Files that are only ever replaced are hard links, which cost no space; `metrics.jsonl`, to which a run appends, is a
-copy. So neither of the two runs can change a file of the other, and either may be removed.
+The fork has the parent's files up to the step: metrics, evaluations, judged responses, the checkpoint. Files that runs
+replace, and never change, are hard links, which cost no space; `metrics.jsonl`, to which a run appends, is a copy. So
+neither run can change a file of the other, and either may be removed.
 
-Every draw of a run is keyed (`core/rng.py`), so a fork without a change computes what its parent computed, to the byte,
-and one with another learning rate still gets the same problems and the same random numbers for their responses. A
-branch (`--times`) has a seed of its own, and so different random numbers after the step.
+All random numbers of a run are keyed (`core/rng.py`). A fork without a change therefore repeats its parent to the byte,
+and a fork with another learning rate gets the same problems and the same random numbers for their responses. A branch
+(`--times`) has its own seed, and so different random numbers after the step.
 """
 
 import errno
@@ -33,7 +33,7 @@ from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
 
 SEEDS = 10**9
-"""Upper bound of the seeds of branches: people read and type them."""
+"""Upper bound of the seeds of branches, which people read and type."""
 _LOCATIONS = ("folder", "run_dir", "module_folders")
 """Entries of a manifest that locate the data and modules of a run."""
 _KEEPS_NEXT_BATCH = ("advantage.", "loss.", "optim.", "eval.", "log.", "profile.", "distributed.", "launcher", "train.")
@@ -42,7 +42,7 @@ _KEEPS_NEXT_BATCH = ("advantage.", "loss.", "optim.", "eval.", "log.", "profile.
 
 @dataclass(frozen=True)
 class ForkPlan:
-    """A fork that can be made: everything that can be wrong was checked, and nothing is written yet."""
+    """A fork that can be made: its options and checkpoint were checked, and nothing is written yet."""
 
     parent: RunDirectory
     checkpoint: Path
@@ -57,11 +57,11 @@ class ForkPlan:
             return [f"the training data changed: after step {self.fork.step} the stream begins at its first problem"]
         if "train.seed" in changed:
             return [
-                f"the seed changed: after step {self.fork.step} the order of the problems and every draw differ, and "
-                "within the epoch problems may come again"
+                f"the seed changed: after step {self.fork.step} the order of the problems and all random numbers "
+                "differ, and problems may repeat within the epoch"
             ]
         if any(name.startswith("data.") for name in changed):
-            return ["prompts or problems changed: the same draws give other responses"]
+            return ["prompts or problems changed: the same random numbers give different responses"]
         return []
 
 
@@ -72,11 +72,11 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
         parent: The run; it may be training.
         step: The step of one of its checkpoints.
         overrides: Options to change after the step, as `key=value`.
-        branch: The number of a branch, which gets a seed of its own, a function of the seed and the number.
+        branch: The number of a branch; its seed is a function of the run's seed and this number.
 
     Raises:
         ConfigError: An option is wrong, or cannot change within a run.
-        CheckpointError: The parent has no whole checkpoint of the step; those that it has are named.
+        CheckpointError: The parent has no whole checkpoint of the step; the message names the ones it has.
     """
     checkpoint = parent.checkpoints.find(step)
     extend_import_path(parent)
@@ -92,9 +92,9 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
 
 
 def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirectory:
-    """Make the run directory of a fork, which `dapo resume` trains on.
+    """Make the run directory of a fork, which `dapo resume` continues.
 
-    It gets its name when everything is in it: a process that is killed in here leaves no run.
+    The directory gets its name when it is complete, so a killed process leaves no run.
 
     Args:
         plan: The plan.
@@ -102,7 +102,7 @@ def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirect
         command: The command line for the manifest.
 
     Raises:
-        CheckpointError: `path` holds a run or cannot be written, or the parent has removed its checkpoint.
+        CheckpointError: `path` has a run or cannot be written, or the parent has removed its checkpoint.
     """
     require_new_run(path)
     fork = RunDirectory(path.with_name(f".{path.name}.fork.tmp"))
@@ -116,7 +116,7 @@ def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirect
             os.rename(fork.path, path)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{error.filename} was there a moment ago: {plan.parent.path} is training and removes old checkpoints; "
+            f"{error.filename} has just been removed: {plan.parent.path} is training and removes old checkpoints; "
             "fork a newer one, or raise train.keep_checkpoints"
         ) from None
     except OSError as error:
@@ -125,12 +125,12 @@ def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirect
 
 
 def default_fork_path(parent: RunDirectory, step: int, now: datetime) -> Path:
-    """The default run directory, `RUN-step4-<YYYYmmdd-HHMMSS>`, next to the parent."""
+    """Return the default run directory, `RUN-step4-<YYYYmmdd-HHMMSS>`, next to the parent."""
     return parent.path.with_name(f"{parent.path.name}-step{step}-{now:%Y%m%d-%H%M%S}")
 
 
 def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> None:
-    """Raise ConfigError for a change that a checkpoint does not allow, and where no step is left to train."""
+    """Raise ConfigError for a change that a checkpoint does not allow, and if no step is left to train."""
     for name in changed:
         if name.startswith("model."):
             raise ConfigError(
@@ -138,16 +138,16 @@ def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> 
                 "start a new run with dapo train"
             )
         if name == "preset":
-            raise ConfigError("preset cannot change in a fork: a run has a value for each option; give those to change")
+            raise ConfigError("preset cannot change in a fork: a run has a value for each option; change these")
     if config.train.num_steps <= step:
         raise ConfigError(
-            f"the fork begins with step {step}, and train.num_steps={config.train.num_steps} leaves nothing to train; "
-            f"give train.num_steps={2 * step} or so"
+            f"the fork begins after step {step}, and train.num_steps={config.train.num_steps} leaves nothing to train; "
+            f"set for example train.num_steps={2 * step}"
         )
 
 
 def _found_here(config: Config, before: Config) -> Iterator[str]:
-    """Overrides that make new paths of data absolute where they are files here: the parent was started elsewhere."""
+    """Yield overrides that make new data paths absolute if they are files here: the parent may be from elsewhere."""
     for name, now, then in (
         ("data.train", config.data.train, before.data.train),
         ("data.eval", config.data.eval, before.data.eval),
@@ -178,7 +178,7 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
 
 
 def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
-    """Link the parent's checkpoint, without a next batch that the fork would sample differently."""
+    """Link the parent's checkpoint, except a prefetched batch that the fork would sample differently."""
     changed, start = plan.fork.changed, read_prefetched_start(plan.checkpoint)
     drops_batch = start is not None and not _keeps_next_batch(changed)
     omitted = {plan.parent.manifest.name}
@@ -191,7 +191,7 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
     if not drops_batch and not _moves_stream(changed):
         return
     state = read_state(plan.checkpoint)
-    if start is not None and drops_batch:  # its problems come again, and the keep rate is that of before
+    if start is not None and drops_batch:  # its problems and the keep rate return to the state before it
         epoch, offset = divmod(start.position, state["stream"]["size"])
         state |= {"stream": state["stream"] | {"epoch": epoch, "offset": offset}, "sampler": dict(start.sampler)}
     if _moves_stream(changed):
@@ -200,7 +200,7 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
 
 
 def _keeps_next_batch(changed: Mapping[str, Any]) -> bool:
-    """Whether the fork would sample the same next batch as its parent did."""
+    """Whether the fork would sample the same next batch as its parent."""
     return all(name.startswith(_KEEPS_NEXT_BATCH) and name != "train.seed" for name in changed)
 
 
@@ -215,14 +215,14 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError as error:
-        # EPERM: the file system has no links, or the system forbids them for another user's files
+        # EPERM: the file system has no links, or the system forbids links to another user's files
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copyfile(source, target)
 
 
 def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
-    """The manifest of the fork, with the parent's locations of data and modules."""
+    """Make the manifest of the fork, with the parent's locations of data and modules."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]

@@ -9,25 +9,24 @@ Let theta_s be the policy after s steps, and theta_0 the initial one.
             theta_{s-1}, in the trainer, learns from B_s            lines 9 to 11; it becomes theta_s
         evaluate theta_s and save, where due
 
-So from the second step on a batch was sampled by the policy of one step before the one that learns from it: its tokens
-are one step stale, those of the first batch not at all, and none ever more than `MAX_STALENESS`. Where pi is what the
-trainer computes for a token and mu what the engine does:
+From the second step on, a batch comes from the policy before the one that learns from it. Its tokens are one step
+stale, the tokens of the first batch are not, and none exceeds `MAX_STALENESS`. Where pi is the probability that the
+trainer computes for a token and mu the engine's:
 
-    ratio       r = pi(theta) / pi(theta_{s-1}), clipped as ever: pi_old is the policy that the step begins with
+    ratio       r = pi(theta) / pi(theta_{s-1}), clipped as usual: pi_old is the policy that the step begins with
     correction  w = min(pi(theta_{s-1}) / mu(theta_{s-2}), loss.engine_correction) times the token's loss
 
-The clip bounds how far one step moves the policy, which does not depend on which policy has sampled. That the responses
-are another policy's is what w corrects, truncated so that no token can dominate (`loss.engine_correction: tis`,
-required).
+The clip bounds how far one step moves the policy, whichever policy has sampled. w corrects for responses of another
+policy, and is truncated so that no token can dominate (`loss.engine_correction: tis`, required).
 
-Between two steps nothing is in flight: a step ends when both of its halves have. So an evaluation has the engine to
-itself, with exactly the policy that is evaluated, and the state of a run is policy, stream, sampler and the prefetched
-batch, which a checkpoint holds. Only stream, engine, judge and sampler are used by two threads: by the one that samples
-while it runs, and otherwise by the loop.
+A step ends when both of its halves have, so nothing is in flight between two steps. An evaluation then has the engine
+to itself, with exactly the policy that is evaluated, and the state of a run is policy, stream, sampler and the
+prefetched batch, which a checkpoint holds. Stream, engine, judge and sampler belong to the sampling thread while it
+runs, and otherwise to the loop.
 
-A step that fails before its first update undoes both halves: the batch it was to learn from stays prefetched. From that
-update on the other half is finished, signals notwithstanding, because the policy that samples it will be gone. If it
-then fails itself, the next step has no prefetched batch and begins, like the first, by sampling from the newest policy.
+A step that fails before its first update undoes both halves, and its batch stays prefetched. After that update the
+other half is always finished, even if a signal comes, because its policy will be gone. If it fails, the next step has
+no prefetched batch and begins, like the first, by sampling from the newest policy.
 """
 
 import threading
@@ -54,7 +53,7 @@ _POLL_INTERVAL_S = 0.5
 def train(run: Run) -> None:
     """Train from the run's state to `train.num_steps`; differs from `train.train` in the lines marked with a star.
 
-    Raises DapoError, or OSError from the run directory, where it cannot go on; the state is then saved.
+    Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then saved.
     """
     state = run.state
     with saved_on_failure(run):
@@ -84,7 +83,7 @@ def train(run: Run) -> None:
 
 
 def prefetched_batch(run: Run, *, step: int) -> Batch:
-    """The batch to learn from: the prefetched one, or one sampled now from the policy that the step begins with."""
+    """Return the prefetched batch, or a batch sampled now from the policy that the step begins with."""
     if run.state.prefetched_batch is None:
         run.begin_sampling(step)
         with run.phase("generate", total=run.config.rollout.prompts_per_step) as on_progress:
@@ -96,14 +95,14 @@ def prefetched_batch(run: Run, *, step: int) -> Batch:
 def sample(
     run: Run, *, step: int, on_progress: Callable[[int, int, str], None], check: Callable[[], None]
 ) -> PrefetchedBatch:
-    """Lines 4 to 8 for a step, with the weights that the engine holds."""
+    """Lines 4 to 8 for a step, with the engine's present weights."""
     batch = collect(run.sampling, step=step, on_progress=on_progress, check=check)
     assert run.sampling.start is not None
     return PrefetchedBatch(batch, run.sampling.start)
 
 
 def requeue(run: Run) -> None:
-    """Put the problems of the prefetched batch back, to be sampled again by the policy and options of that time."""
+    """Requeue the problems of the prefetched batch; a resumed run samples them with its policy and options."""
     if run.state.prefetched_batch is None:
         return
     prefetched = run.state.prefetched_batch
@@ -112,7 +111,7 @@ def requeue(run: Run) -> None:
 
 
 def bounded_staleness(metrics: dict[str, float]) -> dict[str, float]:
-    """The same staleness metrics. Raises EngineError beyond MAX_STALENESS: the engine held other weights."""
+    """Return the metrics unchanged. Raises EngineError beyond MAX_STALENESS: the engine had the wrong weights."""
     if not 0 <= metrics.get("rollout/staleness_mean", 0) <= metrics.get("rollout/staleness_max", 0) <= MAX_STALENESS:
         raise EngineError(
             f"the batch is up to {metrics['rollout/staleness_max']:g} steps stale (on average "
@@ -125,8 +124,8 @@ def bounded_staleness(metrics: dict[str, float]) -> dict[str, float]:
 def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[PendingBatch | None]":
     """Sample the batch of a step while the block runs; None after the last step. Leaving early cancels the sampling.
 
-    `is_last`: the step before is the last one, though it is not `train.num_steps`.
-    Where the block raises ShortfallError, the batch that it was to learn from is put back as well.
+    `is_last`: the step before is the last, though it is not `train.num_steps`. If the block raises ShortfallError,
+    the batch that it trains on is requeued as well.
     """
     if is_last or step > run.config.train.num_steps:
         pending = None
@@ -141,13 +140,13 @@ def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[Pendi
         requeue(run)
         raise
     finally:
-        if pending is not None:  # no effect where the batch has come
+        if pending is not None:  # no effect on a finished batch
             pending.cancel()
 
 
 def await_batch(run: Run, pending: "PendingBatch | None") -> PrefetchedBatch | None:
-    """The next step's batch; waits for it."""
-    run.state.prefetched_batch = None  # it has been trained on, also where the next one fails
+    """Wait for the next step's batch."""
+    run.state.prefetched_batch = None  # it has been trained on, even if the next one fails
     if pending is None:
         return None
     with run.phase("wait", total=run.config.rollout.prompts_per_step) as on_progress:
@@ -162,9 +161,10 @@ class SamplingCancelled(Exception):
 
 
 class PendingBatch:
-    """A batch that a thread samples: until the thread has ended, stream, engine, judge and sampler belong to it."""
+    """A batch that a thread samples; until it has ended, stream, engine, judge and sampler belong to it."""
 
-    seconds = 0.0  # how long the sampling took
+    seconds = 0.0
+    """The duration of the sampling."""
 
     def __init__(self, run: Run, *, step: int) -> None:
         self._is_cancelled = threading.Event()
@@ -174,7 +174,7 @@ class PendingBatch:
         self._thread.start()
 
     def raise_if_failed(self) -> None:
-        """Raise the thread's error, if it has failed by now."""
+        """Raise the thread's error if it has failed."""
         if self._future.done():
             self._future.result()
 
@@ -186,7 +186,7 @@ class PendingBatch:
         return self._future.result()
 
     def cancel(self) -> None:
-        """Have the thread end, and wait until it has."""
+        """End the thread, and wait for its end."""
         self._is_cancelled.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""A batch that was sampled before the step that trains on it, and how a checkpoint holds it: JSON and Parquet."""
+"""A batch that is sampled before the step that trains on it, and its JSON and Parquet files in a checkpoint."""
 
 import json
 from array import array
@@ -26,7 +26,7 @@ RESPONSES_FILE = "prefetched_batch.parquet"  # one row per judged response, grou
 _GROUPS_PER_CHUNK = 16  # bounds memory: at the paper's lengths a batch is gigabytes of ids
 
 _TYPES = {"prompt_ids": "", "token_ids": "i", "logprobs": "f"}
-"""The columns of numbers, with the types of `array` in which the engines here give their rows."""
+"""The columns of numbers, each with the type of the arrays that dapo's engines return."""
 _SCHEMA = pa.schema(
     [
         pa.field("group_id", pa.int64(), nullable=False),
@@ -43,19 +43,19 @@ _SCHEMA = pa.schema(
     ]
 )
 _PLAIN_SCHEMA = _SCHEMA.set(_SCHEMA.get_field_index("logprobs"), pa.field("logprobs", pa.list_(pa.float64()), False))
-"""Schema of a batch whose rows are Python numbers: it keeps every bit of them."""
+"""Schema of a batch whose rows are Python numbers; it keeps each of their bits."""
 
 
 @dataclass(frozen=True)
 class PrefetchedBatch:
-    """The next step's batch, and the position at which its sampling began."""
+    """The next step's batch, and the state of stream and sampler before it was sampled."""
 
     batch: Batch
     start: SamplingStart
 
 
 def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -> None:
-    """Put a batch into a checkpoint; equal batches give equal bytes (of one pyarrow version)."""
+    """Write a batch into a checkpoint; with one pyarrow version, equal batches give equal bytes."""
     batch = prefetched_batch.batch
     schema = _SCHEMA if _is_compact(batch) else _PLAIN_SCHEMA
     with pq.ParquetWriter(directory / RESPONSES_FILE, schema, compression="zstd") as writer:
@@ -76,9 +76,9 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
 
 
 def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedBatch | None:
-    """The batch that a checkpoint holds, equal to the one that was written; None if it holds none.
+    """Read the batch of a checkpoint, equal to the one that was written; None if the checkpoint has none.
 
-    Problems come from the stream by their position. Raises CheckpointError where these differ.
+    Problems come from the stream by their position. Raises CheckpointError where they are not the ones sampled.
     """
     if not (directory / PREFETCHED_BATCH_FILE).exists():
         return None
@@ -100,7 +100,7 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
 
 
 def read_prefetched_start(directory: Path) -> SamplingStart | None:
-    """Where the sampling of a checkpoint's batch began; None if it holds none. The responses are not read."""
+    """Read the state before a checkpoint's batch was sampled, without its responses; None if it has no batch."""
     return _start_in(_read_state(directory)) if (directory / PREFETCHED_BATCH_FILE).exists() else None
 
 
@@ -132,7 +132,7 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
 
 
 def _is_compact(batch: Batch) -> bool:
-    """Whether all rows are arrays, as our engines return them: only then they are read as arrays."""
+    """Whether all rows are arrays of dapo's engines; only then they are read back as arrays."""
     generations = (generation for group, _ in batch.judged for generation in group.generations)
     return all(
         isinstance(row, array) and row.typecode == code
@@ -142,7 +142,7 @@ def _is_compact(batch: Batch) -> bool:
 
 
 def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
-    """The rows of a table; those of numbers are arrays, or tuples of Python numbers in a batch that is not compact."""
+    """Yield the rows of a table; numbers are in arrays, or in tuples for a batch that is not compact."""
     is_compact = chunk.schema.field("logprobs").type == _SCHEMA.field("logprobs").type
     columns: dict[str, Sequence[Any]] = {}
     for name, column in zip(chunk.column_names, chunk.combine_chunks().itercolumns(), strict=True):

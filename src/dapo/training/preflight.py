@@ -1,4 +1,4 @@
-"""Checks the machine, the user's code and the rows of the data before a run, without torch, in about a second."""
+"""Checks the machine, the user's code and the rows of the data before a run, without torch and in about a second."""
 
 import os
 from collections import Counter
@@ -33,17 +33,17 @@ def load_rows(
     split: Split,
     needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
 ) -> tuple[list[Problem], list[str]]:
-    """The rows of `data.train` or `data.eval`, and warnings about those that the reward cannot judge.
+    """Load the rows of `data.train` or `data.eval`, with warnings about rows that the reward cannot judge.
 
     Args:
-        data: the options of the data.
-        verifier: the options of the reward, `auto` resolved.
+        data: The options of the data.
+        verifier: The options of the reward, with `auto` resolved.
         split: `train` or `eval`.
-        needed_columns: the columns that each user function of the reward requires (`VerifierPool`).
+        needed_columns: The columns that each user function of the reward requires (`VerifierPool`).
 
     Raises:
-        DataError: rows lack a column that the reward reads.
-        RewardError: the reward can judge none of them.
+        DataError: Rows lack a column that the reward reads.
+        RewardError: The reward can judge no row.
     """
     source = data.train_source if split == "train" else data.eval_source
     assert source is not None
@@ -56,7 +56,7 @@ def load_rows(
 
 
 def _unrequested_markers(data: DataConfig, rows: Sequence[Problem], reward: RewardSpec, where: str) -> Iterator[str]:
-    """Warn of each verifier that reads a marker of the answer which most prompts do not request."""
+    """Warn of each verifier that reads an answer marker which most prompts do not request."""
     always = f"{data.instruction}\n{data.system or ''}"
     for name in reward.weights:
         markers = VERIFIERS[name].markers if name in VERIFIERS else ()
@@ -88,15 +88,15 @@ def open_judge(
     """Check everything that needs neither torch nor the data, and open the verifiers of a run.
 
     Args:
-        config: the configuration, with `auto` or without.
-        run_dir: the directory that a new run would make.
-        elsewhere: the run will be on another machine, so packages and models may be missing here.
-        prepared: names in `run_dir` that were written for the run.
+        config: The configuration, with or without `auto`.
+        run_dir: The directory of a new run.
+        elsewhere: Whether the run is for another machine, so that packages and models may be missing here.
+        prepared: Names in `run_dir` that were written for the run.
 
     Raises:
-        ConfigError: a package, a model, or a user's filter or loss is missing.
-        CheckpointError: `run_dir` holds a run already, or cannot be made.
-        RewardError: a verifier does not exist or cannot be used.
+        ConfigError: A package, a model, or a user's filter or loss is missing.
+        CheckpointError: `run_dir` already has a run, or cannot be made.
+        RewardError: A verifier does not exist or cannot be used.
     """
     if run_dir is not None:
         require_new_run(run_dir, prepared=prepared)
@@ -106,7 +106,7 @@ def open_judge(
     if isinstance(name := config.dynamic_sampling.filter, str):
         load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
     if config.loss.function is not None:
-        from dapo.policy.custom_loss import load_loss  # with torch, which the user's module needs anyway
+        from dapo.policy.custom_loss import load_loss  # imports torch, as the user's module does
 
         load_loss(config.loss.function)
     with VerifierPool(resolve_auto_verifier(config).reward, output=VerifierOutput()) as judge:
@@ -115,7 +115,7 @@ def open_judge(
 
 
 def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
-    """The columns that the audit's verifier requires. Raises RewardError where it cannot be used."""
+    """Return the columns that the audit's verifier requires. Raises RewardError if it cannot be used."""
     if config.audit_reward is None:
         return {}
     try:
@@ -126,13 +126,13 @@ def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
 
 
 def _require_packages(config: Config) -> None:
-    """Raise ConfigError for a missing package that an option needs, with the command that installs it."""
+    """Raise ConfigError for a missing package that an option needs; the message has the command to install it."""
     needed: list[tuple[str, str, str]] = [("log.sinks", sink, sink) for sink in config.log.sinks]
     needed += [("launcher", "ray", "ray")] if config.uses_ray else []
     needed += [("model.lora", "peft", "lora")] if config.model.lora is not None else []
     for option, package, extra in needed:
         spec = find_spec(package)
-        if spec is None or spec.origin is None:  # without origin: a folder of that name, such as W&B makes
+        if spec is None or spec.origin is None:  # without origin: a folder of that name, such as W&B's
             raise ConfigError(
                 f"{option} needs the package {package}, which is not installed here: pip install 'dapo-rl[{extra}]'"
             )

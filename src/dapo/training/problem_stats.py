@@ -1,4 +1,4 @@
-"""Statistics per problem: how often a run has sampled it, how well it was answered, and at which step last."""
+"""Statistics per problem: how often a run has sampled it, how many responses were right, and the last step."""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -15,19 +15,19 @@ from dapo.core.files import atomic_file
 from dapo.types import Group, Problem
 
 COUNTS = ("visits", "responses", "decided", "correct", "last_step")
-"""How often a problem was sampled, its judged responses, those right or wrong, those right, and the last step."""
+"""Visits, judged responses, responses judged right or wrong, right responses, and the step of the last visit."""
 SUMS = ("score_sum", "recent_correct", "recent_wrong")
 """The sum of a problem's scores, and its right and wrong responses, each discounted by its age at the last step."""
 HALF_LIFE_STEPS = 10
-"""The age at which a response counts half: the policy that gave it has changed since."""
+"""The age at which a response counts half, because the policy has changed since."""
 
 
 @dataclass(frozen=True)
 class OutcomeHistory:
-    """The counts of the problems sampled so far: a copy, which later steps do not change."""
+    """A copy of the counts of the problems sampled so far, which later steps do not change."""
 
     rows: Mapping[str, int]
-    """The row of each problem in the arrays; a row beyond their end was added later."""
+    """The row of each problem in the arrays; a row beyond their end was added after the copy."""
     sources: Mapping[str, int]
     """The number of each source."""
     source: NDArray[np.int64]
@@ -35,13 +35,13 @@ class OutcomeHistory:
     correct: NDArray[np.float64]
     """`[n]` right responses, each discounted by its age at `last_step`."""
     wrong: NDArray[np.float64]
-    """`[n]` wrong ones."""
+    """`[n]` wrong responses, discounted likewise."""
     last_step: NDArray[np.int64]
     """`[n]` the step that sampled each problem last."""
 
 
 class ProblemStats:
-    """Counts by problem id; copies of one problem share them. They are saved in checkpoints, so they are exact."""
+    """Counts by problem id, shared by copies of one problem. A checkpoint restores them exactly."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
@@ -51,11 +51,11 @@ class ProblemStats:
         self._source = array("q")
 
     def __len__(self) -> int:
-        """How many problems have been sampled."""
+        """The number of problems that have been sampled."""
         return len(self._rows)
 
     def record(self, groups: Iterable[Group], *, step: int) -> None:
-        """Count the judged groups of a step. A response with an error verdict counts in nothing but the visit."""
+        """Count the judged groups of a step; a response with an error verdict does not count."""
         for group in groups:
             row = self._row(group.problem)
             valid = [verdict for verdict in group.verdicts if verdict.error is None]
@@ -70,7 +70,7 @@ class ProblemStats:
                 self._sums[name][row] = self._sums[name][row] * kept + count
 
     def history(self) -> OutcomeHistory:
-        """A copy of the counts that predictions read."""
+        """Copy the counts that predictions read."""
         return OutcomeHistory(
             rows=self._rows,
             sources=dict(self._sources),
@@ -102,7 +102,7 @@ class ProblemStats:
         )
 
     def by_problem(self) -> dict[str, dict[str, float]]:
-        """By problem id: COUNTS and score_sum."""
+        """Return COUNTS and score_sum by problem id."""
         columns: dict[str, array[Any]] = {**self._counts, "score_sum": self._sums["score_sum"]}
         return {problem: {name: column[row] for name, column in columns.items()} for problem, row in self._rows.items()}
 
@@ -141,7 +141,7 @@ def read_problem_stats(path: Path) -> ProblemStats:
 
 
 def _texts(texts: list[str]) -> pa.Array:
-    """A column of texts; of bytes where one holds half of a surrogate pair, which Parquet's texts cannot."""
+    """Make a column of texts; of bytes where a text holds a lone surrogate, which Parquet's texts cannot."""
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:

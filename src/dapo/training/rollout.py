@@ -1,4 +1,4 @@
-"""Collects one training batch: exactly the groups wanted, and a count of everything else that was generated."""
+"""Collects one training batch: exactly the groups wanted, and counts of everything else that was generated."""
 
 import time
 from collections import deque
@@ -20,9 +20,8 @@ from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.selection import Decision, Prediction, ProblemSelector
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
-# A group is decided this many polls after its last token: the engine goes on while verifiers work, and what is
-# submitted next depends on polls, never on the clock.
 VERDICT_LAG_POLLS = 2
+"""Polls from a group's last token to its decision: the engine works while verifiers do, and no clock is read."""
 TOP_P = 1.0
 """Training samples from the whole distribution, which the trainer's log-probabilities describe."""
 
@@ -62,18 +61,18 @@ class Batch:
     shortfall: int
     """Groups missing from a full batch; above 0 only where `max_groups_per_step` was reached."""
     epoch: int = 0
-    """The epoch of the problem that came next when the batch closed."""
+    """The epoch of the problem after the batch's last one."""
     prediction: Prediction | None = None
     """The skipped problems and the calibration of predictions, with `dynamic_sampling.predict`."""
 
     @property
     def weights(self) -> Mapping[int, float]:
-        """The loss weight of each group that trains, by its id; those that are missing weigh 1."""
+        """The loss weight of each group that trains, by its id; a group that is missing weighs 1."""
         return {} if self.prediction is None else self.prediction.weights
 
     @property
     def decided(self) -> list[tuple[Group, Outcome]]:
-        """The judged groups without the excess: they do not depend on the number of groups in flight."""
+        """The judged groups without the excess; they do not depend on the number of groups in flight."""
         return [(group, outcome) for group, outcome in self.judged if outcome != "excess"]
 
     @property
@@ -96,7 +95,7 @@ class _Pending:
     due_poll: int = 0
 
     def group(self, reward: Callable[[Generation, Verdict], float | None]) -> Group:
-        """The finished group with its verdicts and rewards; waits for the verifier."""
+        """Wait for the verifier, and return the finished group with its verdicts and rewards."""
         assert self.verdicts is not None
         generations = tuple(g for g in self.generations if g is not None)
         verdicts = self.verdicts.result()
@@ -119,26 +118,26 @@ class Sampling:
     reward: Callable[[Generation, Verdict], float | None] = lambda generation, verdict: (
         verdict.score if verdict.error is None else None
     )
-    """The shaped reward of a response; None where its verdict is an error."""
+    """Computes the shaped reward of a response; None where its verdict is an error."""
     selector: ProblemSelector | None = None
     """The selection of problems, set before each step is sampled; None: every problem is sampled."""
     start: "SamplingStart | None" = None
-    """Where the newest batch began; None once it is kept for later."""
+    """The state before the newest batch; None once the batch is kept for later."""
     judge_wait_s: float = 0.0
     """Seconds since the last reported step in which verdicts were outstanding and nothing was left to generate."""
 
     tokens_since_start: int = 0
-    """Generated for the newest batch, whether it is complete or has failed."""
+    """Tokens generated for the newest batch, whether it is complete or has failed."""
     tokens_discarded: int = 0
-    """Generated for batches that were undone."""
+    """Tokens generated for batches that were undone."""
 
     def roll_back(self, *, finished_steps: int) -> None:
-        """Undo the newest batch if its step is not finished: its problems and the keep rate go back."""
+        """Undo the newest batch if its step is not finished: requeue its problems, and restore the keep rate."""
         if self.start is not None and self.start.step > finished_steps:
             self.restart_at(self.start, discarding=self.tokens_since_start)
 
     def restart_at(self, start: "SamplingStart", *, discarding: int) -> None:
-        """Put stream and sampler back to the start of the batch that has generated these tokens."""
+        """Return stream and sampler to the start of a batch, whose generated tokens are discarded."""
         self.tokens_discarded += discarding
         if self.stream.position != start.position:
             self.stream.rewind(start.position)
@@ -147,12 +146,12 @@ class Sampling:
 
 
 class SamplingStart(NamedTuple):
-    """Where stream and sampler stood before a batch was sampled."""
+    """The state of stream and sampler before a batch was sampled."""
 
     step: int
-    """The step that the batch is for."""
+    """The step that trains on the batch."""
     position: int
-    """The group's position in the stream."""
+    """The position of the stream."""
     sampler: Mapping[str, Any]
     """The state of the dynamic sampler."""
 
@@ -166,14 +165,14 @@ def collect(
 ) -> Batch:
     """Algorithm 1, lines 4 to 8: sample until the batch holds exactly `prompts_per_step` groups that Eq. 11 keeps.
 
-    Groups are accepted in the order in which they were submitted, whichever finishes first. When the batch closes the
-    stream stands right after the last decided problem: later groups are dropped, counted, and sampled again next step.
-    At `max_groups_per_step` the batch is short.
+    Groups are accepted in the order in which they were submitted, whichever finishes first. When the batch closes, the
+    stream is at the position after the last decided group: later groups are dropped, counted, and sampled again in the
+    next step. At `max_groups_per_step` the batch is short.
 
     Args:
         sampling: The parts that sample. `sampling.start` is set, so that `roll_back` can undo a step that fails.
         step: The training step, a part of every random key.
-        on_progress: Called with the number of accepted groups, the number wanted, and the outcomes so far in words.
+        on_progress: Called with the number of accepted groups, the number wanted, and the outcomes so far as text.
         check: Called before each poll of the engine; an error ends the sampling.
 
     Raises:
@@ -204,7 +203,7 @@ class _Collector:
         try:
             batch = self.sample()
         except BaseException as error:
-            if isinstance(error, RewardError):  # the engine is intact and can sample again
+            if isinstance(error, RewardError):  # the engine is intact, and will sample again
                 self.abort_all()
             received = (g for pending in self.undecided for g in pending.generations if g is not None)
             self.sampling.tokens_since_start = sum(self.tokens.values()) + sum(len(g.token_ids) for g in received)
@@ -245,7 +244,7 @@ class _Collector:
         try:
             self.check()
         except BaseException:
-            with suppress(DapoError):  # what ends the sampling is the other error
+            with suppress(DapoError):  # the error of the check ends the sampling, not this one
                 self.abort_all()
             raise
 
@@ -259,7 +258,7 @@ class _Collector:
             self.submit_group()
 
     def next_problem(self) -> tuple[int, Problem]:
-        """The next problem of the stream to sample, with its position."""
+        """Take problems from the stream up to one to sample; return its position and the problem."""
         while True:
             position, problem = self.sampling.stream.take()
             if self.sampling.selector is None:
@@ -312,7 +311,7 @@ class _Collector:
         pending.due_poll = self.polls + VERDICT_LAG_POLLS
 
     def classify(self) -> None:
-        """Decide groups from the head of the queue; with nothing left to generate, wait for their verdicts."""
+        """Decide groups from the head of the queue; wait for verdicts where nothing is left to generate."""
         while self.undecided and self.shortfall > 0:
             head = self.undecided[0]
             if head.missing or (self.by_request and head.due_poll > self.polls):
@@ -356,7 +355,7 @@ class _Collector:
         self.tokens[outcome] += group.num_tokens
 
     def outcomes_so_far(self) -> str:
-        """The outcomes of the decided groups as text; empty while all of them train."""
+        """Return the outcomes of the decided groups as text; empty while all of them train."""
         message = count_dropped(self.counts)
         return f"{len(self.judged)} judged: {message}" if message else ""
 

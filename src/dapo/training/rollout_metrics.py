@@ -1,7 +1,4 @@
-"""Computes the metrics of a step from its groups and updates, with those of degenerate responses: loops, many answers.
-
-`dapo.runs.metric_table` describes each metric. Only metrics under `time/` depend on the machine.
-"""
+"""Computes the metrics of a step from its groups and updates, which `dapo.runs.metric_table` describes."""
 
 import re
 from array import array
@@ -25,7 +22,6 @@ REFLECTION = (
     r"re-?think|re-?consider|i made a mistake)\b"
 )
 """The phrases that count as reflection (the paper's Table 2), upper or lower case."""
-_TEXTS_PER_SEARCH = 256
 _COMPARED_TOKENS = 256
 
 
@@ -39,8 +35,8 @@ def rollout_metrics(
     """The metrics of one step's generation: `reward/*` and most of `rollout/*`.
 
     Args:
-        decided: The judged groups with their outcomes, without those of outcome `excess`: no metric may depend on how
-            many groups were in flight when the batch closed.
+        decided: The judged groups with their outcomes, without the excess: no metric may depend on the number of
+            groups in flight when the batch closed.
         group_counts: The number of groups by outcome, of everything generated.
         token_counts: The number of response tokens by outcome, of everything generated.
         shortfall: The number of groups missing from a full batch.
@@ -85,7 +81,7 @@ def rollout_metrics(
 
 
 def common_verdict(group: Group) -> bool | None:
-    """True where all responses with a verdict are correct, False where all are wrong, None for any other group.
+    """Return True if all responses with a verdict are correct, False if all are wrong, else None.
 
     It depends on the verdicts, not on the outcome: without dynamic sampling such groups train, with advantages of 0.
     """
@@ -96,8 +92,8 @@ def common_verdict(group: Group) -> bool | None:
 def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
     """Yield the fraction of correct responses of each group with both correct and wrong ones (Eq. 11).
 
-    Without dynamic sampling, groups without a signal are in the batch as well, but their advantages are 0: which
-    problems a policy learns from is then still comparable with a run that drops them.
+    Without dynamic sampling the batch also has groups without a signal, whose advantages are 0: leaving them out makes
+    the rates comparable with a run that drops them.
     """
     for group in groups:
         correct = [verdict.correct for verdict in group.verdicts if verdict.error is None]
@@ -106,7 +102,7 @@ def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
 
 
 def shared_tokens(responses: Sequence[Sequence[int]]) -> int:
-    """The number of tokens in prefixes that several responses share: all tokens less the distinct prefixes."""
+    """Count the tokens in prefixes that several responses share: all tokens less the distinct prefixes."""
     ordered = [np.asarray(tokens) for tokens in sorted(array("i", tokens) for tokens in responses)]
     return sum(_common_beginning(first, second) for first, second in pairwise(ordered))
 
@@ -125,7 +121,7 @@ CHANCE_BINS = 5
 
 
 def chance_bin(chance: float) -> str:
-    """The name of a chance's bin, its bounds in per cent: `60_80`, the lower bound included."""
+    """Name the bin of a chance by its bounds in per cent: `60_80`, the lower bound included."""
     width = 100 // CHANCE_BINS
     low = min(int(chance * CHANCE_BINS), CHANCE_BINS - 1) * width
     return f"{low}_{low + width}"
@@ -134,7 +130,7 @@ def chance_bin(chance: float) -> str:
 def prediction_metrics(
     skipped: int, skipped_chance: float, calibration: Sequence[tuple[float, bool]], weights: Sequence[float]
 ) -> dict[str, float]:
-    """Compute the metrics of one step's selection: skipped problems, and how well predictions held.
+    """Compute the metrics of one step's selection: skipped problems, and the accuracy of predictions.
 
     Args:
         skipped: The number of skipped problems.
@@ -160,20 +156,20 @@ def prediction_metrics(
 
 
 def reflection_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """The fraction of responses with a phrase of reflection.
-
-    At scale this searches hundreds of megabytes of text, in native code that lets other threads run.
-    """
+    """Compute the fraction of responses with a phrase of reflection."""
     texts = [text for group in groups for text in group.texts]
-    found = 0
-    for start in range(0, len(texts), _TEXTS_PER_SEARCH):
-        part = pa.array([storable(text) for text in texts[start : start + _TEXTS_PER_SEARCH]], pa.large_string())
-        found += pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py()
+    found = sum(pc.sum(pc.match_substring_regex(part, REFLECTION, ignore_case=True)).as_py() for part in _parts(texts))
     return {"rollout/reflection_fraction": found / len(texts) if texts else 0.0}
 
 
+def _parts(texts: Sequence[str]) -> Iterator[pa.Array]:
+    """Yield texts in parts for native search: at scale hundreds of megabytes, while other threads run."""
+    for start in range(0, len(texts), _TEXTS_PER_SEARCH):
+        yield pa.array(map(storable, texts[start : start + _TEXTS_PER_SEARCH]), pa.large_string())
+
+
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """Mean and maximum age in steps of the weights that sampled these groups, over their response tokens."""
+    """Compute mean and maximum age, in steps, of the weights that sampled the groups, over response tokens."""
     ages = [(version - generation.version, generation) for group in groups for generation in group.generations]
     tokens = sum(len(generation.token_ids) for _, generation in ages)
     if not tokens:
@@ -187,7 +183,7 @@ def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, flo
 def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Combine the metrics of a step's updates by mean, sum or maximum, as the table of metrics defines.
 
-    A mean over tokens is the one over all tokens of the step: updates of more tokens weigh more.
+    A mean over tokens is over all tokens of the step: updates with more tokens weigh more.
     """
     values: dict[str, list[float]] = {}
     weights: dict[str, list[float]] = {}
@@ -199,7 +195,7 @@ def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _weight(over_updates: str, update: Mapping[str, float]) -> float:
-    """The number of tokens of an update's mean over tokens; 1 for other metrics."""
+    """Return the number of tokens in an update's mean over tokens; 1 for other metrics."""
     if not over_updates.startswith("mean over tokens"):
         return 1.0
     at_upper_clip = over_updates.endswith("at the upper clip")
@@ -225,13 +221,13 @@ def _logprob(generation: Generation) -> float:
 
 
 ANSWER_MARK = r"(?im)\banswer\s*:|\\boxed\s*\{|####\s*-?[\d.,/]+\s*$"
-"""The marks of an answer that the verifiers here read: `Answer:`, `\\boxed{`, or `####` and a number."""
+"""The marks of an answer that dapo's verifiers read: `Answer:`, `\\boxed{`, or `####` and a number."""
 MANY_ANSWERS = 3
-"""Marked answers in one response that are too many: a check of an answer may well repeat it once."""
+"""Marked answers in a response from which they are too many: a response may repeat its answer once to check it."""
 REPEATS = 4
-"""Repetitions of the same tokens at the end of a response that are a loop."""
+"""Repetitions of the same tokens at the end of a response from which it is a loop."""
 MIN_LOOP_TOKENS, MAX_PERIOD = 24, 64
-"""The fewest tokens of a loop, and the most tokens of its repeated unit."""
+"""The smallest number of tokens in a loop, and the largest in its repeated unit."""
 _TEXTS_PER_SEARCH = 256
 
 
@@ -245,14 +241,15 @@ def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
             looping([generation.token_ids for generation in generations], [g.finish for g in generations]).sum()
         ),
         "rollout/many_answers_fraction": sum(
-            _count_many(texts[start : start + _TEXTS_PER_SEARCH]) for start in range(0, len(texts), _TEXTS_PER_SEARCH)
+            pc.sum(pc.greater_equal(pc.count_substring_regex(part, ANSWER_MARK), MANY_ANSWERS)).as_py()
+            for part in _parts(texts)
         ),
     }
     return {name: count / len(generations) for name, count in counts.items() if count}
 
 
 def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.ndarray:
-    """Find responses that end in REPEATS times the same tokens, the end token aside. Returns `[n]` booleans.
+    """Find responses that end in REPEATS repetitions of the same tokens before the end token. Returns `[n]` booleans.
 
     Only the last REPEATS * MAX_PERIOD tokens are read, so the work does not grow with the length of responses.
     """
@@ -278,8 +275,3 @@ def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.n
 def has_many_answers(text: str) -> bool:
     """Whether a response marks MANY_ANSWERS or more answers."""
     return len(re.findall(ANSWER_MARK, text)) >= MANY_ANSWERS
-
-
-def _count_many(texts: Sequence[str]) -> int:
-    marks = pc.count_substring_regex(pa.array(map(storable, texts), pa.large_string()), ANSWER_MARK)
-    return int(pc.sum(pc.greater_equal(marks, MANY_ANSWERS)).as_py() or 0)

@@ -20,12 +20,12 @@ NO_WEIGHTS: Mapping[int, float] = {}
 
 @collections_paused()  # the trainer waits for it
 def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[int, float] = NO_WEIGHTS) -> list[Sample]:
-    """Algorithm 1, line 9: one sample per response with a verdict, the samples of a group adjacent.
+    """Algorithm 1, line 9: make one sample per response with a verdict; the samples of a group are adjacent.
 
     The advantages (Eq. 9, or by `advantage.estimator`) come from `Group.rewards`; `groups` are all that the step
     trains on. A response whose verdict is an error has no reward: it is left out of every mean and of the batch.
     `overlong.mode: filter` masks the tokens of truncated responses, whose rewards still count in the means. `weights`
-    are factors of groups in the loss by their id, 1 for those it lacks.
+    are the groups' factors in the loss by id; a group that is missing has 1.
     """
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
     pairs = zip(groups, advantages_of(rewards, config.advantage), strict=True)
@@ -33,7 +33,7 @@ def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[in
 
 
 def advantages_of(rewards: Sequence[Sequence[float]], config: AdvantageConfig) -> list[list[float]]:
-    """The advantages of a step's responses from their rewards, both by group."""
+    """Compute the advantages of a step's responses from their rewards, both by group."""
     each = [torch.tensor(of_group, dtype=torch.float64) for of_group in rewards]
     if config.estimator == "reinforce_pp" and each:
         whole = reinforce_pp_advantages(torch.cat(each))
@@ -46,12 +46,12 @@ def advantages_of(rewards: Sequence[Sequence[float]], config: AdvantageConfig) -
 
 
 def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: Config) -> list[Sample]:
-    """`loss.kl_in: reward`: the samples with the rewards R - kl_coef KL, and the advantages of these.
+    """`loss.kl_in: reward`: give samples the rewards R - kl_coef KL, and the advantages of these rewards.
 
     Args:
-        samples: all that a step trains on, those of a group adjacent.
-        kl: the divergence to the reference of each, summed over its tokens (`Policy.response_kl`).
-        config: the run's.
+        samples: All that a step trains on; the samples of a group are adjacent.
+        kl: Each sample's divergence to the reference, summed over its tokens (`Policy.response_kl`).
+        config: The run's options.
     """
     penalised = with_reward_less_kl(samples, kl, config)
     groups = [list(members) for _, members in groupby(penalised, key=lambda sample: sample.group_id)]
@@ -64,14 +64,14 @@ def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: C
 
 
 def shaped_reward(generation: Generation, verdict: Verdict, config: Config) -> float | None:
-    """The verdict's score plus Eq. 13's penalty for the response's length; None where the verdict is an error."""
+    """Add Eq. 13's penalty for the response's length to the verdict's score; None where the verdict is an error."""
     if verdict.error is not None:
         return None
     return verdict.score + length_penalty(generation, config)
 
 
 def length_penalty(generation: Generation, config: Config) -> float:
-    """Eq. 13's penalty for a response's length under the options of a run; 0 unless `overlong.mode` is `soft`."""
+    """Compute Eq. 13's penalty for a response's length; 0 unless `overlong.mode` is `soft`."""
     if config.overlong.mode != "soft":
         return 0.0
     return overlong_penalty(
@@ -83,16 +83,15 @@ def length_penalty(generation: Generation, config: Config) -> float:
 
 
 def with_reward_less_kl(samples: Sequence[Sample], kl: Sequence[float], config: Config) -> list[Sample]:
-    """The samples with the rewards R - kl_coef KL; their advantages stay as they are."""
+    """Give samples the rewards R - kl_coef KL; their advantages do not change."""
     coef = config.loss.kl_coef
     return [replace(each, reward=each.reward - coef * own, kl=own) for each, own in zip(samples, kl, strict=True)]
 
 
 def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list[list[Sample]]:
-    """Algorithm 1, line 10: whole groups in a keyed order, `train.minibatch_groups` of them per update.
+    """Algorithm 1, line 10: cut a step into updates of `train.minibatch_groups` whole groups, in a keyed order.
 
-    The samples of a group must be adjacent, and are adjacent in the result. A short batch makes fewer updates; its last
-    one may be smaller.
+    The samples of a group must be adjacent, and remain so. A short batch has fewer updates; the last may be smaller.
     """
     groups = [list(members) for _, members in groupby(samples, key=lambda sample: sample.group_id)]
     order = keyed_permutation(len(groups), config.train.seed, "minibatches", step)
@@ -108,15 +107,15 @@ def with_old_logprobs(
     *,
     source: Literal["policy", "engine"] = "policy",
 ) -> list[list[Sample]]:
-    """The minibatches of a step with pi_old of Eq. 6 from the second one on.
+    """Record pi_old of Eq. 6 in the minibatches of a step from the second one on.
 
-    In the first update the policy still is pi_old: there the detached log-probabilities of the update itself are taken,
-    and compared with the engine's.
+    In the first update the policy still is pi_old: that update uses its own detached log-probabilities, and compares
+    them with the engine's.
 
     Args:
-        minibatches: of whole groups.
-        record: gets the log-probabilities of samples from the policy.
-        source: `engine`: take the engine's instead, unless nothing in the first update would be compared with them.
+        minibatches: Minibatches of whole groups.
+        record: Computes the log-probabilities of samples with the policy.
+        source: `engine`: use the engine's instead, unless the first update would compare none with them.
     """
     first, *later = minibatches
     samples = [sample for minibatch in later for sample in minibatch]
@@ -126,7 +125,7 @@ def with_old_logprobs(
 
 
 def _from_engine(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples with the engine's log-probabilities as old ones: moved, for their gap to themselves is no metric."""
+    """Move the engine's log-probabilities to the old ones: the gap of a number to itself is no metric."""
     return [replace(sample, old_logprobs=sample.engine_logprobs, engine_logprobs=()) for sample in samples]
 
 

@@ -1,4 +1,4 @@
-"""The audit: a second verifier judges a share of the responses that train, sampled by key, and never trains."""
+"""The audit: a second verifier judges a keyed sample of the responses that train; its verdicts never train."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -14,18 +14,18 @@ from dapo.types import Group, Verdict
 
 @dataclass(frozen=True)
 class Audit:
-    """The share of responses that are audited, and their judge."""
+    """A judge, and the share of responses that it audits."""
 
     judge: Judge
     share: float
-    """The fraction of the responses that train."""
+    """The fraction of the trained responses that is audited."""
     seed: int
     """The run's seed."""
     output: VerifierOutput | None = None
-    """The output of the judge, where it is kept from the console."""
+    """The output of the judge; None where it goes to the console."""
 
     def submit(self, groups: Sequence[Group], *, step: int) -> "PendingAudit":
-        """Have the sampled responses of a step's trained groups judged in the background."""
+        """Judge the sampled responses of a step's trained groups in the background."""
         pending = []
         for group in groups:
             if indices := self._sampled(group, step):
@@ -35,7 +35,7 @@ class Audit:
         return PendingAudit(pending)
 
     def _sampled(self, group: Group, step: int) -> list[int]:
-        """The responses of a group that are audited: a function of seed, step and position, like its tokens."""
+        """Sample the responses of a group to audit, keyed like their tokens by seed, step and position."""
         uniforms = keyed_uniforms(keyed_seed(self.seed, "audit", step, group.id), group.size)
         return [i for i, verdict in enumerate(group.verdicts) if verdict.error is None and uniforms[i] < self.share]
 
@@ -67,10 +67,10 @@ class AuditedStep:
         return {(group.id, i): verdict for group, i, verdict in self.responses}
 
     def metrics(self) -> dict[str, float]:
-        """`audit/*`. An error verdict of the audit is counted, and is in no mean.
+        """Compute `audit/*`. Error verdicts of the audit are counted, and are in no mean.
 
-        The gap is one of accuracies where both verifiers decide right or wrong, else one of scores. It is the mean over
-        problems, as its interval is: the responses to one problem are not independent.
+        The gap is between accuracies where both verifiers decide right or wrong, else between scores. Gap and interval
+        are over problems, because the responses to one problem are not independent.
         """
         judged = [(group, i, verdict) for group, i, verdict in self.responses if verdict.error is None]
         metrics: dict[str, float] = {
@@ -97,6 +97,6 @@ def _value(verdict: Verdict, decides: bool) -> float:
 
 
 def _ends(gaps: Sequence[float], decides: bool) -> Iterator[tuple[str, float]]:
-    """The ends of the gap's interval; none where nothing bounds it."""
+    """Yield the ends of the gap's interval, if it has one."""
     if (interval := difference_interval(gaps, proportions=decides)) is not None:
         yield from zip(("audit/gap_low", "audit/gap_high"), interval, strict=True)

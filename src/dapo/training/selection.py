@@ -10,9 +10,9 @@ The history gives each problem a posterior over the probability p that its respo
     r      = chance / (1 - 2^(1-G))                                     proportional
     r      = P(1 - p^G - (1-p)^G >= (1 - 2^(1-G)) / 2)                  thompson: p is sampled from the posterior
 
-Each position of the stream has two keyed random numbers: u selects it by prediction, v puts it into the calibration
-sample, which is generated whatever is predicted and shows whether predictions hold. A posterior includes the steps that
-had finished when the sampling began, so the selection depends on no engine's speed.
+Each position of the stream has two keyed random numbers: u selects it by prediction, and v puts it into the calibration
+sample, which is generated regardless of predictions and shows whether they hold. A posterior includes the steps that
+had finished when the sampling began, so the selection does not depend on an engine's speed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ from dapo.types import Group, Problem
 FLOOR = 0.05
 """Smallest probability of selecting a problem: policies change, and a prediction may be wrong."""
 CALIBRATION_SHARE = 0.02
-"""Fraction of the stream that is sampled whatever is predicted."""
+"""Fraction of the stream that is sampled regardless of predictions."""
 
 
 @dataclass(frozen=True)

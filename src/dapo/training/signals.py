@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into a stop request that a run checks between two polls of its engine."""
+"""Turns SIGINT and SIGTERM into a stop request, which a run checks before each poll of its engine."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ from dapo.core.loading import describe
 InterruptHandler: TypeAlias = signal.Handlers | Callable[[int, FrameType | None], Any] | None
 """A handler for Ctrl-C, as `signal.signal` takes it."""
 END_AT_ONCE: InterruptHandler = signal.SIG_DFL
-"""The system's own way, which works in the middle of a matmul too."""
+"""The system's default, which ends even a matmul."""
 SHOW_CURSOR = "\x1b[?25h"
 
 
 class Interrupted(DapoError):
-    """A signal has stopped the run; the exit code is 128 plus its number, as in a shell."""
+    """A signal has stopped the run; the exit code is 128 plus its number, as in shells."""
 
     def __init__(self, signum: int, advice: str = "") -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}{advice}")
@@ -40,7 +40,7 @@ class StopRequest:
         self._is_deferred = False
 
     def check(self, advice: str = "") -> None:
-        """Raise Interrupted, with advice on how to go on, if one has, unless stopping is put off."""
+        """Raise Interrupted after a signal, with advice on how to continue, unless stopping is deferred."""
         if self._is_deferred:
             return
         self.check_listeners()
@@ -49,14 +49,14 @@ class StopRequest:
 
     def check_listeners(self) -> None:
         if self.failure is not None:
-            raise ListenerFailed(f"what follows each step raised {describe(self.failure)}") from self.failure
+            raise ListenerFailed(f"a callback after a step raised {describe(self.failure)}") from self.failure
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Let the block finish even if a signal comes. Raises Interrupted if one came before."""
         self._is_deferred = True
         try:
-            # only now: a thread that was stopped a moment ago must not be waited for
+            # after deferring: a sampling thread that saw the signal first has ended, and must not be waited for
             if self.signum is not None:
                 raise Interrupted(self.signum)
             yield
@@ -65,7 +65,7 @@ class StopRequest:
 
 
 class StepListener:
-    """A sink that calls a function with each finished step and its metrics; where that raises, the run is to stop."""
+    """A sink that calls a function with each finished step and its metrics; an error of the function stops the run."""
 
     def __init__(self, stop: StopRequest, call: Callable[[int, Mapping[str, float]], None]) -> None:
         self._stop, self._call = stop, call
@@ -86,22 +86,22 @@ def signals_as_requests(
     *,
     on_second: InterruptHandler = END_AT_ONCE,
 ) -> Iterator[StopRequest]:
-    """Inside, the first SIGINT or SIGTERM becomes a request; a SIGINT after that ends the process at once.
+    """Turn the block's first SIGINT or SIGTERM into a request; a SIGINT after that ends the process at once.
 
-    Python lets only the main thread have signals: in any other the signals keep their meaning.
+    Python handles signals in the main thread only; in any other thread the block does not change their handlers.
 
     Args:
-        message: the text that the first one prints.
-        on_second: the handler of the second SIGINT; `signal.default_int_handler` raises KeyboardInterrupt; the process
-            lives on.
+        message: The text that the first signal prints.
+        on_second: The handler of the second SIGINT. With `signal.default_int_handler`, which raises
+            KeyboardInterrupt, the process survives it.
     """
     request = StopRequest()
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         if request.signum is None:
             request.signum = signum
-            # not print: a signal may come while a line is being printed
-            # the live display hides the cursor, and may not get to show it again
+            # os.write, because a signal may come in the middle of a print
+            # the live display hides the cursor, and the process may end before it shows it again
             cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
             os.write(2, f"{cursor}\n{signal.Signals(signum).name}: {message}\n".encode())
         signal.signal(signal.SIGINT, on_second)

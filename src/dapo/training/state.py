@@ -38,10 +38,10 @@ class TrainablePolicy(Protocol):
     def weights(self, *, version: int) -> WeightSource: ...
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep them."""
+        """Return the samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep them."""
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
-        """The divergence to the reference, summed over each response, before the step's first update."""
+        """Compute each response's divergence to the reference, before the step's first update."""
 
     @property
     def skipped_in_a_row(self) -> int: ...
@@ -65,25 +65,25 @@ class TrainState:
     tokens_trained: int = 0
     wall_s: float = 0.0
     entropy_collapse_steps: int = 0
-    """Steps in a row in which the policy was all but deterministic."""
+    """Steps in a row in which the policy was nearly deterministic."""
     empty_steps: int = 0
     """Steps in a row that had no group to train on."""
     pending_metrics: dict[str, float] | None = field(default_factory=dict)
-    """Metrics of `step` that are not written yet, as its evaluation is still due; None where none are."""
+    """Metrics of `step`, which are written after its evaluation; None once they are."""
     accuracy: float | None = None
     """Accuracy in the evaluation after `step`, if there was one."""
     prefetched_batch: PrefetchedBatch | None = None
-    """The next step's batch, where the schedule samples it before the step."""
+    """The next step's batch, with a schedule that samples it before the step."""
     updates: list[Mapping[str, float]] = field(default_factory=list, compare=False)
-    """The metrics of each update that the step after `step` has made so far."""
+    """The metrics of each finished update of step `step + 1`."""
     is_saved: bool = field(default=False, compare=False)
-    """A checkpoint of this very state has been written, or is being written."""
+    """Whether a checkpoint of this state is written, or being written."""
     engine_version: int | None = field(default=None, compare=False)
-    """Version of the weights that the engine holds; None: it holds none."""
+    """The version of the engine's weights; None: it has none."""
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing has been done yet."""
+        """Whether the run has done nothing yet."""
         return self.step == 0 and self.pending_metrics is not None
 
     @property
@@ -92,22 +92,16 @@ class TrainState:
         return all(update["optim/skipped"] and update.get("critic/skipped", True) for update in self.updates)
 
     def advance(self, metrics: dict[str, float], *, tokens_generated: int, tokens_trained: int) -> None:
-        """Count one more step, whose metrics are still to be logged."""
+        """Count one more step; its metrics are pending."""
         self.step += 1
         self.tokens_generated += tokens_generated
         self.tokens_trained += tokens_trained
         self.pending_metrics, self.accuracy, self.updates, self.is_saved = metrics, None, [], False
 
     def state_dict(self) -> dict[str, float]:
-        """The counts, as JSON values."""
-        return {
-            "step": self.step,
-            "tokens_generated": self.tokens_generated,
-            "tokens_trained": self.tokens_trained,
-            "wall_s": self.wall_s,
-            "entropy_collapse_steps": self.entropy_collapse_steps,
-            "empty_steps": self.empty_steps,
-        }
+        """Return the counts as JSON values."""
+        names = ("step", "tokens_generated", "tokens_trained", "wall_s", "entropy_collapse_steps", "empty_steps")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass
@@ -129,15 +123,15 @@ class Run:
     critic: ValueFunction | None = None
     """The value function of `advantage.estimator: gae`."""
     audit: Audit | None = None
-    """The second verifier, where the run has one."""
+    """The second verifier; None in a run without one."""
     live_rules: LiveRules | None = None
     """The rules over the run's last steps; None before the first metrics of this process."""
     provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Options, versions, processor and data of this process (`runs/manifest.py`); each checkpoint holds it."""
+    """Options, versions, processor and data of this process (`runs/manifest.py`), stored in each checkpoint."""
     is_solved: bool = False
-    """The run has ended because its problems are solved."""
+    """Whether the run has ended because its problems are solved."""
     verifier_output: VerifierOutput | None = None
-    """The output of the verifiers, where it is kept from the console."""
+    """The output of the verifiers; None where it goes to the console."""
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -148,7 +142,7 @@ class Run:
         return self.sampling.engine
 
     def steps(self) -> Iterator[int]:
-        """The numbers of the steps that are left, from 1."""
+        """Yield the numbers of the remaining steps; the first step of a run is 1."""
         for step in range(self.state.step + 1, self.config.train.num_steps + 1):
             if self.config.train.is_budget_spent(self.state.tokens_generated):
                 return
@@ -156,13 +150,13 @@ class Run:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last finished step is the run's last one."""
+        """Whether the run has finished its last step."""
         train, state = self.config.train, self.state
         return state.step >= train.num_steps or train.is_budget_spent(state.tokens_generated)
 
     @contextmanager
     def timed(self, step: int) -> Iterator[None]:
-        """Time the block as one step; a trace of it is written if `profile.steps` names the step."""
+        """Time the block as one step; write a trace of it if `profile.steps` names the step."""
         with profiled_step(step, self.config.profile.steps, self.directory.profile, self.tracker.message) as self.timer:
             yield
 
@@ -181,20 +175,20 @@ class Run:
                 yield item
 
     def estimate_advantages(self, batch: Batch, *, step: int) -> list[Sample]:
-        """Algorithm 1, line 9: the samples of a batch with their advantages (`updates.py`)."""
+        """Algorithm 1, line 9: turn a batch into samples with advantages (`updates.py`)."""
         weights, critic = batch.weights, self.critic
         return estimate_advantages(
             batch.groups, self.policy, self.config, step=step, weights=weights, critic=critic, phase=self.phase
         )
 
     def prepare_updates(self, samples: Sequence[Sample], *, step: int) -> list[list[Sample]]:
-        """Algorithm 1, line 10: the minibatches of a step, with pi_old of Eq. 6 from the second one on."""
+        """Algorithm 1, line 10: cut a step into minibatches, with pi_old of Eq. 6 from the second one on."""
         return prepare_updates(samples, self.policy, self.config, step=step, phase=self.phase)
 
     def begin_sampling(self, step: int) -> None:
         """Prepare the sampling of a step's batch: load the newest weights, and predict from the history.
 
-        Call it from the thread that trains: with `schedule: one_step_off` the loop changes the history meanwhile.
+        Call it from the thread that trains, because the loop changes the history while another thread samples.
         """
         self.sync_engine()
         self.sampling.selector = make_selector(
@@ -206,14 +200,14 @@ class Run:
         )
 
     def sync_engine(self) -> None:
-        """Load the policy's weights into the engine, unless it holds them."""
+        """Load the policy's weights into the engine, unless it has them."""
         with self.phase("load_weights"):
             if self.state.engine_version != self.state.step:
                 self.engine.load_weights(self.policy.weights(version=self.state.step), version=self.state.step)
                 self.state.engine_version = self.state.step
 
     def keep_verifier_output(self) -> None:
-        """Move the verifiers' output to logs/verifier.log; the first time, show its first line."""
+        """Move the verifiers' output to logs/verifier.log, and show the first line of a new file."""
         path = self.directory.logs / VERIFIER_LOG
         for output in (self.verifier_output, None if self.audit is None else self.audit.output):
             is_first = not path.exists()
@@ -224,7 +218,7 @@ class Run:
     def warn(self, metrics: Mapping[str, float]) -> int:
         """Report new findings of the rules on the last finished step; return the number of findings that hold.
 
-        The first time, the rules read what the run has logged before, so that no finding is reported twice.
+        The first call reads the metrics of earlier processes, so that no finding is reported twice.
         """
         if self.live_rules is None:
             path = self.directory.metrics
@@ -235,6 +229,6 @@ class Run:
         return count
 
     def drop_engine_weights(self) -> None:
-        """Let the engine free its weights while the policy updates: the next step loads new ones."""
+        """Free the engine's weights while the policy updates; the next step loads new ones."""
         self.engine.drop_weights()
         self.state.engine_version = None

@@ -31,19 +31,19 @@ from dapo.training.updates import critic_metrics
 from dapo.types import Sample
 
 MIN_GROUPS, MIN_SHARE = 4, 0.5
-"""The groups with a signal, and the share of their tokens, from which the top problem is reported."""
+"""The number of groups with a signal, and the share of their tokens, from which the top problem is reported."""
 NO_AUDIT = AuditedStep()
 _SHOWN_RESPONSES, _SHOWN_CHARS = 2, 160
 HEAD_START_S = 1.0
-"""Seconds that the table waits for the block: the samples go first to the trainer, which is idle until then."""
+"""Seconds that the table waits for the block, so that the samples reach the idle trainer first."""
 
 
 @contextmanager
 def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) -> Iterator[dict[str, float]]:
     """While the block runs, write the step's judged responses to rollouts/step_*.parquet and search their texts.
 
-    Both take long at scale. When the block has ended, the table is on disk, and the yielded mapping holds the metrics
-    of the texts. Raises the errors of `require_groups`, and OSError where the table cannot be written.
+    Both take long at scale. After the block the table is on disk, and the yielded mapping has the metrics of the texts.
+    Raises the errors of `require_groups`, and OSError if the table cannot be written.
     """
     step = run.state.step + 1
     text_metrics: dict[str, float] = {}
@@ -80,9 +80,9 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
 
 @contextmanager
 def in_background(work: Callable[[], None], *, name: str) -> Iterator[Future[None]]:
-    """Do `work` in a thread while the block runs, and wait for it at the end of the block.
+    """Do `work` in a thread while the block runs, and wait for it after the block.
 
-    An error of `work` is raised there; if both fail, the block's error is raised.
+    Raises the error of the block, or else the error of `work`.
     """
     with ThreadPoolExecutor(1, thread_name_prefix=name) as pool:
         future = pool.submit(work)
@@ -91,7 +91,7 @@ def in_background(work: Callable[[], None], *, name: str) -> Iterator[Future[Non
 
 
 def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping[str, float]) -> None:
-    """Count the step as done, and keep its metrics, with `more` of them, until its evaluation is done."""
+    """Count the step as finished, and keep its metrics with `more` of them until it is evaluated."""
     state, step = run.state, run.state.step + 1
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     metrics = batch_metrics(batch, samples)
@@ -111,7 +111,7 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
 
 
 def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """The fraction of trained groups without an advantage, and the top problem's share of the trained tokens."""
+    """Compute the fraction of trained groups without an advantage, and the top problem's share of trained tokens."""
     with_signal = {sample.group_id for sample in samples if sample.has_signal}
     flat = 1 - len(with_signal) / max(1, len(batch.groups))
     found = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
@@ -119,7 +119,7 @@ def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]
 
 
 def _top_problem(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """The largest share of one problem in the tokens with an advantage, where it is over half."""
+    """Compute the largest share of one problem in the tokens with an advantage, if it exceeds MIN_SHARE."""
     problems = {group.id: group.problem.id for group in batch.groups}
     tokens: Counter[str] = Counter()
     for sample in samples:
@@ -140,7 +140,7 @@ def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def evaluate_and_log(run: Run) -> None:
-    """Evaluate if that is due, and write the step's metrics; nothing if they are written already."""
+    """Evaluate if due, and write the step's metrics, unless they are written already."""
     state, step = run.state, run.state.step
     if state.pending_metrics is None:
         return
@@ -169,14 +169,14 @@ def evaluate_and_log(run: Run) -> None:
 
 
 def _verifier_seconds(run: Run) -> dict[str, float]:
-    """The seconds of a verifier's call since the last step; with an evaluation its calls count as well."""
+    """Compute the mean seconds of a verifier's call since the last step; calls of an evaluation count as well."""
     judge = run.sampling.judge
     seconds = judge.pop_mean_latency() if isinstance(judge, TimedJudge) else None
     return {} if seconds is None else {"time/verifier_call_s": round(seconds, 6)}
 
 
 def evaluate_last(run: Run) -> None:
-    """Evaluate the last finished step if that was not due; the metrics are a further line of that step."""
+    """Evaluate the last finished step if it has no evaluation; its metrics are a further line of that step."""
     step = run.state.step
     if run.directory.eval(step).exists():
         return
@@ -184,11 +184,11 @@ def evaluate_last(run: Run) -> None:
     if (evaluation := _evaluate(run, step)) is not None:
         run.state.accuracy = evaluation.metrics()[f"eval/{evaluation.plan.name}/accuracy"]
         run.tracker.log(step, evaluation.metrics())
-        run.state.is_saved = False  # its checkpoint does not hold the accuracy
+        run.state.is_saved = False  # its checkpoint lacks the accuracy
 
 
 def _evaluate(run: Run, step: int) -> Evaluation | None:
-    """Evaluate the policy after `step` steps, which the engine holds, and write eval/step_*.json."""
+    """Evaluate the engine's policy, which is the one after `step` steps, and write eval/step_*.json."""
     if run.eval_plan is None or not run.held_out:
         return None
     sampling = run.sampling
@@ -200,7 +200,7 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
 
 
 def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
-    """Show the first responses of the untrained model: a beginner looks there for a cause."""
+    """Show the first responses of the untrained model, where most problems of a new setup show."""
     run.tracker.message(
         f"step {run.state.step}: responses of the model as it is:\n" + "\n".join(_responses(evaluation))
     )

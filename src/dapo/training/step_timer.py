@@ -31,11 +31,11 @@ class StepTimer:
             self.add(name, time.perf_counter() - started)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add seconds that were measured elsewhere to a phase; phases may overlap in time."""
+        """Add measured seconds to a phase; phases may overlap in time."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def metrics(self, *, tokens_generated: int) -> dict[str, float]:
-        """The metrics `time/*`: seconds per phase and of the step, generated tokens per second, peak memory."""
+        """Compute `time/*`: seconds per phase and of the step, generated tokens per second, peak memory."""
         total = time.perf_counter() - self._started
         metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
         metrics["time/step_s"] = round(total, 4)
@@ -66,7 +66,7 @@ def profiled_step(step: int, steps: Collection[int], folder: Path, log: Callable
         yield timer
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}.json.gz"
-    path.unlink(missing_ok=True)  # it would be written through a link
+    path.unlink(missing_ok=True)  # never write through a link
     started = time.perf_counter()
     profiler.export_chrome_trace(str(path))
     for line in phase_table(profiler.events()):
@@ -86,9 +86,9 @@ class _ProfiledTimer(StepTimer):
 
 
 def phase_table(events: Any) -> list[str]:
-    """The lines of a table: seconds per phase, and in each phase the operations that take most of them.
+    """Return the lines of a table: seconds per phase, and the slowest operations of each phase.
 
-    The time of an operation excludes the operations that it calls. It is GPU time if there is any, else CPU time.
+    The time of an operation excludes the operations that it calls. It is GPU time where a GPU was used, else CPU time.
     """
     on_gpu = any(event.self_device_time_total for event in events)
     phases = sorted(

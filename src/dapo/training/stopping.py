@@ -1,9 +1,9 @@
 """Conditions that end a run: searches without enough groups, skipped updates, a collapsed entropy.
 
-With `on_shortfall: train` a short batch is trained on. A step without any group changes no weight; after a first step
-that trained such steps are tolerated, as with small batches they come by chance, up to MAX_EMPTY_STEPS in a row. Where
-every response of the whole search was correct, the problems are solved, and the run ends well: it is evaluated, saved
-and finished. Before any step has trained that is an error too: nothing was learned, or the reward accepts everything.
+With `on_shortfall: train` a short batch trains. A step without any group changes no weight; small batches have such
+steps by chance, so a run that has trained tolerates fewer than MAX_EMPTY_STEPS of them in a row. If every response of
+the whole search was correct, the problems are solved, and the run is evaluated, saved and finished. Before any step has
+trained that is an error: nothing can be learned, or the reward accepts everything.
 """
 
 import shlex
@@ -19,11 +19,11 @@ from dapo.training.rules.sampling_rules import EASIER_PROBLEMS
 from dapo.training.state import Run
 
 MAX_EMPTY_STEPS = 3
-"""Steps in a row without a group to train on that end a run; before any step has trained, one does."""
+"""Steps in a row without a group to train on that end a run; one ends a run that has not trained yet."""
 
 _ADVICE = {
     "all_wrong": (
-        "Read the responses in rollouts/: what is cut off, or written otherwise than the reward expects, is wrong too. "
+        "Read the responses in rollouts/: truncated answers and unexpected formats count as wrong. "
         f"If the problems are too hard, {EASIER_PROBLEMS}; or raise rollout.group_size or "
         "dynamic_sampling.max_groups_per_step"
     ),
@@ -31,32 +31,32 @@ _ADVICE = {
         "Choose harder problems; if these are hard, the reward accepts too much: {reward_test} shows what it accepts"
     ),
     "zero_variance": (
-        "A reward that gives every response of a group the same score teaches nothing: {reward_test} shows its scores"
+        "Nothing can be learned where all responses of a group have the same score: {reward_test} shows scores"
     ),
     "filtered": "Loosen dynamic_sampling.filter",
-    "invalid": "See what the verifier makes of a response: {reward_test}",
+    "invalid": "Test the verifier: {reward_test}",
 }
 
 
 class ProblemsSolved(ShortfallError):
-    """Every response of a step's whole search was correct: a run that has trained has nothing left to learn."""
+    """Every response of a step's whole search was correct, so a run that has trained can learn nothing more."""
 
 
 def require_groups(
     batch: Batch, *, on_shortfall: str, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST
 ) -> None:
-    """Return if the step can go on with this batch, which may be short.
+    """Check that a step can train on its batch, which may be short.
 
     Args:
-        batch: the step's batch.
+        batch: The step's batch.
         on_shortfall: `dynamic_sampling.on_shortfall`.
-        step: the number of the step, from 1.
-        empty_steps: how many of the steps before it, in a row, had no group.
-        reward_test: the command that tests the run's reward.
+        step: The step, from 1.
+        empty_steps: The number of steps without a group directly before this one.
+        reward_test: The command that tests the run's reward.
 
     Raises:
-        ProblemsSolved: every response was correct, and the run has trained.
-        ShortfallError: the run must stop; the message has the counts and the remedy.
+        ProblemsSolved: Every response was correct, and the run has trained.
+        ShortfallError: The run must stop; the message has the counts and advice.
     """
     has_trained = empty_steps < step - 1
     found: Counter[Outcome] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
@@ -74,7 +74,7 @@ def require_groups(
 
 
 def reward_test_command(reward: RewardConfig, data: DataConfig) -> str:
-    """The command that tests the reward of a run on its data, as far as it fits on a line."""
+    """Return the command that tests a run's reward on its data; an inline data spec is shown as DATA."""
     verifier = reward.verifier
     name = verifier if isinstance(verifier, str) else next(iter(verifier))
     source = data.train if isinstance(data.train, str) else "DATA"
@@ -82,7 +82,7 @@ def reward_test_command(reward: RewardConfig, data: DataConfig) -> str:
 
 
 def describe_short_batch(batch: Batch) -> str:
-    """Describe on one line how many groups a short batch has, and the outcomes of the others."""
+    """Describe on one line how many groups a short batch has, and the outcomes of its dropped groups."""
     wanted = len(batch.groups) + batch.shortfall
     learn = f"{len(batch.groups)} of the {wanted} groups wanted" if batch.groups else "nothing"
     errors = Counter(v.error for group, _ in batch.decided for v in group.verdicts if v.error is not None)
@@ -92,7 +92,7 @@ def describe_short_batch(batch: Batch) -> str:
 
 
 def _explain(batch: Batch, found: Counter[Outcome], *, step: int, empty_steps: int, reward_test: str) -> str:
-    """One line with the counts, and one with the remedy."""
+    """Return a line with the counts, and a line with advice."""
     steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
     advice = _ADVICE[found.most_common(1)[0][0]].replace("{reward_test}", reward_test)
     return f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}"
@@ -102,17 +102,17 @@ MAX_SKIPPED_UPDATES = 10
 """Updates skipped in a row (loss or gradient not finite, or loss.max_approx_kl exceeded) that end a run."""
 
 MIN_ENTROPY = 1.0e-4
-"""Nats per token, the mean of -logprob over a step's responses, below which the policy is all but deterministic."""
+"""Nats per token, the mean of -logprob over a step's responses, below which the policy is nearly deterministic."""
 
 ENTROPY_COLLAPSE_STEPS = 5
-"""Steps in a row below MIN_ENTROPY that end a run: one such step may be a batch of easy problems."""
+"""Steps in a row below MIN_ENTROPY that end a run: a single one may be a batch of easy problems."""
 
 
 def entropy_collapse_steps(metrics: Mapping[str, float], before: int) -> int:
-    """Count the steps in a row, up to the one with these metrics, in which the policy was all but deterministic.
+    """Count the steps in a row, up to the one with these metrics, in which the policy was nearly deterministic.
 
-    The entropy is `rollout/entropy_estimate`: unlike loss/entropy it includes groups without a signal, most of the
-    groups of a collapsing policy. A step without a sampled token changes nothing.
+    The entropy is `rollout/entropy_estimate`: unlike loss/entropy it includes groups without a signal, which a
+    collapsing policy mostly has. A step without a sampled token does not change the count.
     """
     if not metrics["rollout/response_tokens_max"]:
         return before
@@ -120,17 +120,17 @@ def entropy_collapse_steps(metrics: Mapping[str, float], before: int) -> int:
 
 
 def check_divergence(run: Run) -> None:
-    """Raise NumericsError where further training is useless. The finished step is worth saving."""
+    """Raise NumericsError where further training is useless; the finished step is still saved."""
     skipped = run.policy.skipped_in_a_row
     if skipped >= MAX_SKIPPED_UPDATES:
         raise NumericsError(
             f"{skipped} updates in a row were skipped (at most {MAX_SKIPPED_UPDATES - 1} may be): the loss or the "
             "gradient was not finite, or the policy too far from the one that sampled (loss.max_approx_kl="
-            f"{run.config.loss.max_approx_kl}); lower optim.lr, or look at loss/* and optim/grad_norm before that"
+            f"{run.config.loss.max_approx_kl}); lower optim.lr, or check loss/* and optim/grad_norm of earlier steps"
         )
     if run.state.entropy_collapse_steps >= ENTROPY_COLLAPSE_STEPS:
         raise NumericsError(
             f"the policy has collapsed: its entropy was below {MIN_ENTROPY:g} nats per token in "
-            f"{run.state.entropy_collapse_steps} steps in a row, so the responses to a prompt are all alike; "
+            f"{run.state.entropy_collapse_steps} steps in a row, so all responses to a prompt are alike; "
             "start again with a lower optim.lr or a higher loss.clip_high"
         )

@@ -1,11 +1,11 @@
 """Algorithm 1 of the paper (arXiv 2503.14476), and the differences from it:
 
-1. Groups enter the batch in the order in which they were submitted, and only as many are sampled as the batch needs
+1. Groups enter the batch in the order in which they were submitted, and only the groups that it needs are sampled
    (`dynamic_sampling.py`). The paper oversamples, and does not define which groups it takes.
 2. In a step's first update pi_old is the detached policy itself: its log-probabilities are not computed twice.
-3. Nothing is lost: generated groups that do not train are counted by outcome, and a step that fails puts its problems
-   back, so that a resumed run repeats that step exactly.
-4. Before the first step, after every `train.eval_every`-th and after the last one, the policy is evaluated; checkpoints
+3. Nothing is lost: generated groups that do not train are counted by outcome, and a step that fails requeues its
+   problems, so that a resumed run repeats that step exactly.
+4. The policy is evaluated before the first step, after every `train.eval_every`-th step and after the last; checkpoints
    are written in the background.
 """
 
@@ -23,7 +23,7 @@ from dapo.training.stopping import ProblemsSolved, check_divergence
 def train(run: Run) -> None:
     """Train from the run's state to `train.num_steps`, or to `train.token_budget`.
 
-    Raises DapoError, or OSError from the run directory, where it cannot go on; the state is then saved.
+    Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then saved.
     """
     config, state = run.config, run.state
     with saved_on_failure(run):
@@ -49,7 +49,7 @@ def train(run: Run) -> None:
 
 @contextmanager
 def saved_on_failure(run: Run) -> Iterator[None]:
-    """Where the block fails: undo the sampling of the step at hand, and save the last finished step."""
+    """If the block fails, undo the sampling of the present step, and save the last finished one."""
     try:
         with ended_when_solved(run):
             yield
@@ -61,7 +61,7 @@ def saved_on_failure(run: Run) -> Iterator[None]:
 
 @contextmanager
 def ended_when_solved(run: Run) -> Iterator[None]:
-    """Where the block finds the problems solved: undo the sampling of the step at hand, evaluate, save, and end."""
+    """If the block finds the problems solved, undo the sampling of the present step, evaluate, save, and end."""
     try:
         yield
     except ProblemsSolved as solved:

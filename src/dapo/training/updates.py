@@ -1,4 +1,4 @@
-"""Algorithm 1, lines 9 and 10, for the loop, a session, a probe and a replay: from a batch to the updates of a step."""
+"""Algorithm 1, lines 9 and 10: from a batch to the updates of a step, for the loop, a session, a probe and a replay."""
 
 import math
 from array import array
@@ -25,13 +25,13 @@ from dapo.types import Group, Sample
 
 
 class ValueFunction(Protocol):
-    """The methods of a critic that estimate the rewards to come."""
+    """The methods of a critic that estimate future rewards."""
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
-        """V(s_t) of each response token of the samples."""
+        """Compute V(s_t) of each response token of the samples."""
 
     def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
-        """The divergence to the reference at each response token of the samples, where it is in the reward."""
+        """Compute the divergence to the reference at each response token, for `loss.kl_in: reward`."""
 
 
 def with_token_advantages(
@@ -39,9 +39,8 @@ def with_token_advantages(
 ) -> list[Sample]:
     """Return the samples with advantages per token and the critic's targets (DAPO's Eq. 2 and 3).
 
-    Values are recorded here, before the step's first update, and stay fixed over its minibatches. Advantages
-    are whitened over the tokens of the batch that train; a response's `advantage` becomes the mean of its own. Numbers
-    are float64 throughout.
+    Values are recorded before the step's first update, and stay fixed over its minibatches. Advantages are whitened
+    over the tokens that train; a response's `advantage` becomes the mean over its tokens. All numbers are float64.
     """
     if not samples:
         return []

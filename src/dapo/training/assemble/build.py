@@ -52,7 +52,7 @@ def build_run(
     first_step: int,
     listeners: Sequence[Sink] = (),
 ) -> Iterator[Run]:
-    """A run with everything that it needs, before its first step; engines and policy are closed at the end."""
+    """Build a run with all its parts, before its first step; after the block engines and policy are closed."""
     stop_ids = inputs.loaded.stop_ids
     judge.log = display.message
     with ExitStack() as stack:
@@ -81,7 +81,7 @@ def build_sampling(
     encoder: PromptEncoder,
     stop_ids: tuple[int, ...],
 ) -> Sampling:
-    """Build what samples batches, at the first problem of the stream. Raises ConfigError for the user's filter."""
+    """Build the parts that sample batches, at the stream's first problem. Raises ConfigError for the user's filter."""
     return Sampling(
         stream=ProblemStream(problems, seed=config.train.seed),
         engine=engine,
@@ -112,7 +112,7 @@ def dynamic_sampler(config: Config, *, max_error_rate: float = MAX_ERROR_RATE) -
 
 @contextmanager
 def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | None]:
-    """The second verifier in a process of its own; None where the run has no audit."""
+    """Open the second verifier in its own process; None for a run without an audit."""
     if config.audit_reward is None:
         yield None
         return
@@ -124,7 +124,7 @@ def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | N
 
 @contextmanager
 def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) -> Iterator[TrainablePolicy]:
-    """The policy: in this process, which then trains `loaded.model` in place, or in processes of its own."""
+    """Open the policy: in this process, where it trains `loaded.model` in place, or in separate processes."""
     if launcher is None or not config.uses_trainer_group:
         yield Policy(config, loaded)
         return
@@ -133,7 +133,7 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
 
 
 def value_function_of(policy: TrainablePolicy) -> ValueFunction | None:
-    """The policy as value function, where it trains a critic; else None."""
+    """Return the policy as value function if it trains a critic, else None."""
     return policy if isinstance(policy, Policy) and policy.critic is not None else None
 
 
@@ -144,7 +144,7 @@ def build_engine(
     *,
     log: Callable[[str], None] = print,
 ) -> RolloutEngine:
-    """The rollout engine: in this process, or in processes that `launcher` starts. All that it answers is checked."""
+    """Build the rollout engine, in this process or in processes of `launcher`; all its answers are checked."""
     engine: RolloutEngine
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
@@ -175,7 +175,7 @@ def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[S
 
 
 def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
-    """How held-out problems are sampled."""
+    """Make the plan by which held-out problems are sampled."""
     source = config.data.eval_source
     assert source is not None
     return EvaluationPlan(
@@ -191,9 +191,9 @@ def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan
 
 @contextmanager
 def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher | None]:
-    """The launcher of `config`, or None for a run of one process.
+    """Open the launcher of `config`; None for a run of one process.
 
-    Workers print to files in `logs`; without it, in a temporary folder.
+    The output of workers goes to files in `logs`, or else in a temporary folder.
     """
     if not config.is_multiprocess:
         yield None

@@ -22,14 +22,15 @@ from dapo.types import Group, Problem
 
 @dataclass
 class Inputs:
-    """The inputs of a run: all of them are checked before anything is written."""
+    """The checked inputs of a run."""
 
     loaded: LoadedModel
     encoder: PromptEncoder
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
-    copies: int = 1  # how often the file holds each held-out problem, where that is the same for all
+    copies: int = 1
+    """Copies of each held-out problem in the file, if all problems have equally many; else 1."""
 
 
 def read_inputs(
@@ -39,7 +40,7 @@ def read_inputs(
     training: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Inputs:
-    """Load data (for `dapo eval` only the held-out problems) and model, check that they fit; writes nothing."""
+    """Load data (for `dapo eval` only held-out problems) and model, and check that they fit; write nothing."""
     load_filter(config.dynamic_sampling.filter)
     problems, notes = load_rows(config.data, config.reward, "train", needed_columns) if training else ([], [])
     held_out: list[Problem] = []
@@ -98,25 +99,25 @@ def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedMod
 
 
 def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel:
-    """The model with the token that the chat template in use puts behind an assistant's turn among its stop ids.
+    """Add the token that the chat template puts after an assistant's turn to the model's stop ids.
 
-    Raises ConfigError if nothing ends a response: neither the model's files nor the template name a token.
+    Raises ConfigError if neither the model's files nor the template name a token that ends a response.
     """
     turn_end = encoder.turn_end.token_id if encoder.turn_end is not None else None
     stop_ids = {*loaded.stop_ids, *([] if turn_end is None else [turn_end])}
     if not stop_ids:
         raise ConfigError(
-            f"model {loaded.name!r} names no end token, and its chat template puts none behind an assistant's turn: "
-            "set eos_token_id in its generation_config.json, or no response ends"
+            f"model {loaded.name!r} names no end token, and its chat template puts none after an assistant's turn: "
+            "set eos_token_id in its generation_config.json, or responses never end"
         )
     return replace(loaded, stop_ids=tuple(sorted(stop_ids)))
 
 
 def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None) -> list[str]:
-    """Note for the user how responses end, where the chat template and the model's files differ.
+    """Note how responses end, if the chat template and the model's files differ.
 
     Args:
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
         stop_ids: The end tokens that the model's files name.
         turn_end: The text that the template puts after an assistant's turn; None without a template.
     """
@@ -125,8 +126,8 @@ def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], 
     known = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
     if turn_end.token_id is None:
         return [
-            f"the chat template puts no special token behind an assistant's turn ({turn_end.text[:40]!r} there): only "
-            f"the end tokens of the model's files ({known}) stop a response, and a model may go on to the length limit"
+            f"the chat template puts no special token after an assistant's turn, but {turn_end.text[:40]!r}: only the "
+            f"end tokens of the model's files ({known}) end a response, and others may run to the length limit"
         ]
     name, notes = repr(tokenizer.convert_ids_to_tokens(turn_end.token_id)), []
     if turn_end.token_id not in stop_ids:
@@ -134,15 +135,16 @@ def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], 
     if turn_end.text_before:
         notes.append(
             f"the chat template ends an assistant's turn with {turn_end.text[:40]!r}, no single special token: "
-            f"responses stop at {name}, and what stands before it is a part of them"
+            f"responses stop at {name} and include the text before it"
         )
     return notes
 
 
 def device_for_inputs(config: Config, *, training: bool) -> str:
-    """Where the controller needs the model's weights: with engines of their own it samples nothing itself.
+    """Return the device for the controller's copy of the weights; on `meta` they take no memory.
 
-    An evaluation then only hands them on. In training the policy may be elsewhere too: `meta` takes no memory.
+    With engines in separate processes the controller samples nothing: in an evaluation it only sends the weights, and
+    in training the policy may be elsewhere too.
     """
     if not config.engine_processes:
         return device_of(config)
@@ -152,7 +154,7 @@ def device_for_inputs(config: Config, *, training: bool) -> str:
 
 
 def read_model(config: Config, device: str) -> LoadedModel:
-    """The model as the config names it; on the device `meta` without its weights."""
+    """Load the config's model; on the device `meta` without its weights."""
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     return load_model(
@@ -164,13 +166,13 @@ def read_model(config: Config, device: str) -> LoadedModel:
 
 
 def response_limit(config: Config, *, training: bool) -> int:
-    """The longest response that will be sampled."""
+    """Return the length limit of the longest responses that the command samples."""
     evaluation = config.eval.max_response_tokens or config.rollout.max_response_tokens
     return max(evaluation, config.rollout.max_response_tokens) if training else evaluation
 
 
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
-    """Remove copies of problems; also return the copies per problem, where a file has equally many of each."""
+    """Remove copies of problems; also return the copies per problem, if a file has equally many of each."""
     counted = unique_problems(problems)
     counts = {count for _, count in counted}
     copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
@@ -178,7 +180,7 @@ def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem]
 
 
 def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: int) -> None:
-    """Raise ConfigError where prompt and response together exceed the model's positions."""
+    """Raise ConfigError if prompt and response together exceed the model's positions."""
     limit = max_positions(loaded)
     if limit is not None and prompt_tokens + response_tokens > limit:
         raise ConfigError(
@@ -188,13 +190,13 @@ def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: in
 
 
 def max_positions(loaded: LoadedModel) -> int | None:
-    """The model's limit for the tokens of prompt and response together; None if its files name none."""
+    """Return the model's limit for the tokens of prompt and response together; None if its files name none."""
     limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
     return limit
 
 
 def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:
-    """The user's own filter, if `dynamic_sampling.filter` is `module:function`. Raises ConfigError."""
+    """Load the user's filter if `dynamic_sampling.filter` is `module:function`. Raises ConfigError."""
     if not isinstance(name, str):
         return None
     return load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")

@@ -27,14 +27,16 @@ def resolve_auto(
 ) -> Config:
     """Replace `auto` by its value on this machine, for this model and this data.
 
+    On Ray the device stays `auto`: each process resolves it on its own machine.
+
     Args:
         config: The configuration.
-        cuda: There is a GPU, though it may not be here; None: whether there is one here.
+        cuda: Whether there is a GPU, maybe on another machine; None: whether this machine has one.
         training: Also resolve the options that only an update needs: `train.microbatch_tokens` and `train.recompute`.
-        log: Gets a line with the choice for an update and its reason.
+        log: Called with a line about the choice for an update and its reason.
 
-    On Ray the device stays `auto`: each process resolves it on its own machine. Raises ConfigError where an update
-    does not fit on the GPU.
+    Raises:
+        ConfigError: An update does not fit on the GPU.
     """
     cuda = torch.cuda.is_available() if cuda is None else cuda
     device = config.train.device if config.train.device != "auto" else "cuda" if cuda else "cpu"
@@ -56,7 +58,7 @@ def resolve_auto(
 
 
 def resolve_engine(config: Config, model: nn.Module) -> Config:
-    """Resolve `auto` in the engine's own section; the model has the shapes of its weights, maybe on `meta`."""
+    """Resolve `auto` in the engine's own section, for a model whose weights may be on `meta`."""
     rollout, resolve = config.rollout, config.rollout.engine_kind.resolve
     if resolve is None:
         return config
@@ -67,14 +69,13 @@ def resolve_engine(config: Config, model: nn.Module) -> Config:
 
 
 def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
-    """The memory of the GPU that a process trains on; None: processes train on a CPU.
+    """Return the memory of the GPU that a process trains on; None if processes train on a CPU.
 
-    Processes that share a GPU get equal parts of it. Where the controller sees no GPU of the cluster, the paper's is
-    assumed.
+    Processes that share a GPU get equal parts of it. If the controller sees no GPU of the cluster, ASSUMED_GIB holds.
     """
     if not torch.cuda.is_available():
         is_elsewhere = device == "cuda" or (config.ray_address is not None and config.train.device == "auto")
-        return FreeMemory(ASSUMED_GIB * GIB, "assumed: no GPU is seen from here") if is_elsewhere else None
+        return FreeMemory(ASSUMED_GIB * GIB, "assumed: this machine has no GPU") if is_elsewhere else None
     if device == "cpu":
         return None
     sharing = processes_per_gpu(config, torch.cuda.device_count())
@@ -87,7 +88,7 @@ def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
 
 
 def multiplies_bfloat16_fast(device: str) -> bool:
-    """Whether the processor has instructions for it; without, bfloat16 is several times slower than float32."""
+    """Whether the processor has bfloat16 instructions; without them it is several times slower than float32."""
     path = Path("/proc/cpuinfo")
     if path.is_file():
         flags = set(path.read_text(encoding="utf-8").split("\n\n")[0].split())
@@ -97,7 +98,7 @@ def multiplies_bfloat16_fast(device: str) -> bool:
 
 
 def require_hardware(config: Config) -> None:
-    """Raise ConfigError where this machine lacks a GPU that the configuration names, or what its engine needs."""
+    """Raise ConfigError if this machine lacks the GPU of the configuration, or a requirement of its engine."""
     if not config.uses_ray:
         device_of(config)
     if (require := config.rollout.engine_kind.require) is not None:
@@ -105,7 +106,7 @@ def require_hardware(config: Config) -> None:
 
 
 def device_of(config: Config) -> str:
-    """The device to train on. Raises ConfigError where CUDA is asked for and absent."""
+    """Return the device to train on. Raises ConfigError if it is CUDA and absent."""
     if config.train.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("train.device=cuda, but torch finds no CUDA device; use train.device=auto or cpu")
     if config.train.device == "auto":
