@@ -29,7 +29,8 @@ from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import LaunchError, WorkerDied
 from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.protocol import WorkerSpec
-from dapo.distributed.ray.launcher import PRESTART, RayLauncher, RayWorker
+from dapo.distributed.ray.cluster import PRESTART
+from dapo.distributed.ray.launcher import RayLauncher, RayWorker
 from dapo.distributed.ray.weights import PREFIX
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine

@@ -16,7 +16,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from dapo.cli.train import start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, EngineError, OutOfMemory
-from dapo.distributed.engine_specs import vllm_engine_spec, vllm_options, weight_shapes
+from dapo.distributed.vllm_spec import vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine, sampling_arguments
 from dapo.types import GenerationRequest
@@ -199,7 +199,7 @@ def test_a_model_that_is_more_than_its_weights_is_refused() -> None:
             pad_token_id=None,
         )
     )
-    with pytest.raises(ConfigError, match=r"1 tensors that are no weights.*e_score_correction_bias.*native"):
+    with pytest.raises(ConfigError, match=r"1 tensors other than weights.*e_score_correction_bias.*native"):
         weight_shapes(model)
 
 

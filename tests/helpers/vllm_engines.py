@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 import dapo
 from dapo.config.engines import ENGINES
-from dapo.distributed.engine_specs import vllm_environment, weight_shapes
 from dapo.distributed.local import LocalLauncher, LocalWorker
 from dapo.distributed.protocol import WeightsHandle, WorkerSpec
+from dapo.distributed.vllm_spec import vllm_environment, weight_shapes
 from dapo.engines.engine import WeightSource
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import VllmOptions, open_vllm_engine

@@ -12,10 +12,11 @@ from dapo.analysis.stored_groups import RunProblems, saved_steps, with_prompt_id
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
+from dapo.policy.model import device_of
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
 from dapo.training.assemble.inputs import read_model
-from dapo.training.assemble.resolve import device_of, resolve_auto
+from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.samples import with_advantages
 from dapo.types import Group, Sample
 

@@ -13,11 +13,11 @@ from dapo.analysis.stored_groups import RunProblems, read_groups, saved_steps, w
 from dapo.config import Config
 from dapo.core.errors import CheckpointError, DataError
 from dapo.data.prompts import PromptEncoder
+from dapo.policy.model import device_of
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.training.assemble.inputs import read_model
-from dapo.training.assemble.resolve import device_of
 from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Sample

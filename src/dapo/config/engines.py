@@ -44,8 +44,8 @@ ENGINES: Mapping[str, EngineKind] = {
         cache_option="slots",
     ),
     "vllm": EngineKind(
-        worker_spec="dapo.distributed.engine_specs:vllm_engine_spec",
-        require="dapo.distributed.engine_specs:require_vllm",
+        worker_spec="dapo.distributed.vllm_spec:vllm_engine_spec",
+        require="dapo.distributed.vllm_spec:require_vllm",
         temperatures=(0.01, 2.0),
         pages_cache=True,
         cache_option="cache_gib",

@@ -53,7 +53,7 @@ class Channel:
     """One end of a socket. One thread sends at a time, and one receives."""
 
     def __init__(self, descriptor: int) -> None:
-        """Take over the file descriptor of a socket that blocks, of a pair on this machine."""
+        """Take over the file descriptor of a blocking socket, one end of a pair on this machine."""
         self._connection: Connection[Any, Any] = Connection(descriptor)
 
     def send(self, message: tuple[Any, ...]) -> None:
@@ -65,7 +65,7 @@ class Channel:
         with ExitStack() as files:
             following: list[Callable[[], None]] = []
 
-            def taken_out(value: Any) -> Any:
+            def replaced(value: Any) -> Any:
                 if not isinstance(value, Buffers):
                     return value
                 sizes = tuple(part.nbytes for part in value.parts)
@@ -77,7 +77,7 @@ class Channel:
                     following.append(lambda: self._send_descriptor(file))
                 return _Sizes(sizes, is_shared=file is not None)
 
-            self._connection.send(_map_members(taken_out, message))
+            self._connection.send(_map_members(replaced, message))
             for send in following:
                 send()
 

@@ -1,4 +1,4 @@
-"""The interface between the controller and every other process of a run: a remote object that answers calls."""
+"""The interface between the controller and the other processes of a run: remote objects that answer calls."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -68,14 +68,14 @@ class Launcher(Protocol):
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """The machines whose resources workers get by their specs; none where each sees all of this machine's."""
+        """The machines whose resources are assigned to workers; empty if every worker sees all of this machine's."""
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> Sequence[Worker]:
         """Start one worker for each spec and wait until every object exists.
 
         With `together` all of them are placed or none, on as few nodes as possible. Raises LaunchError after the
-        timeout, with the requested and the available resources; WorkerDied where a process ended during the start; and
-        what a factory raised.
+        timeout, with the requested and the available resources; WorkerDied if a process ends during the start; and the
+        error of a factory.
         """
 
     def publish_weights(self, weights: "WeightSource", version: int) -> WeightsHandle:

@@ -69,12 +69,12 @@ def decode_columns(buffers: Buffers) -> dict[int, dict[str, Any]]:
 
 
 def join(buffers: Buffers) -> bytes:
-    """The buffers of `encode` as one."""
+    """Concatenate the buffers of `encode`."""
     return b"".join([len(buffers.parts[0]).to_bytes(8, "little"), *(part.data for part in buffers.parts)])
 
 
 def split(joined: bytes) -> Buffers:
-    """The buffers of `join`."""
+    """Restore the buffers that `join` has concatenated."""
     view, start = memoryview(joined), 8
     end = start + int.from_bytes(view[:start], "little")
     header = json.loads(bytes(view[start:end]))
@@ -92,7 +92,7 @@ def _columns(header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]) -> d
     return {
         name: [
             _view(code, part) if constant is None else constant_row(*constant)
-            # not strict: the parts go on
+            # not strict: parts of later columns follow
             for code, constant, part in zip(header[name]["types"], header[name]["constants"], parts, strict=False)
         ]
         for name in TYPES
@@ -111,7 +111,7 @@ def _with_memory(name: str, row: Sequence[Any]) -> "array[Any] | memoryview":
 
 
 def _view(code: Any, part: NDArray[np.uint8]) -> "array[Any] | memoryview":
-    return part.data.cast(code) if part.size else array(code)  # no view of nothing can be cast
+    return part.data.cast(code) if part.size else array(code)  # an empty view cannot be cast
 
 
 @dataclass(frozen=True)

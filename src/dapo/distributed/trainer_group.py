@@ -48,9 +48,9 @@ class TrainerGroup:
         self._batch = 0
         """Counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one."""
         self._num_recorded = 0
-        """The number of those samples; their own numbers are below it."""
+        """The number of those samples, which are numbered from 0."""
         self._rank_of: dict[int, int] = {}
-        """The rank that has each of those samples, by number."""
+        """The rank that holds each of those samples, by number."""
         self.skipped_in_a_row = 0
         """The number of updates skipped since the last one that was not."""
         self._folder = WeightsFolder()
@@ -116,7 +116,7 @@ class TrainerGroup:
 
     @collections_paused()  # the ranks wait for it
     def _assign(self, samples: Sequence[Sample]) -> tuple[list[dict[int, Sample]], list[list[NumberedPass]]]:
-        """Make samples the newest batch; returns by rank its samples by number, and its passes."""
+        """Start a new batch; returns for each rank its samples by number, and its passes."""
         max_tokens = self._config.microbatch_tokens
         partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
         passes = self._number(partitions, lambda i, sample: i)

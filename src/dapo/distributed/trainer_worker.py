@@ -14,28 +14,27 @@ import torch.distributed as dist
 
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
-from dapo.core.errors import ConfigError
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples, decode, microbatches_of
 from dapo.distributed.weight_files import WeightsFolder, write_weights
 from dapo.policy.fsdp.policy import ShardedPolicy
 from dapo.policy.fsdp.ranks import Ranks
-from dapo.policy.model import LoadedModel, load_for_sharding
+from dapo.policy.model import LoadedModel, device_of, load_for_sharding
 
+# nothing is sent to it: connecting a UDP socket only selects the local address of the default route
 UNROUTED_ADDRESS = ("10.255.255.255", 1)
-"""Nothing is sent to it: connecting a UDP socket only selects the local address of the default route."""
 
 
 class TrainerWorker:
-    """Reads the model's configuration at once, and its own rows of the weights when the ranks form a process group."""
+    """Reads the model's configuration at once, and this rank's rows of the weights when the process group is formed."""
 
     def __init__(self, config: Config, *, rank: int, threads: int, path: Sequence[str] = ()) -> None:
-        """`path`: where the controller finds modules, those of the user's among them."""
+        """`path`: the folders from which the controller imports modules, including the user's."""
         sys.path.extend(entry for entry in path if entry not in sys.path)
         torch.set_num_threads(threads)
         self._config, self._rank = config, rank
-        self._device = _device(config.train.device, rank)
+        self._device = _device(config, rank)
         self._loaded: LoadedModel | None = load_for_sharding(
             config.model.name,
             dtype=getattr(torch, config.model.dtype),
@@ -54,8 +53,12 @@ class TrainerWorker:
 
         It listens on this one address, not on all of the machine's; whoever reaches that may read and write it.
         """
-        self._store, address = _serve_store(self._start_timeout)
-        return address
+        host = _own_address()
+        with socket.create_server((host, 0)) as listener:
+            port, handle = listener.getsockname()[1], listener.detach()
+        options: Any = {"is_master": True, "wait_for_workers": False, "master_listen_fd": handle}
+        self._store = dist.TCPStore(host, port, timeout=self._start_timeout, **options)
+        return host, port
 
     def init_process_group(self, rendezvous: Path | tuple[str, int], *, timeout_s: float) -> None:
         """Connect to the other ranks, which call this at the same time, and load this rank's part of the model.
@@ -90,16 +93,13 @@ class TrainerWorker:
         return folder.is_dir()
 
     def store(self, buffers: Buffers, *, first: int) -> None:
-        """Take the samples of the next update, as `RankSamples.store`: scored ones have numbers below `first`."""
+        """Store the samples of the next update; numbers below `first` belong to scored samples."""
         self._samples.store(buffers, first=first)
 
     def score(self, buffers: Buffers, passes: Sequence[NumberedPass], *, is_first: bool) -> None:
-        """Take samples of a step, and keep their log-probabilities under the policy as it is now.
+        """Store samples of a step with their log-probabilities under the current policy.
 
-        Args:
-            buffers: samples with their response ids.
-            passes: what this rank computes of them.
-            is_first: whether these are the first of the step: all samples that are there are dropped.
+        The first ones replace all samples stored before.
         """
         if is_first:
             self._samples.store(buffers, first=0)
@@ -111,17 +111,11 @@ class TrainerWorker:
             self._samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
 
     def add_columns(self, buffers: Buffers) -> None:
-        """Take what scoring did not need of the samples."""
+        """Add the columns that scoring did not need."""
         self._samples.add_columns(buffers)
 
     def response_kl(self, buffers: Buffers, passes: Sequence[NumberedPass], *, step: int) -> dict[int, float]:
-        """The divergence to the reference, summed over each response, by its number; the samples are not kept.
-
-        Args:
-            buffers: samples with their response ids.
-            passes: what this rank computes of them.
-            step: the training step that the policy has not begun to update in.
-        """
+        """KL divergence from the reference by sample number, summed over each response; the samples are not kept."""
         found = self._policy.token_kl(microbatches_of(decode(buffers), passes), step=step)
         # not strict: a dummy microbatch has a row and no number
         pairs = (
@@ -134,10 +128,7 @@ class TrainerWorker:
     ) -> tuple[dict[str, float], int]:
         """One update; returns its metrics and the number of updates skipped in a row.
 
-        Args:
-            passes: what this rank computes.
-            moved: the samples to give to each rank before; None for every rank where all have theirs.
-            step: the training step.
+        `moved`: the samples to send to each rank first; None on every rank if no sample moves.
         """
         if moved is not None:
             self._samples.move(moved)
@@ -145,14 +136,9 @@ class TrainerWorker:
         return metrics, self._policy.skipped_in_a_row
 
     def export_weights(self, path: Path | None, version: int) -> int:
-        """Gather all weights, one at a time, which every rank must do; rank 0 writes them to a file.
+        """Gather all weights, one at a time and on every rank; rank 0 writes them to a file and returns its size.
 
-        Args:
-            path: The file; None: one in the shared memory of rank 0's machine, for `read_weights`.
-            version: Of the weights.
-
-        Returns:
-            The size of the file, on rank 0.
+        Without a path the file is in the shared memory of rank 0's machine, for `read_weights`.
         """
         weights = self._policy.weights()
         if self._rank:
@@ -195,27 +181,13 @@ class TrainerWorker:
         return int(self._policy.skipped_in_a_row)
 
 
-def _device(wanted: str, rank: int) -> torch.device:
-    """The device of a rank on the machine of this process, which need not be the controller's."""
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+def _device(config: Config, rank: int) -> torch.device:
+    """The device of a rank, on the machine of this process: ranks of one machine take its GPUs in turn."""
+    if device_of(config, f"trainer rank {rank} on {socket.gethostname()}") == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError(f"train.device=cuda, but trainer rank {rank} finds no CUDA device on {socket.gethostname()}")
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def _serve_store(timeout: timedelta) -> tuple[Any, tuple[str, int]]:
-    """A store through which processes of several machines meet, and its host and port.
-
-    It listens on this one address, not on all of the machine's; whoever reaches that may read and write it.
-    """
-    host = _own_address()
-    with socket.create_server((host, 0)) as listener:
-        port, handle = listener.getsockname()[1], listener.detach()
-    options: Any = {"is_master": True, "wait_for_workers": False, "master_listen_fd": handle}
-    return dist.TCPStore(host, port, timeout=timeout, **options), (host, port)
 
 
 def _own_address() -> str:

@@ -1,1 +1,1 @@
-"""Rollout engines: what samples responses."""
+"""Rollout engines, which sample responses."""

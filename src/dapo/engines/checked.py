@@ -1,4 +1,4 @@
-"""Compares every answer of an engine with its request: an answer that breaks the contract gets no further."""
+"""Checks every answer of an engine against its request, so that no answer that breaks the contract is used."""
 
 import math
 import time
@@ -18,24 +18,24 @@ T = TypeVar("T")
 
 STALL_S = 1800.0
 _STALL_POLLS = 1000
-# a softmax in float32 may come out a rounding above 1
+# rounding in float32 may put a probability slightly above 1
 _LOGPROB_TOLERANCE = 1e-3
 
 
 class CheckedEngine:
-    """An engine whose every answer is checked against its request; a wrong one is an EngineError.
+    """Wraps an engine and checks every answer against its request; a wrong one is an EngineError.
 
-    The error names the request, what was expected and what came. An engine whose polls return nothing counts as hung
+    The error names the request, the expected and the actual value. An engine whose polls return nothing counts as hung
     after `stall_s` seconds without a finished response, provided that it was polled more often than any response has
-    tokens. An engine in process that hangs inside a call cannot be ended from here.
+    tokens. An engine that hangs inside a call in this process cannot be interrupted.
     """
 
     def __init__(self, engine: RolloutEngine, *, vocabulary: int, stall_s: float = STALL_S) -> None:
-        """`vocabulary` is the number of tokens that the model knows."""
+        """`vocabulary` is the number of the model's tokens."""
         self._engine = engine
         self._vocabulary, self._stall_s = vocabulary, stall_s
         self._version: int | None = None
-        """The version that answers must have, once weights were loaded: an engine may begin with weights of its own."""
+        """The version that answers must have; None before the first load: an engine may start with its own weights."""
         self._pending: dict[str, GenerationRequest] = {}
         self._answered: set[str] = set()
         self._idle_polls, self._last_answer = 0, time.monotonic()
@@ -122,7 +122,7 @@ class CheckedEngine:
             raise _wrong(generation, f"finish 'stop', since the last token is {ids[-1]}", "'length'")
 
     def _check_tokens(self, generation: Generation, request: GenerationRequest) -> NDArray[Any]:
-        """The `[n]` tokens, checked with their log-probabilities in numpy: a step may have millions of them."""
+        """Check tokens and log-probabilities in numpy, since a step may have millions; returns the `[n]` tokens."""
         ids, logprobs = generation.token_ids, generation.logprobs
         if len(ids) > request.max_new_tokens:
             raise _wrong(generation, f"at most {request.max_new_tokens} tokens", str(len(ids)))
@@ -147,7 +147,7 @@ class CheckedEngine:
         self._idle_polls += 1
         waited = time.monotonic() - self._last_answer
         if waited <= self._stall_s:
-            return  # the longest of thousands of requests is looked up only then
+            return  # avoids the search for the longest of thousands of requests
         longest = max(request.max_new_tokens for request in self._pending.values())
         if self._idle_polls > _STALL_POLLS + 2 * longest:
             raise EngineError(

@@ -29,23 +29,23 @@ class RolloutEngine(Protocol):
     def drop_weights(self) -> None:
         """Free the memory of the weights if the engine can, until the next `load_weights`. Only with nothing in flight.
 
-        After it nothing may be submitted before weights are loaded. An engine that keeps its weights does nothing.
+        Weights must be loaded before the next submit. An engine that cannot free its weights does nothing.
         """
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, served first come first served. The G requests of a group are adjacent."""
 
     def poll(self) -> list[Generation]:
-        """Advance, and return what has finished (maybe nothing). In process: one token for every running sequence."""
+        """Advance, and return the finished responses, if any. In process: one token for every running sequence."""
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these and return their partial responses (`finish="aborted"`, no tokens if never started)."""
+        """Stop these requests and return their partial responses (`finish="aborted"`, no tokens if never started)."""
 
     def close(self) -> None:
         """Free everything. Afterwards every other call raises EngineError."""
 
 
 def float_array(values: Sequence[float]) -> "array[float]":
-    """The same numbers in 4 bytes each where that changes none of them (float32 log-probabilities), else in 8."""
+    """The values as float32 where that changes none of them (float32 log-probabilities), otherwise as float64."""
     exact, narrow = array("d", values), array("f", values)
     return narrow if narrow == exact else exact

@@ -1,4 +1,4 @@
-"""Calls that every engine refuses with the same errors: repeated or impossible requests, incomplete weights."""
+"""Checks that all engines share: repeated or impossible requests, incomplete weights."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -14,17 +14,17 @@ class EngineState:
     """Base of engines: whether it is open, the version of its weights, and the ids of the requests in flight."""
 
     def __init__(self, *, version: int | None) -> None:
-        """`version` of the weights that the engine starts with; None: it has none yet."""
+        """`version` of the weights that the engine starts with; None: it starts without weights."""
         self._version = version
         self._is_closed = False
 
     @property
     def in_flight(self) -> Collection[str]:
-        """Ids of the requests that are not answered yet, where the order is known first come first."""
+        """Ids of the unanswered requests, in order of submission where that order is known."""
         raise NotImplementedError
 
     def drop_weights(self) -> None:
-        """Keep the weights: an engine that can free their memory overrides it."""
+        """Keep the weights; an engine that can free their memory overrides this method."""
         self._require_idle("drop_weights")
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class EngineState:
 
 
 class PositionBound(NamedTuple):
-    """A bound on the tokens of a prompt and its response together; `name` is what sets it, for the message."""
+    """A bound on the tokens of a prompt and its response together; `name` is its source, for the message."""
 
     positions: int
     name: str
@@ -81,7 +81,7 @@ def check_requests(
     for request in requests:
         _check_numbers(request)
         _check_size(request, bounds)
-        if vocabulary is not None and request.prompt_ids is not prompt:  # the G requests of a group share theirs
+        if vocabulary is not None and request.prompt_ids is not prompt:  # the G requests of a group share a prompt
             _check_prompt(request, vocabulary)
         prompt = request.prompt_ids
 
@@ -131,13 +131,13 @@ def require_all_weights(count: int, *, missing: Sequence[str], unexpected: Seque
 
 
 def require_shape(name: str, given: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise EngineError for a weight of another shape than the model's."""
+    """Raise EngineError for a weight whose shape differs from the model's."""
     if tuple(given) != tuple(expected):
         raise EngineError(f"load_weights: {name} has shape {tuple(given)}, the engine's model needs {tuple(expected)}")
 
 
 def require_finite(logprobs_sum: float, version: int, dtype: object) -> None:
-    """Raise EngineError where a sum of log-probabilities is not finite, which means that logits were not."""
+    """Raise EngineError where a sum of log-probabilities is not finite, because logits were not."""
     if not math.isfinite(logprobs_sum):
         raise EngineError(
             f"the model's logits are not finite (weights version {version}): the policy has diverged, or {dtype} is "

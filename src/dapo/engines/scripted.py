@@ -1,4 +1,4 @@
-"""A rollout engine without a model: its responses come from a function, so that a loop is tested without patching."""
+"""A rollout engine without a model: its responses come from a function, so that tests of a loop need no patching."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -11,10 +11,10 @@ from dapo.engines.request_checks import EngineState, check_requests
 from dapo.types import Finish, Generation, GenerationRequest
 
 Script: TypeAlias = Callable[[GenerationRequest], tuple[Sequence[int], Finish]]
-"""The whole response to a request and how it ends; the engine cuts it at the limits of the request."""
+"""Returns the whole response to a request and its finish; the engine cuts it at the limits of the request."""
 
 Delay: TypeAlias = Callable[[GenerationRequest], int]
-"""The number of polls after its start at which a request is answered, 1 or more."""
+"""Returns the number of polls that a request takes from its start to its answer, 1 or more."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class _RunningSequence:
 class ScriptedEngine(EngineState):
     """A deterministic `RolloutEngine` that samples nothing.
 
-    Token ids come as the script gives them, a tuple or an `array.array`. Its calls are recorded: `submitted` requests,
+    Token ids are those of the script, a tuple or an `array.array`. Calls are recorded: `submitted` requests,
     `aborted` ids, `loaded` versions and the number of `polls`.
     """
 
@@ -44,11 +44,11 @@ class ScriptedEngine(EngineState):
         """Raises EngineError for fewer than one slot.
 
         Args:
-            script: gives the response to each request; the first stop id ends it (`stop`), else `max_new_tokens` does
-                (`length`), else it ends as the script says.
+            script: returns the response to each request. The first stop id ends it (`stop`), or `max_new_tokens`
+                (`length`); otherwise its finish is the script's.
             delay: decides the order of finishing; by default each token takes one poll.
             slots: requests that run at a time, first come first served; None: all.
-            logprob: of every token, or a function from the number of tokens to their log-probabilities.
+            logprob: log-probability of every token, or a function from the number of tokens to their values.
         """
         super().__init__(version=0)
         if slots is not None and slots < 1:
@@ -78,7 +78,7 @@ class ScriptedEngine(EngineState):
         self.submitted.extend(requests)
 
     def poll(self) -> list[Generation]:
-        """Advance the running requests by one poll, and return those whose delay is over."""
+        """Advance the running requests by one poll, and return those whose delay has passed."""
         self._require_open()
         self.polls += 1
         running = list(self._sequences.values())[: self._slots]
@@ -90,7 +90,7 @@ class ScriptedEngine(EngineState):
         return [self._generation(seq.request, seq.token_ids, seq.finish) for seq in finished]
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these, and return the tokens that have come so far: they come evenly over the delay."""
+        """Stop these requests, and return their tokens so far, which arrive evenly over the delay."""
         names = self._require_in_flight(request_ids)
         self.aborted.extend(names)
         stopped = [self._sequences.pop(name) for name in names]
@@ -116,7 +116,7 @@ class ScriptedEngine(EngineState):
 
 
 def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> tuple[Sequence[int], Finish]:
-    """A scripted response as an engine would give it: ended by its first stop id, and within `max_new_tokens`.
+    """Cut a scripted response as an engine would: at its first stop id, and to at most `max_new_tokens`.
 
     Stop ids among the first `min_new_tokens` are left out: no engine could sample them. An array stays one, anything
     else becomes a tuple.
@@ -125,7 +125,7 @@ def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) ->
     while early := [i for i, token in enumerate(ids[: request.min_new_tokens]) if token in request.stop_ids]:
         ids = ids[: early[0]] + ids[early[0] + 1 :]
     kept = ids[: request.max_new_tokens]
-    # `in` and `index` search without a step of Python for each token
+    # `in` and `index` search in C
     if ends := [kept.index(stop) for stop in request.stop_ids if stop in kept]:
         return kept[: min(ends) + 1], "stop"
     return kept, "length" if len(kept) == request.max_new_tokens else finish

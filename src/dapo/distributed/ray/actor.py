@@ -25,13 +25,13 @@ class ActorInfo:
 
 
 class WorkerActor:
-    """The actor. It executes calls one at a time in the main thread of its process; answers are those of `try_call`."""
+    """Executes calls one at a time, in the main thread of its process, and answers as `try_call` does."""
 
     def __init__(self) -> None:
         self._target: Any = None
 
     def handshake(self, name: str, logs: Path, weights: Path | None) -> tuple[bool, ActorInfo]:
-        """Redirect the output to the run's logs if the node sees them; answers where the actor runs."""
+        """Redirect the output to the run's logs if the node sees them, and report where the actor runs."""
         import ray.util
 
         if logs.is_dir():
@@ -53,7 +53,7 @@ class WorkerActor:
 
 
 def _redirect_output(log: Path) -> None:
-    """Redirect both streams, also for libraries written in C."""
+    """Redirect stdout and stderr, including the output of libraries written in C."""
     sys.stdout.flush()
     sys.stderr.flush()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)

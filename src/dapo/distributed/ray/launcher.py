@@ -1,17 +1,10 @@
-"""`launcher: ray`: workers are actors on a Ray cluster, which exists or is started on this machine for the run."""
+"""`launcher: ray`: workers are actors on an existing Ray cluster, or on one that is started here for the run."""
 
-import logging
-import os
-import secrets
-import shutil
-import signal
-import socket
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,30 +15,28 @@ from dapo.core.text import one_line, shorten
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.distributed.ray.actor import ActorInfo, WorkerActor
+from dapo.distributed.ray.cluster import PrivateCluster, connect, import_ray
 from dapo.distributed.ray.placement import Reservation, cluster_nodes, reserve, total
 from dapo.distributed.ray.weights import RayWeights
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.engines.engine import WeightSource
 
 MAX_CAUSE_CHARS = 400
-CONNECT_TIMEOUT_S = 10.0
-AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")
-PRESTART = ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart")
 
 
 class RayWorker:
-    """An actor. It is never restarted in place: its user starts another worker."""
+    """A worker in a Ray actor. A dead actor is not restarted: the caller starts another worker."""
 
     def __init__(
         self, name: str, actor: Any, reservation: Reservation, gpus: float, callbacks: ThreadPoolExecutor
     ) -> None:
         self.name, self.gpus = name, gpus
         self.info: ActorInfo | None = None
-        """Known once the actor is scheduled and its process has answered the handshake."""
+        """Set when the actor's process has answered the handshake."""
         self._actor, self._reservation, self._callbacks = actor, reservation, callbacks
         self._lock = threading.Lock()
         self._pending: dict[Future[Any], Sequence[Any]] = {}
-        """The calls under way with their arguments: published weights are kept for as long as a worker reads them."""
+        """The pending calls with their arguments, which keep published weights alive while a worker reads them."""
         self._exit_message: str | None = None
 
     @property
@@ -61,7 +52,7 @@ class RayWorker:
         return self._exit_message is not None
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
-        """See Worker.call. A positional argument may be published weights; EngineError is raised if they are gone."""
+        """As Worker.call; a positional argument may be published weights. Raises EngineError if they are gone."""
         return self.send("call", method, [self._sendable(argument) for argument in arguments], options)
 
     def send(self, entry: str, /, *arguments: Any) -> "Future[Any]":
@@ -123,7 +114,7 @@ class RayWorker:
             future.set_result(value)
 
     def _mark_dead(self, cause: str, kind: type[Exception] = WorkerDied) -> None:
-        """Kill the actor, release its resources and fail what is pending."""
+        """Kill the actor, release its resources and fail the pending calls."""
         import ray
 
         with self._lock:
@@ -155,10 +146,10 @@ class RayWorker:
 
 
 class RayLauncher:
-    """Starts actors on a Ray cluster, which print to `logs/NAME.log` if their node sees that folder.
+    """Starts actors on a Ray cluster. An actor prints to `logs/NAME.log` if its node sees that folder.
 
-    Without `address` Ray is started on this machine and stopped by `close`; processes then share the CPUs as they would
-    without Ray, and only GPUs are counted. A cluster or a connection that existed before stays as it was.
+    Without `address`, Ray is started on this machine and stopped by `close`; processes then share the CPUs as without
+    Ray, and only GPUs are counted. A cluster or connection that existed before is left as it was.
     """
 
     def __init__(
@@ -166,22 +157,22 @@ class RayLauncher:
     ) -> None:
         """Args:
         logs: The folder for logs.
-        timeout_s: For a start, until all objects exist.
-        address: A cluster's `HOST:PORT`, or `auto`; None: a cluster of its own.
-        use_shared_memory: Give weights through shared memory to workers that see it; to all others, and if this is
-            off to all, through Ray's object store.
+        timeout_s: Time limit of a start, until all objects exist.
+        address: A cluster's `HOST:PORT`, or `auto`; None: a private cluster.
+        use_shared_memory: Pass weights through shared memory to workers that see it. Other workers, or all workers if
+            this is off, get them through Ray's object store.
         """
         self._logs, self._timeout_s = logs.resolve(), timeout_s
         self._address, self._use_shared_memory = address, use_shared_memory
         self._callbacks: ThreadPoolExecutor | None = None
-        self._owns_connection = self._owns_cluster = False
+        self._owns_connection = False
         self._private: PrivateCluster | None = None
         self._workers: list[RayWorker] = []
         self._weights: WeightsFolder | None = None
 
     @property
     def nodes(self) -> list[Node]:
-        """The living nodes of the cluster. Raises LaunchError if it cannot be reached."""
+        """The live nodes of the cluster. Raises LaunchError if it cannot be reached."""
         self._connect()
         return cluster_nodes()
 
@@ -196,8 +187,8 @@ class RayLauncher:
             specs,
             together=together,
             timeout_s=self._timeout_s,
-            counts_cpus=not self._owns_cluster,
-            gpus_left=total("GPU") - sum(w.gpus for w in self._workers) if self._owns_cluster else None,
+            counts_cpus=self._private is None,
+            gpus_left=None if self._private is None else total("GPU") - sum(w.gpus for w in self._workers),
         )
         workers = [
             RayWorker(name, _actor(spec, reservation, index), reservation, spec.gpus, self._callbacks)
@@ -225,16 +216,13 @@ class RayLauncher:
             self._callbacks.shutdown()
             self._callbacks = None
             if self._owns_connection:
-                _import_ray().shutdown()
-        self._close_private()
-        if self._weights is not None:
-            self._weights.close()
-            self._weights = None
-
-    def _close_private(self) -> None:
+                import_ray().shutdown()
         if self._private is not None:
             self._private.close()
             self._private = None
+        if self._weights is not None:
+            self._weights.close()
+            self._weights = None
 
     def _wait_until_ready(self, workers: Sequence[RayWorker], specs: Sequence[WorkerSpec], since: float) -> None:
         wait = partial(wait_until_ready, since=since, timeout_s=self._timeout_s)
@@ -260,141 +248,17 @@ class RayLauncher:
     def _connect(self) -> None:
         if self._callbacks is not None:
             return
-        ray = _import_ray()
-        self._owns_connection = not ray.is_initialized()
-        self._owns_cluster = self._owns_connection and self._address is None
+        self._owns_connection = not import_ray().is_initialized()
         if self._owns_connection:
-            with _preserve_signal_handlers():
-                self._private = PrivateCluster() if self._owns_cluster else None
-                try:
-                    _init(self._address, self._private)
-                except BaseException:
-                    self._close_private()
-                    raise
+            self._private = connect(self._address)
         self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="ray-callbacks")
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise LaunchError("launcher=ray needs Ray, which is not installed: pip install 'dapo-rl[ray]'") from error
-    return ray
-
-
-class PrivateCluster:
-    """The settings of a private cluster on this machine: loopback addresses, a secret, a folder for Unix sockets.
-
-    Ray reads them from the process; `close` restores the old ones, for a cluster that is joined later.
-    """
-
-    def __init__(self) -> None:
-        from ray._private import ray_constants
-
-        self._constants = ray_constants
-        # not gettempdir(), which may be too long for a Unix socket
-        self.folder = Path(tempfile.mkdtemp(prefix="dapo-ray-", dir="/tmp" if os.path.isdir("/tmp") else None))
-        self.ray_folder = self.folder / "ray"  # opened to all by Ray, inside of one that is not
-        self.logs = self.ray_folder / "session_latest" / "logs"
-        self.keeps_logs = False
-        secret = self.folder / "token"
-        secret.write_text(secrets.token_hex(32))
-        self._variables = {name: os.environ.get(name) for name in AUTHENTICATION}
-        self._set(dict(zip(AUTHENTICATION, ("token", str(secret), None), strict=True)))
-        self._spans_machines = ray_constants.ENABLE_RAY_CLUSTER
-        ray_constants.ENABLE_RAY_CLUSTER = False  # all of it listens on 127.0.0.1, as it does on macOS
-
-    def close(self) -> None:
-        """Remove the folder, unless its logs are to be read, and leave the process as it was."""
-        self._set(self._variables)
-        self._constants.ENABLE_RAY_CLUSTER = self._spans_machines
-        if not self.keeps_logs:
-            shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _set(self, variables: Mapping[str, str | None]) -> None:
-        from ray import _raylet
-
-        for name, value in variables.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        raylet: Any = _raylet
-        raylet.Config.initialize("")  # Ray has read them before
-        raylet.AuthenticationTokenLoader.instance().reset_cache()
-
-
-def _init(address: str | None, private: PrivateCluster | None) -> None:
-    import ray
-    from ray._private import worker as ray_driver
-    from ray.job_config import JobConfig
-
-    class PathlessJobConfig(JobConfig):
-        """Ray puts the current directory in front of the workers' import path, except where the job brings its own."""
-
-        def _runtime_env_has_working_dir(self) -> bool:
-            return True
-
-    if address is not None and "://" in address:
-        raise LaunchError(
-            f"launcher=ray:{address}: a run is a driver of the cluster, not a Ray client; start it on one "
-            "of the cluster's nodes with launcher=ray:auto or ray:HOST:PORT of the head"
-        )
-    try:
-        if address is None:
-            # Ray would start a process for each CPU, none of which has the environment that a worker needs
-            os.environ |= {name: "0" for name in PRESTART if name not in os.environ}
-        else:
-            _check_reachable(address)
-        ray.init(
-            address="local" if address is None else address,
-            job_config=PathlessJobConfig(),
-            include_dashboard=False,
-            _temp_dir=None if private is None else str(private.ray_folder),
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        # it would print pages of a node's log for each lost worker; WorkerDied has the reason
-        ray_driver._worker_logs_enabled = False
-    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise LaunchError(
-            f"Ray could not be started on this machine: {error}"
-            if address is None
-            else f"the Ray cluster of launcher=ray:{address} could not be joined; are the address and, with "
-            f"RAY_AUTH_MODE=token, the token those of its head? {error}"
-        ) from error
-
-
-def _check_reachable(address: str) -> None:
-    """Raise ConnectionError or OSError if nothing listens there: Ray itself would retry for ever."""
-    from ray._private.services import canonicalize_bootstrap_address
-
-    found = canonicalize_bootstrap_address(address)  # `auto` is looked up
-    if found is None:
-        raise ConnectionError("no Ray is running on this machine")
-    host, _, port = found.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
-
-
-@contextmanager
-def _preserve_signal_handlers() -> Iterator[None]:
-    """Keep the run's own handlers: Ray installs one for SIGTERM."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
 
 
 def _actor(spec: WorkerSpec, reservation: Reservation, index: int) -> Any:
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    # Ray leaves CUDA_VISIBLE_DEVICES alone where no GPU was asked for
+    # Ray leaves CUDA_VISIBLE_DEVICES unchanged for an actor without GPUs
     hidden = {} if spec.gpus else {"CUDA_VISIBLE_DEVICES": ""}
     variables = {**hidden, **spec.environment, "PYTHONPATH": import_path(spec.environment), "PYTHONSAFEPATH": "1"}
     runtime_env: dict[str, Any] = {"env_vars": variables}

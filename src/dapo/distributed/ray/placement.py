@@ -1,4 +1,4 @@
-"""Resources for workers on a Ray cluster, as placement groups; or an error that names the demand and the cluster."""
+"""Reserves resources for workers on a Ray cluster as placement groups; errors name the demand and the cluster."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import Node, WorkerSpec
 
-UNCOUNTED_CPUS = 0.001  # A placement group cannot be empty: this much is requested where processes share the CPUs
+UNCOUNTED_CPUS = 0.001  # a placement group cannot be empty: the request where processes share the CPUs
 
 
 class Reservation:
@@ -54,18 +54,18 @@ def reserve(
     counts_cpus: bool,
     gpus_left: float | None,
 ) -> list[tuple[Reservation, int]]:
-    """Reserve resources for workers; a node that joins the cluster in the meantime counts.
+    """Reserve resources for workers; nodes that join the cluster in the meantime are used.
 
     Args:
         names: The workers' names, for messages.
-        specs: The resources that they need.
-        together: All in one placement group, instead of one for each.
+        specs: Their resources.
+        together: Reserve one placement group for all workers instead of one for each.
         timeout_s: How long to wait for the resources.
-        counts_cpus: Off: processes share the CPUs, and only GPUs are reserved.
-        gpus_left: GPUs that this run has not reserved yet, in a cluster that cannot grow.
+        counts_cpus: Reserve CPUs too; otherwise processes share them.
+        gpus_left: GPUs that this run has not reserved yet; None: the cluster may grow.
 
     Returns:
-        For each worker its placement group, and the index of its bundle in it.
+        The placement group of each worker, and the index of its bundle.
 
     Raises:
         LaunchError: After `timeout_s`, or at once for more than `gpus_left`.
@@ -95,7 +95,7 @@ def bundle_of(spec: WorkerSpec, *, counts_cpus: bool) -> dict[str, float]:
 
 
 def cluster_nodes() -> list[Node]:
-    """The living nodes of the cluster."""
+    """The live nodes of the cluster."""
     import ray
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]

@@ -24,7 +24,7 @@ CHUNK_BYTES = 4 * PIECE_BYTES
 
 
 class RayWeights:
-    """A version on the controller; each worker gets a form that it can read, created when first needed."""
+    """Published weights on the controller, converted when first needed to a form that a worker can read."""
 
     def __init__(self, file: WeightsFile, *, timeout_s: float) -> None:
         self._file, self._timeout_s = file, timeout_s
@@ -38,9 +38,9 @@ class RayWeights:
         return self._file.open()
 
     def for_worker(self, *, reads_files: bool) -> "WeightsFile | WeightsObject":
-        """The file itself, or the object store for a worker on another machine. Raises EngineError if it is gone.
+        """The file, or its chunks in the object store for a worker that cannot see it. Raises EngineError without it.
 
-        The object store is freed when nothing holds the result any more.
+        The object store frees the chunks when nothing refers to the result any more.
         """
         if reads_files:
             return self._file

@@ -161,7 +161,7 @@ def _name(option: str, value: str) -> str:
 def _quoted(text: str) -> str:
     """Quote for a #SBATCH line: Slurm reads double quotes and backslashes like a shell, but no dollars."""
     if "\n" in text:
-        raise ConfigError(f"{text!r} has a line break in it, which a batch script's options cannot hold")
+        raise ConfigError(f"{text!r} contains a line break, which a batch script's options cannot hold")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -14,7 +14,7 @@ POLL_INTERVAL_S = 0.5
 
 
 def wait_for_nodes(address: str, count: int, timeout_s: float) -> None:
-    """Return when `count` nodes of the Ray cluster are alive. Raises LaunchError, which names those that are."""
+    """Wait until `count` nodes of the Ray cluster are alive. Raises LaunchError with the names of those that are."""
     import ray
 
     deadline = time.monotonic() + timeout_s

@@ -20,7 +20,7 @@ LOAD = "dapo_load_weights"
 @dataclass(eq=False)
 class _RunningSequence:
     request: GenerationRequest
-    output: Any = None  # vLLM's latest output for it, with all tokens so far: an aborted request gets no other
+    output: Any = None  # vLLM's latest output, with all tokens so far; an aborted request gets no final one
 
     def generation(self, finish: Finish, version: int) -> Generation:
         token_ids = array("i", self.output.token_ids if self.output is not None else ())
@@ -35,8 +35,8 @@ class _RunningSequence:
 class VllmEngine(checks.EngineState):
     """A RolloutEngine on vLLM's synchronous engine. Each request is a sequence of its own, with its own seed.
 
-    Tokens are sampled by vLLM's generator for the request's seed: equal seeds give equal responses, up to rounding that
-    depends on the composition of a batch, but not the tokens that another engine would sample.
+    vLLM's generator samples the tokens from the request's seed. Equal seeds give equal responses, up to rounding that
+    depends on the composition of a batch; another engine samples different tokens from the same seed.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class VllmEngine(checks.EngineState):
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Sample from these weights from now on; cached keys and values are dropped.
 
-        Raises EngineError while requests are in flight and for an incomplete set, and changes nothing; and where vLLM
-        fails or leaves a weight out: then the engine is closed.
+        Raises EngineError and changes nothing while requests are in flight, or if the set is incomplete. If vLLM fails
+        or leaves a weight out, closes the engine and raises EngineError.
         """
         self._require_idle("load_weights")
         self._require_complete(weights)
@@ -90,7 +90,7 @@ class VllmEngine(checks.EngineState):
         if left_out or not is_reset:
             self.close()
             old = f"the weights {checks.format_names(left_out)}" if left_out else "keys and values of its prefix cache"
-            raise EngineError(f"vLLM kept something older than the weights of version {version}: {old}")
+            raise EngineError(f"vLLM still holds values older than the weights of version {version}: {old}")
         engine.set_weight_version(str(version))
         self._version = version
 
@@ -109,7 +109,7 @@ class VllmEngine(checks.EngineState):
 
     @explain_out_of_memory(torch.OutOfMemoryError, "generation with vLLM", "lower rollout.vllm.cache_gib")
     def poll(self) -> list[Generation]:
-        """Run one step of vLLM, mostly a token for every running sequence. Returns what has finished.
+        """Run one step of vLLM, usually a token for every running sequence; returns the finished responses.
 
         Raises EngineError if log-probabilities are not finite; then the engine can only be closed.
         """
@@ -142,7 +142,7 @@ class VllmEngine(checks.EngineState):
             self._waiting.clear()
 
     def _admit(self) -> None:
-        """Hand vLLM the head of the queue while there is room, so that nothing overtakes it."""
+        """Pass requests to vLLM in order while it has room, so that none overtakes another."""
         while self._waiting and len(self._running) < self._max_sequences:
             request = self._waiting.pop(next(iter(self._waiting)))
             self._running[request.id] = _RunningSequence(request)
@@ -150,7 +150,7 @@ class VllmEngine(checks.EngineState):
             self._engine.add_request(request.id, prompt, self._sampling_params(request))
 
     def _require_complete(self, weights: WeightSource) -> None:
-        """vLLM itself reports no missing weights: the old ones would stay."""
+        """Check names and shapes: vLLM would silently keep the old values of missing weights."""
         expected = self._weight_shapes
         given = weights.layout().shapes
         missing = [name for name in expected if name not in given]

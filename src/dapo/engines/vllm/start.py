@@ -1,7 +1,7 @@
 """Starts vLLM in a process of its own: the only file that imports it.
 
-vLLM changes its process for good (threads, process groups, generators, torch itself), so `open_vllm_engine` is called
-in a worker, whose environment `dapo.distributed.engine_specs` sets.
+vLLM changes its process permanently (threads, process groups, generators, torch itself), so `open_vllm_engine` runs in
+a worker, whose environment `dapo.distributed.vllm_spec` sets.
 """
 
 import importlib
@@ -33,9 +33,9 @@ INSTALL = (
     "interpreter of another environment, rollout.vllm.python=PATH"
 )
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
-CPU_CACHE_GIB = 2.0  # what `rollout.vllm.cache_gib: auto` is on a CPU
+CPU_CACHE_GIB = 2.0  # the value of `rollout.vllm.cache_gib: auto` on a CPU
 GPU_MEMORY = 0.9
-"""Part of a GPU's memory that its processes share where `rollout.vllm.cache_gib` is `auto`."""
+"""The fraction of a GPU's memory that its processes divide where `rollout.vllm.cache_gib` is `auto`."""
 _GIB = 2**30
 # prefix caching shares whole blocks only: vLLM's default for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
@@ -46,7 +46,7 @@ _CAUSE_CHARS = 600
 
 @dataclass(frozen=True)
 class VllmOptions:
-    """All that a vLLM engine is started with; picklable. No other file of the run is read."""
+    """Everything that a vLLM engine needs to start, picklable; it reads no other file of the run."""
 
     model: str  # the name of the model, for messages
     model_config: str  # the text of the model's config.json. Weights come with `load_weights`.
@@ -87,7 +87,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         ) from None
     listen_on_loopback()
     try:
-        # processes of tensor_parallel connect during the start by sockets in this folder, which nobody else may enter
+        # processes of tensor_parallel connect through sockets in this folder, which no other user may enter
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-", dir="/tmp" if os.path.isdir("/tmp") else None) as folder:
             os.environ["VLLM_RPC_BASE_PATH"] = folder
             (Path(folder) / "config.json").write_text(options.model_config, encoding="utf-8")
@@ -97,7 +97,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
             _require_heads(engine.model_config.get_head_size(), options.model)
     except (EngineError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # vLLM refuses with errors of many kinds
+    except Exception as error:  # vLLM raises errors of many kinds
         print_text(traceback.format_exc(), file=sys.stderr)
         raise EngineError(
             f"vLLM does not start with model {options.model} (sequences of up to {options.max_tokens} tokens, "
@@ -114,14 +114,14 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
 
 
 def is_eager(options: VllmOptions, *, on_cpu: bool) -> bool:
-    """Whether vLLM neither compiles nor captures graphs: as the option says, else on a CPU only."""
+    """Whether vLLM runs without compilation and graphs: the option's value, by default on a CPU only."""
     return on_cpu if options.eager is None else options.eager
 
 
 def listen_on_loopback() -> None:
-    """Have torch's store, by which even a single process forms a group, listen on the address that it is given.
+    """Make torch's store, which even a group of one process needs, listen on the given address alone.
 
-    By itself it listens on all of them, also for `tcp://127.0.0.1:PORT`, and knows no secret.
+    By default it listens on all addresses, even for `tcp://127.0.0.1:PORT`, and checks no secret.
     """
     use_loopback_interface()
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
@@ -154,7 +154,7 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapp
         "enable_prefix_caching": True,
         "enforce_eager": is_eager(options, on_cpu=on_cpu),
         "tensor_parallel_size": options.tensor_parallel,
-        # in a Ray actor vLLM would take "ray" by itself, which refuses an actor with several GPUs
+        # in a Ray actor vLLM would choose "ray", which refuses an actor with several GPUs
         "distributed_executor_backend": "mp" if options.tensor_parallel > 1 else "uni",
         # None: vLLM's own choice. It schedules a step before it knows the tokens of the one before
         "async_scheduling": False if options.reproducible else None,
@@ -167,7 +167,7 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapp
         arguments["gpu_memory_utilization"] = GPU_MEMORY / options.gpu_processes
     else:
         arguments["kv_cache_memory_bytes"] = int((options.cache_gib or CPU_CACHE_GIB) * _GIB)
-        arguments["gpu_memory_utilization"] = 0.01  # unused given the line above, but vLLM wants this much free memory
+        arguments["gpu_memory_utilization"] = 0.01  # unused with a fixed cache, but vLLM requires this much free memory
     if on_cpu:
         arguments |= {
             "block_size": _CPU_BLOCK_TOKENS,
@@ -185,9 +185,9 @@ def sampling_params(request: GenerationRequest, *, seeded: bool) -> Any:
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:
-    """Arguments of `vllm.SamplingParams`, whose seeds have 63 bits as well.
+    """Arguments of `vllm.SamplingParams`; seeds have 63 bits there, too.
 
-    Without a seed all requests of a step are drawn together; vLLM draws those that have one in a loop over them.
+    vLLM samples all requests without a seed together, and those with one in a loop.
     """
     return {
         "temperature": request.temperature,
@@ -205,7 +205,7 @@ def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[s
 
 
 class WeightReader:
-    """Extension of vLLM's worker class: each worker, in whatever process, reads the weights from their source."""
+    """Extension of vLLM's worker class, through which each worker process reads the weights from their source."""
 
     model_runner: Any
 

@@ -13,9 +13,9 @@ from dapo.core.loading import load_callable
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.policy.lora import check_adapters
-from dapo.policy.model import LoadedModel, load_model
+from dapo.policy.model import LoadedModel, device_of, load_model
 from dapo.policy.varlen_attention import has_operators, padded_attention_notes
-from dapo.training.assemble.resolve import device_of, require_hardware
+from dapo.training.assemble.resolve import require_hardware
 from dapo.training.preflight import NO_COLUMNS, load_rows
 from dapo.types import Group, Problem
 

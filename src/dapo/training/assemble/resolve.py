@@ -9,9 +9,9 @@ from torch import nn
 
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
-from dapo.core.errors import ConfigError
 from dapo.distributed.engine_specs import processes_per_gpu
 from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
+from dapo.policy.model import device_of
 from dapo.policy.model_dimensions import find_dimensions
 
 ASSUMED_GIB = 80.0
@@ -103,12 +103,3 @@ def require_hardware(config: Config) -> None:
         device_of(config)
     if (require := config.rollout.engine_kind.require) is not None:
         pkgutil.resolve_name(require)(config)
-
-
-def device_of(config: Config) -> str:
-    """Return the device to train on. Raises ConfigError if it is CUDA and absent."""
-    if config.train.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("train.device=cuda, but torch finds no CUDA device; use train.device=auto or cpu")
-    if config.train.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return config.train.device

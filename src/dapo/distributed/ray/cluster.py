@@ -1,0 +1,150 @@
+"""Joins a Ray cluster, or starts a private one on this machine: loopback addresses, and a secret of its own."""
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dapo.core.errors import LaunchError
+
+CONNECT_TIMEOUT_S = 10.0
+AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")
+PRESTART = ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart")
+
+
+def connect(address: str | None) -> "PrivateCluster | None":
+    """Join the cluster at `address`, or start a private one and return it. Raises LaunchError."""
+    with _preserve_signal_handlers():
+        private = PrivateCluster() if address is None else None
+        try:
+            _init(address, private)
+        except BaseException:
+            if private is not None:
+                private.close()
+            raise
+        return private
+
+
+def import_ray() -> Any:
+    """The module `ray`. Raises LaunchError where it is not installed."""
+    try:
+        import ray
+    except ImportError as error:
+        raise LaunchError("launcher=ray needs Ray, which is not installed: pip install 'dapo-rl[ray]'") from error
+    return ray
+
+
+class PrivateCluster:
+    """The settings of a private cluster on this machine: loopback addresses, a secret, a folder for Unix sockets.
+
+    Ray reads them from the process; `close` restores the old ones, for a cluster that is joined later.
+    """
+
+    def __init__(self) -> None:
+        from ray._private import ray_constants
+
+        self._constants = ray_constants
+        # not gettempdir(), which may be too long for a Unix socket
+        self.folder = Path(tempfile.mkdtemp(prefix="dapo-ray-", dir="/tmp" if os.path.isdir("/tmp") else None))
+        self.ray_folder = self.folder / "ray"  # Ray opens it to all users; the folder around it is private
+        self.logs = self.ray_folder / "session_latest" / "logs"
+        self.keeps_logs = False
+        secret = self.folder / "token"
+        secret.write_text(secrets.token_hex(32))
+        self._variables = {name: os.environ.get(name) for name in AUTHENTICATION}
+        self._set(dict(zip(AUTHENTICATION, ("token", str(secret), None), strict=True)))
+        self._spans_machines = ray_constants.ENABLE_RAY_CLUSTER
+        ray_constants.ENABLE_RAY_CLUSTER = False  # every service listens on 127.0.0.1, as on macOS
+
+    def close(self) -> None:
+        """Remove the folder unless its logs are needed, and restore the settings of the process."""
+        self._set(self._variables)
+        self._constants.ENABLE_RAY_CLUSTER = self._spans_machines
+        if not self.keeps_logs:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _set(self, variables: Mapping[str, str | None]) -> None:
+        from ray import _raylet
+
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        raylet: Any = _raylet
+        raylet.Config.initialize("")  # Ray has cached the old values
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _init(address: str | None, private: PrivateCluster | None) -> None:
+    import ray
+    from ray._private import worker as ray_driver
+    from ray.job_config import JobConfig
+
+    class PathlessJobConfig(JobConfig):
+        """Keeps the current directory off the workers' import path: Ray adds it unless the job has one of its own."""
+
+        def _runtime_env_has_working_dir(self) -> bool:
+            return True
+
+    if address is not None and "://" in address:
+        raise LaunchError(
+            f"launcher=ray:{address}: a run is a driver of the cluster, not a Ray client; start it on one "
+            "of the cluster's nodes with launcher=ray:auto or ray:HOST:PORT of the head"
+        )
+    try:
+        if address is None:
+            # Ray would prestart a process per CPU, without the environment that workers need
+            os.environ |= {name: "0" for name in PRESTART if name not in os.environ}
+        else:
+            _check_reachable(address)
+        ray.init(
+            address="local" if address is None else address,
+            job_config=PathlessJobConfig(),
+            include_dashboard=False,
+            _temp_dir=None if private is None else str(private.ray_folder),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+        # it would print pages of a node's log for each lost worker; WorkerDied has the reason
+        ray_driver._worker_logs_enabled = False
+    except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise LaunchError(
+            f"Ray could not be started on this machine: {error}"
+            if address is None
+            else f"the Ray cluster of launcher=ray:{address} could not be joined; check that the address and, "
+            f"with RAY_AUTH_MODE=token, the token are those of its head: {error}"
+        ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Raise ConnectionError or OSError if nothing listens there: Ray itself would retry forever."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    found = canonicalize_bootstrap_address(address)  # `auto` is looked up
+    if found is None:
+        raise ConnectionError("no Ray is running on this machine")
+    host, _, port = found.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
+
+
+@contextmanager
+def _preserve_signal_handlers() -> Iterator[None]:
+    """Keep the run's own handlers: Ray installs one for SIGTERM."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

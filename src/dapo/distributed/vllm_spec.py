@@ -1,0 +1,114 @@
+"""The worker spec of a vLLM engine: its options, from the run's configuration, and the environment it starts in."""
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+import dapo
+from dapo.config import Config
+from dapo.core.errors import ConfigError
+from dapo.core.files import cache_folder
+from dapo.distributed.protocol import WorkerSpec
+from dapo.engines.vllm.start import INSTALL, VllmOptions
+from dapo.policy.hf_io import config_of
+from dapo.policy.model import load_meta_model
+
+
+def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> WorkerSpec:
+    """A vLLM engine for the model of `config`; the policy's weights are loaded later.
+
+    The processes of `rollout.vllm.tensor_parallel` divide the threads. `gpu_processes` share each of the engine's GPUs,
+    this one included. Raises ConfigError for a model with tensors other than weights, and for a missing interpreter.
+    """
+    vllm = config.rollout.vllm
+    return WorkerSpec(
+        "dapo.engines.vllm.start:open_vllm_engine",
+        {"options": replace(vllm_options(config), gpu_processes=gpu_processes)},
+        environment=vllm_environment(threads=max(1, threads // vllm.tensor_parallel)) | _import_path(vllm.python),
+        python=None if vllm.python is None else _interpreter(vllm.python),
+        cpus=threads,
+    )
+
+
+def require_vllm(config: Config) -> None:
+    """Raise ConfigError before anything is started, if vLLM is not installed or `vllm_engine_spec` would raise it."""
+    if config.rollout.vllm.python is not None:
+        _interpreter(config.rollout.vllm.python)
+    elif not config.uses_ray and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(f"rollout.engine=vllm needs the Python package vllm, which is not installed here; {INSTALL}")
+    vllm_options(config)
+
+
+def vllm_options(config: Config) -> VllmOptions:
+    """The options of the engine, from the model's configuration; no weights are loaded."""
+    model, rollout = config.model, config.rollout
+    meta_model = load_meta_model(model.name, trust_remote_code=model.trust_remote_code)
+    response_tokens = max(rollout.max_response_tokens, config.eval.max_response_tokens or 0)
+    tokens = config.data.max_prompt_tokens + response_tokens
+    return VllmOptions(
+        model=model.name,
+        model_config=config_of(meta_model).to_json_string(use_diff=False),
+        weight_shapes=weight_shapes(meta_model),
+        dtype="float32" if model.dtype == "float64" else model.dtype,  # vLLM has nothing wider
+        max_tokens=min(tokens, getattr(meta_model.config, "max_position_embeddings", None) or tokens),
+        reproducible=rollout.reproducible,
+        trust_remote_code=model.trust_remote_code,
+        temperatures=rollout.engine_kind.temperatures,
+        **rollout.vllm.model_dump(exclude={"python"}),
+    )
+
+
+def weight_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Shapes by name, tied weights under each of their names. Raises ConfigError if the model has other tensors."""
+    shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
+    if buffers := sorted(model.state_dict().keys() - shapes):
+        raise ConfigError(
+            f"rollout.engine=vllm cannot serve a {type(model).__name__}: it holds {len(buffers)} tensors other than "
+            f"weights, which engines do not get ({buffers[0]} first); use rollout.engine=native"
+        )
+    return shapes
+
+
+def vllm_environment(*, threads: int) -> dict[str, str]:
+    """Variables that vLLM reads when it is imported."""
+    return {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the process that answers calls also steps the engine
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # otherwise it binds every core
+        "VLLM_HOST_IP": "127.0.0.1",  # no access from other machines
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the processes of tensor_parallel; a fork cannot use CUDA
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),  # at INFO it logs every weight update
+        "OMP_NUM_THREADS": str(threads),
+    }
+
+
+def _interpreter(python: str) -> str:
+    path = Path(python).expanduser()
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise ConfigError(f"rollout.vllm.python={python}: expected the path of a Python interpreter that has vLLM")
+    return str(path.absolute())
+
+
+def _import_path(python: str | None) -> dict[str, str]:
+    """PYTHONPATH for another interpreter: a folder with a link to this package alone.
+
+    The folder that holds this package may be this environment's site-packages, whose torch would hide the one that
+    vLLM needs.
+    """
+    if python is None:
+        return {}
+    package = Path(dapo.__file__).parent
+    folder = cache_folder() / "import" / hashlib.sha256(str(package).encode()).hexdigest()[:16]
+    link = folder / package.name
+    if not link.is_symlink():
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder)) / package.name
+        temporary.symlink_to(package, target_is_directory=True)
+        os.replace(temporary, link)  # another process may be creating it as well
+        temporary.parent.rmdir()
+    return {"PYTHONPATH": str(folder)}
