@@ -52,7 +52,7 @@ class RayWorker:
         return self._exit_message is not None
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
-        """As Worker.call; a positional argument may be published weights. Raises EngineError if they are gone."""
+        """Like Worker.call; a positional argument may be published weights. Raises EngineError if they are gone."""
         return self.send("call", method, [self._sendable(argument) for argument in arguments], options)
 
     def send(self, entry: str, /, *arguments: Any) -> "Future[Any]":
