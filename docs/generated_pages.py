@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from dapo.config.option_entries import option_entries, yaml_text
-from dapo.config.options import CONDITIONS
+from dapo.config.option_fields import CONDITIONS
 from dapo.config.other_names import COUNTERPARTS, TITLES, Peer
 from dapo.core.terminal import print_text
 from dapo.runs.metric_table import METRICS, SECTIONS

@@ -6,7 +6,7 @@ import pytest
 
 from dapo.cli.check.summary import differences_from_paper, explain, safeguards
 from dapo.config import Config, build_config, load_config
-from dapo.config.options import known_about, options_of, section_in
+from dapo.config.option_fields import known_about, options_of, section_in
 from dapo.core.errors import ConfigError
 from dapo.training.rollout import sampling_plan
 from helpers.paths import ROOT, TINY

@@ -18,7 +18,7 @@ from dapo.config import (
     load_config,
     parse_overrides,
 )
-from dapo.config.options import CONDITIONS, known_about, options_of, section_in
+from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
 from dapo.config.other_names import REMOVED
 from dapo.core.errors import ConfigError
 from dapo.training.assemble.resolve import resolve_auto

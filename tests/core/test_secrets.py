@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dapo.config import build_config, dump_config, load_config
-from dapo.config.options import options_of
+from dapo.config.option_fields import options_of
 from dapo.core.errors import ConfigError, DataError, RewardError
 from dapo.core.openai_client import ChatClient
 from dapo.core.secrets import find_secrets, is_secret_name, mask_options, mask_secrets, mask_text

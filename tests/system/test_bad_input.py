@@ -13,7 +13,7 @@ import pytest
 
 from dapo.cli.main import main
 from dapo.config import build_config, load_config
-from dapo.config.options import options_of
+from dapo.config.option_fields import options_of
 from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
 from dapo.core.secrets import mask_options, secret_names
 from dapo.data.problems import load_problems

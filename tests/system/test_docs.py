@@ -13,7 +13,7 @@ import yaml
 
 from dapo.cli.main import app
 from dapo.config import SECTIONS, build_config, load_config
-from dapo.config.options import options_of
+from dapo.config.option_fields import options_of
 from dapo.config.other_names import COUNTERPARTS
 from dapo.core.errors import ConfigError
 from helpers.paths import ROOT

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dapo.config import Config, build_config, dump_config, load_config
 from dapo.config.data_spec import parse_spec
-from dapo.config.options import options_of
+from dapo.config.option_fields import options_of
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
 from dapo.data.sources.rows import problem_from_row

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from dapo.config import build_config
-from dapo.config.options import options_of
+from dapo.config.option_fields import options_of
 from dapo.config.other_names import COUNTERPARTS, TITLES, Peer, called_elsewhere
 from dapo.core.errors import ConfigError
 from dapo.rewards.verifiers.function import RewardFunction, load_function

@@ -18,10 +18,10 @@ from dapo.analysis.stored_groups import (
     with_exact_texts,
     with_prompt_ids,
 )
-from dapo.config import Config
-from dapo.config.load import PRESETS, resolve_auto_verifier
+from dapo.config import PRESETS, Config
+from dapo.config.load import resolve_auto_verifier
 from dapo.config.option_entries import option_differences
-from dapo.config.options import options_of
+from dapo.config.option_fields import options_of
 from dapo.core.errors import ConfigError
 from dapo.data.prompts import PromptEncoder
 from dapo.rewards.combine import Judge

@@ -1,22 +1,15 @@
 """Writes a caller's functions as a module that other processes can import. Imports no torch."""
 
-import __future__
-
-import ast
 import builtins
 import cmath
-import contextlib
 import functools
 import hashlib
 import importlib.util
 import inspect
-import linecache
 import re
-import symtable
 import sys
 import sysconfig
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -25,10 +18,10 @@ from pathlib import Path, PurePath
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from dapo.api.code_source import find_source, has_spec, importable, module_chains, needed_names
 from dapo.core.errors import RewardError
 
 _PLAIN = (str, bytes, bool, int, type(None), type(Ellipsis))
-_FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag  # annotations are text, so that their names need not exist
 
 
 @dataclass(frozen=True)
@@ -135,7 +128,7 @@ class CodeWriter:
 
     def _import(self, name: str, module: ModuleType) -> None:
         full = module.__name__
-        if full == "__main__" or not _has_spec(full):
+        if full == "__main__" or not has_spec(full):
             raise self._refused(name, "a module that only this process has,")
         self._note_folder(full)
         if name == full.partition(".")[0] and "." not in full:
@@ -178,7 +171,7 @@ class CodeWriter:
             elif not hasattr(builtins, used):
                 raise RewardError(f"{self._kind} {self._user!r} uses {used!r}, which is not defined")
         self._scope = outer
-        for chain in _module_chains(found.text, namespace):
+        for chain in module_chains(found.text, namespace):
             self._imports[chain] = f"import {chain}"
         self._parts.append(found.text)
         if own_name != name:
@@ -279,156 +272,6 @@ _RESTORED = '''def _restored(kind, attributes):
     made = object.__new__(kind)
     made.__dict__.update(attributes)
     return made'''
-
-
-@dataclass(frozen=True)
-class Source:
-    """The source of one function or class."""
-
-    name: str
-    text: str
-    namespace: Mapping[str, Any]
-    """The namespace of the definition: globals and closure; empty if it is unknown."""
-    has_future_annotations: bool = False
-
-
-def importable(value: Any) -> str | None:
-    """`module:name` of an importable object; None if a script, a notebook or a function defines it."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
-        return None
-    found: Any = sys.modules.get(module)
-    try:
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        return None
-    return f"{module}:{name}" if found is value and _has_spec(module) else None
-
-
-def find_source(value: Any) -> Source | None:
-    """The source of a function or a class, decorators included; None if it is unknown.
-
-    A notebook's cells are found as scripts are: both stand in `linecache`, under the file name of their code.
-    """
-    return _class_source(value) if isinstance(value, type) else _function_source(value)
-
-
-def _function_source(value: Any) -> Source | None:
-    inner = inspect.unwrap(value)
-    is_decorated = value is not inner and inner.__globals__.get(inner.__name__) is value
-    if not is_decorated:  # what a call of a decorator gave: the wrapper itself, whose variables hold the rest
-        if not isinstance(value, FunctionType):
-            return None
-        inner = value
-    code = inner.__code__
-    for node, lines in _definitions(code.co_filename, inner.__globals__, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        if node.name == code.co_name and _first_line(node) == code.co_firstlineno:
-            # inside of what its decorators have made of it, a function stands without them
-            is_raw = not hasattr(value, "__wrapped__") and inner.__globals__.get(inner.__name__) is not inner
-            text = _text_of(node, lines, with_decorators=not is_raw)
-            has_future_annotations = bool(code.co_flags & _FUTURE_ANNOTATIONS)
-            return Source(code.co_name, text, _namespace([inner]), has_future_annotations)
-    return None
-
-
-def _class_source(value: type) -> Source | None:
-    """The source of a class: where one of its functions stands, or its last definition in the script or the cells."""
-    functions = [function for function in map(_function_in, vars(value).values()) if function is not None]
-    kinds = (ast.ClassDef,)
-    for function in functions:
-        code = function.__code__
-        for node, lines in _definitions(code.co_filename, function.__globals__, kinds):
-            if node.name == value.__name__ and _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0):
-                flag = bool(code.co_flags & _FUTURE_ANNOTATIONS)
-                own = [each for each in functions if each.__code__.co_filename == code.co_filename]
-                return Source(node.name, _text_of(node, lines), _namespace(own), flag)
-    main = getattr(sys.modules.get(value.__module__), "__file__", None)
-    cells = [name for name in reversed(linecache.cache) if name.startswith("<ipython") or "ipykernel" in name]
-    for file in [*cells, *([main] if main else [])]:
-        for node, lines in _definitions(file, {}, kinds):
-            if node.name == value.__name__:
-                return Source(node.name, _text_of(node, lines), {})
-    return None
-
-
-def _function_in(member: Any) -> FunctionType | None:
-    """The function behind a member of a class; None for others, and for what `dataclass` and the like have made."""
-    inner = inspect.unwrap(getattr(member, "__func__", getattr(member, "fget", member)))
-    is_own = isinstance(inner, FunctionType) and not inner.__code__.co_filename.startswith("<string")
-    return inner if is_own else None
-
-
-def _definitions(
-    filename: str, module_globals: dict[str, Any], kinds: tuple[type[Any], ...]
-) -> list[tuple[Any, list[str]]]:
-    """The definitions of these kinds in a file or a cell, the last one first, with the lines of the whole."""
-    lines = linecache.getlines(filename, module_globals)
-    try:
-        tree = ast.parse("".join(lines))
-    except SyntaxError:
-        return []
-    return [(node, lines) for node in ast.walk(tree) if isinstance(node, kinds)][::-1]
-
-
-def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
-    return min((node.lineno, *(decorator.lineno for decorator in node.decorator_list)))
-
-
-def _text_of(node: Any, lines: list[str], *, with_decorators: bool = True) -> str:
-    first = _first_line(node) if with_decorators else node.lineno
-    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
-
-
-def _namespace(functions: Sequence[FunctionType]) -> dict[str, Any]:
-    names: dict[str, Any] = {}
-    for function in functions:
-        names |= function.__globals__
-    for function in functions:
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # not yet set: a function that calls itself
-                names[name] = cell.cell_contents
-    return names
-
-
-def needed_names(source: Source) -> list[str]:
-    """The sorted names that a definition takes from outside."""
-    future = "from __future__ import annotations\n" if source.has_future_annotations else ""
-    top = symtable.symtable(future + source.text, "source", "exec")
-    needed: dict[str, None] = {}
-    tables = [top]
-    while tables:
-        table = tables.pop(0)
-        for symbol in table.get_symbols():
-            if (symbol.is_global() or (table is top and symbol.is_referenced())) and not symbol.is_imported():
-                needed.setdefault(symbol.get_name())
-        tables += table.get_children()
-    return sorted(needed)
-
-
-def _module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
-    """The submodules that a text names by their full path, `xml.etree.ElementTree`: `import xml` alone has them not."""
-    found = []
-    for node in ast.walk(ast.parse(text)):
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.insert(0, node.attr)
-            node = node.value
-        if not (parts and isinstance(node, ast.Name)):
-            continue
-        module = namespace.get(node.id)
-        while parts and isinstance(module, ModuleType):
-            module = getattr(module, parts.pop(0), None)
-            if isinstance(module, ModuleType) and module.__name__ in sys.modules and "." in module.__name__:
-                found.append(module.__name__)
-    return found
-
-
-def _has_spec(module: str) -> bool:
-    try:
-        return module in sys.builtin_module_names or importlib.util.find_spec(module) is not None
-    except (ValueError, ImportError):
-        return False
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.config import PRESETS, Config, build_config, find_config
 from dapo.config.load import as_literal, merge_options, parse_overrides, read_options
-from dapo.config.options import options_of
+from dapo.config.option_fields import options_of
 from dapo.config.other_names import called_elsewhere
 from dapo.core.errors import ConfigError
 

@@ -1,7 +1,6 @@
 """Options of a run: their definition, how a configuration is read, and its error messages. Imports no torch."""
 
 from dapo.config.load import (
-    PRESETS,
     build_config,
     dump_config,
     find_config,
@@ -11,7 +10,7 @@ from dapo.config.load import (
 )
 from dapo.config.messages import SECTIONS
 from dapo.config.model_options import DataConfig, DataSpec, LoraConfig, ModelConfig
-from dapo.config.options import Config
+from dapo.config.options import PRESETS, Config
 from dapo.config.reward_options import RewardConfig
 from dapo.config.rollout_options import RolloutConfig, ScoreThresholdsConfig
 from dapo.config.training_options import AdvantageConfig, LossConfig, OptimConfig

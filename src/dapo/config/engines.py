@@ -52,3 +52,8 @@ ENGINES: Mapping[str, EngineKind] = {
     ),
 }
 """By the name of `rollout.engine`; an engine's options are the section `rollout.NAME`, if it has any."""
+
+
+def engines_with(capability: str) -> str:
+    """The names of the engines with a capability, for messages: `native or vllm`."""
+    return " or ".join(name for name, kind in ENGINES.items() if getattr(kind, capability))

@@ -14,13 +14,10 @@ from pydantic import ValidationError
 
 from dapo.config.messages import SECTIONS, format_validation_errors
 from dapo.config.model_options import DataSpec
-from dapo.config.options import Config
+from dapo.config.options import PRESETS, Config
 from dapo.core.errors import ConfigError
 from dapo.core.secrets import may_be_written
 
-_PRESETS = Path(__file__).with_name("presets.yaml")
-PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(_PRESETS.read_text(encoding="utf-8"))
-"""The options that each method sets by default."""
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
 """The shipped configurations: where setup.py installs them, and in the repository."""

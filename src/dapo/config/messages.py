@@ -5,7 +5,8 @@ from difflib import get_close_matches
 
 from pydantic import BaseModel, ValidationError
 
-from dapo.config.options import Config, options_of, section_in
+from dapo.config.option_fields import options_of, section_in
+from dapo.config.options import Config
 from dapo.config.other_names import REMOVED, called_elsewhere
 
 SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_in(info.annotation))

@@ -6,7 +6,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from dapo.config.messages import nearest_option
-from dapo.config.options import CONDITIONS, Config, known_about, options_of, section_in
+from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
+from dapo.config.options import Config
 from dapo.core.errors import ConfigError
 from dapo.core.secrets import mask_options
 

@@ -1,14 +1,15 @@
 """The configuration of a run: its sections, derived values, and checks across sections."""
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, model_validator
-from pydantic.fields import FieldInfo
+import yaml
+from pydantic import AfterValidator, model_validator
 
-from dapo.algo.surrogate_table import SURROGATES, surrogates_with
+from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.data_spec import kinds
-from dapo.config.engines import ENGINES
+from dapo.config.engines import engines_with
 from dapo.config.model_options import DataConfig, ModelConfig
 from dapo.config.reward_options import AuditConfig, OverlongConfig, RewardConfig
 from dapo.config.rollout_options import DynamicSamplingConfig, RolloutConfig
@@ -17,6 +18,14 @@ from dapo.config.section import Section, option
 from dapo.config.training_options import AdvantageConfig, CriticConfig, LossConfig, OptimConfig, TrainConfig
 from dapo.core.errors import DataError
 from dapo.core.secrets import find_secrets
+
+PRESETS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("presets.yaml").read_bytes())
+"""The options that each method sets by default."""
+
+if TYPE_CHECKING:
+    PresetName: TypeAlias = str
+else:
+    PresetName = Literal[tuple(PRESETS)]
 
 
 def _launcher(value: str) -> str:
@@ -29,9 +38,7 @@ def _launcher(value: str) -> str:
 class Config(Section):
     """A whole run."""
 
-    preset: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo", "sapo", "ppo", "rloo", "reinforce_pp"] = option(
-        "dapo", "The method: sets defaults for the options it defines."
-    )
+    preset: PresetName = option("dapo", "The method: sets defaults for the options it defines.")
     model: ModelConfig = option(description="For example model=smollm2-135m-instruct.", also=[{"type": "string"}])
     data: DataConfig = option(description="For example data.train=builtin:sums.")
     rollout: RolloutConfig = RolloutConfig()
@@ -365,7 +372,7 @@ class Config(Section):
         if self.schedule == "one_step_off":
             return "takes the policy that sampled for the one that the step begins with: it needs schedule=sync"
         if not self.rollout.engine_kind.rounds_as_trainer:
-            engines = _engines_with("rounds_as_trainer")
+            engines = engines_with("rounds_as_trainer")
             return f"needs an engine that rounds as the trainer does: rollout.engine={engines}"
         if self.uses_trainer_group:
             return "keeps the samples in one process: it needs distributed.trainer_ranks=1 and launcher=local"
@@ -378,45 +385,3 @@ class Config(Section):
                 f"needs model.dtype=float32 or float64, not {self.model.dtype}, in which ratios round to whole percents"
             )
         return None
-
-
-def _engines_with(capability: str) -> str:
-    return " or ".join(name for name, kind in ENGINES.items() if getattr(kind, capability))
-
-
-_SEVERAL_UPDATES = "several updates per step (in the first the ratio is 1, and nothing is clipped)"
-CONDITIONS = {
-    **{
-        condition: f"{_SEVERAL_UPDATES}, and loss.surrogate={surrogates_with(bound)} (no loss.function)"
-        for condition, bound in (("clips_low", "clip_low"), ("clips_high", "clip_high"), ("clips_dual", "dual_clip"))
-    },
-    "corrects_engine": "loss.engine_correction",
-    "decays_lr": "optim.schedule=linear or cosine",
-    "engine_processes": f"engine processes (rollout.engines, or rollout.engine={_engines_with('needs_process')})",
-    "has_kl": "loss.kl_coef above 0",
-    "predicts_signal": "dynamic_sampling.predict=proportional or thompson",
-    "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
-    "reuses_samples": _SEVERAL_UPDATES,
-    "uses_ray": "launcher=ray",
-    "uses_trainer_group": "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)",
-}
-"""Descriptions of the properties of Config that are conditions of options."""
-
-
-def section_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that an option is or may hold; None for a plain value."""
-    kinds = (annotation, *get_args(annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def options_of(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every option and section by its dotted name, with its field."""
-    for name, info in section.model_fields.items():
-        yield f"{prefix}{name}", info
-        if inner := section_in(info.annotation):
-            yield from options_of(inner, f"{prefix}{name}.")
-
-
-def known_about(info: FieldInfo) -> dict[str, Any]:
-    """Return the metadata of an option: `paper`, `only_with`, `unit`, `also`."""
-    return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from dapo.analysis.ablate.experiment import Experiment, PlannedRun
 from dapo.analysis.ablate.results import ENDED
 from dapo.config.option_entries import flat_options
-from dapo.config.options import options_of
+from dapo.config.option_fields import options_of
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.directory import RunDirectory

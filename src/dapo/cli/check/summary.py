@@ -11,7 +11,7 @@ from dapo.cli.formatting import option_text, weighted
 from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
-from dapo.config.options import CONDITIONS, known_about, options_of, section_in
+from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
 from dapo.data.problems import remove_overlap
 from dapo.rewards.verifier import is_binary
 from dapo.training.preflight import NO_COLUMNS, load_rows

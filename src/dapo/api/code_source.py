@@ -1,0 +1,169 @@
+"""Finds the source of functions and classes in files, scripts and notebooks, and the names that it uses."""
+
+import __future__
+
+import ast
+import contextlib
+import importlib.util
+import inspect
+import linecache
+import symtable
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+_FUTURE_ANNOTATIONS = __future__.annotations.compiler_flag  # annotations are text, so that their names need not exist
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of one function or class."""
+
+    name: str
+    text: str
+    namespace: Mapping[str, Any]
+    """The namespace of the definition: globals and closure; empty if it is unknown."""
+    has_future_annotations: bool = False
+
+
+def importable(value: Any) -> str | None:
+    """`module:name` of an importable object; None if a script, a notebook or a function defines it."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
+        return None
+    found: Any = sys.modules.get(module)
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        return None
+    return f"{module}:{name}" if found is value and has_spec(module) else None
+
+
+def find_source(value: Any) -> Source | None:
+    """The source of a function or a class, decorators included; None if it is unknown.
+
+    `linecache` holds scripts and notebook cells alike, under the file name of their code.
+    """
+    return _class_source(value) if isinstance(value, type) else _function_source(value)
+
+
+def _function_source(value: Any) -> Source | None:
+    inner = inspect.unwrap(value)
+    is_decorated = value is not inner and inner.__globals__.get(inner.__name__) is value
+    if not is_decorated:  # the wrapper that a decorator returned; its variables hold the rest
+        if not isinstance(value, FunctionType):
+            return None
+        inner = value
+    code = inner.__code__
+    for node, lines in _definitions(code.co_filename, inner.__globals__, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if node.name == code.co_name and _first_line(node) == code.co_firstlineno:
+            # a decorator's wrapper refers to the function without its decorators
+            is_raw = not hasattr(value, "__wrapped__") and inner.__globals__.get(inner.__name__) is not inner
+            text = _text_of(node, lines, with_decorators=not is_raw)
+            has_future_annotations = bool(code.co_flags & _FUTURE_ANNOTATIONS)
+            return Source(code.co_name, text, _namespace([inner]), has_future_annotations)
+    return None
+
+
+def _class_source(value: type) -> Source | None:
+    """The source of a class: the definition around one of its functions, or the last one in the script or the cells."""
+    functions = [function for function in map(_function_in, vars(value).values()) if function is not None]
+    kinds = (ast.ClassDef,)
+    for function in functions:
+        code = function.__code__
+        for node, lines in _definitions(code.co_filename, function.__globals__, kinds):
+            if node.name == value.__name__ and _first_line(node) <= code.co_firstlineno <= (node.end_lineno or 0):
+                flag = bool(code.co_flags & _FUTURE_ANNOTATIONS)
+                own = [each for each in functions if each.__code__.co_filename == code.co_filename]
+                return Source(node.name, _text_of(node, lines), _namespace(own), flag)
+    main = getattr(sys.modules.get(value.__module__), "__file__", None)
+    cells = [name for name in reversed(linecache.cache) if name.startswith("<ipython") or "ipykernel" in name]
+    for file in [*cells, *([main] if main else [])]:
+        for node, lines in _definitions(file, {}, kinds):
+            if node.name == value.__name__:
+                return Source(node.name, _text_of(node, lines), {})
+    return None
+
+
+def _function_in(member: Any) -> FunctionType | None:
+    """The function behind a member of a class; None for other members and for generated functions (`dataclass`)."""
+    inner = inspect.unwrap(getattr(member, "__func__", getattr(member, "fget", member)))
+    is_own = isinstance(inner, FunctionType) and not inner.__code__.co_filename.startswith("<string")
+    return inner if is_own else None
+
+
+def _definitions(
+    filename: str, module_globals: dict[str, Any], kinds: tuple[type[Any], ...]
+) -> list[tuple[Any, list[str]]]:
+    """The definitions of these kinds in a file or a cell, the last one first, each with all lines of the file."""
+    lines = linecache.getlines(filename, module_globals)
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:
+        return []
+    return [(node, lines) for node in ast.walk(tree) if isinstance(node, kinds)][::-1]
+
+
+def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> int:
+    return min((node.lineno, *(decorator.lineno for decorator in node.decorator_list)))
+
+
+def _text_of(node: Any, lines: list[str], *, with_decorators: bool = True) -> str:
+    first = _first_line(node) if with_decorators else node.lineno
+    return textwrap.dedent("".join(lines[first - 1 : node.end_lineno])).rstrip()
+
+
+def _namespace(functions: Sequence[FunctionType]) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    for function in functions:
+        names |= function.__globals__
+    for function in functions:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not yet set: a function that calls itself
+                names[name] = cell.cell_contents
+    return names
+
+
+def needed_names(source: Source) -> list[str]:
+    """The sorted names that a definition takes from outside."""
+    future = "from __future__ import annotations\n" if source.has_future_annotations else ""
+    top = symtable.symtable(future + source.text, "source", "exec")
+    needed: dict[str, None] = {}
+    tables = [top]
+    while tables:
+        table = tables.pop(0)
+        for symbol in table.get_symbols():
+            if (symbol.is_global() or (table is top and symbol.is_referenced())) and not symbol.is_imported():
+                needed.setdefault(symbol.get_name())
+        tables += table.get_children()
+    return sorted(needed)
+
+
+def module_chains(text: str, namespace: Mapping[str, Any]) -> list[str]:
+    """The submodules that a text names by their full path: `import xml` does not load `xml.etree.ElementTree`."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.insert(0, node.attr)
+            node = node.value
+        if not (parts and isinstance(node, ast.Name)):
+            continue
+        module = namespace.get(node.id)
+        while parts and isinstance(module, ModuleType):
+            module = getattr(module, parts.pop(0), None)
+            if isinstance(module, ModuleType) and module.__name__ in sys.modules and "." in module.__name__:
+                found.append(module.__name__)
+    return found
+
+
+def has_spec(module: str) -> bool:
+    """Whether another process can import a module."""
+    try:
+        return module in sys.builtin_module_names or importlib.util.find_spec(module) is not None
+    except (ValueError, ImportError):
+        return False
