@@ -1,7 +1,7 @@
 """DAPO: reinforcement learning that makes language models reason better (arXiv 2503.14476).
 
-The Python interface: `train`, `resume` and `load`, the `Run` that they return, `session` for a loop of one's own, and
-the errors that they raise. Each is imported when it is first used, so that `import dapo` is immediate.
+The Python interface: `train`, `resume` and `load`, the `Run` that they return, `session` for your own loop, and the
+errors that they raise. Each is imported on first use, so that `import dapo` is immediate.
 
 Example:
     >>> import dapo
@@ -15,7 +15,7 @@ Example:
 
 import sys
 
-TYPE_CHECKING = False  # a type checker takes it for true; `python -m dapo` would import a typing.py of the user's
+TYPE_CHECKING = False  # type checkers assume true; importing typing here could find a typing.py of the user
 
 if sys.platform == "win32":
     raise ImportError("dapo does not run on Windows; it runs in the Windows Subsystem for Linux (WSL): wsl --install")
@@ -58,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """A public name, from its module. Raises AttributeError for another."""
+    """Import a public name from its module."""
     if name not in _HOMES:
         raise AttributeError(f"module 'dapo' has no attribute {name!r}; it has {', '.join(__all__)}")
     from importlib import import_module

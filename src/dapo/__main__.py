@@ -1,10 +1,10 @@
-"""`python -m dapo` is the `dapo` command."""
+"""Runs the `dapo` command as `python -m dapo`."""
 
 import os
 import sys
 
 if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
-    del sys.path[0]  # as with `dapo`: a file of the current directory called queue.py must not run
+    del sys.path[0]  # as for `dapo`: a queue.py in the current directory must not run
 
 from dapo.cli.main import main
 

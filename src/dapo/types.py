@@ -1,4 +1,4 @@
-"""The values that flow through a step. They are frozen: a later stage makes a new value instead of changing one."""
+"""The values that flow through a step. They are frozen: a later stage makes new values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,15 +31,15 @@ class Problem:
     """A question with its reference answer: the paper's (q, a)."""
 
     id: str
-    """Unique within its data set; copies of one problem share it."""
+    """An id unique within the data set; copies of one problem share it."""
     prompt: Prompt
     """Text, or chat messages with `role` and `content`."""
     answer: str
-    """The reference, as text; the verifier decides how to read it."""
+    """The reference answer as text, which the verifier parses."""
     source: str = ""
-    """Where the problem came from: a file, or a task's name."""
+    """The origin of the problem: a file or the name of a task."""
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The data set's other columns, as JSON values; handed to reward functions as keywords."""
+    """The other columns of the data set as JSON values, which reward functions receive as keywords."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class GenerationRequest:
     temperature: float
     top_p: float
     seed: int
-    """The key of its random numbers: token t is a function of (seed, t) and the model's distribution alone."""
+    """The key of its random numbers: token t depends only on (seed, t) and the model's distribution."""
     stop_ids: tuple[int, ...]
-    """Sampling one of these ends the response; the token itself belongs to it."""
+    """The tokens that end the response, of which they are the last token."""
     min_new_tokens: int = 0
-    """None of the first `min_new_tokens` tokens is a stop id: their distribution is renormalised over the others."""
+    """Number of first tokens that are no stop ids: their distribution is renormalised over the other tokens."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Generation:
 
     request_id: str
     token_ids: Sequence[int]
-    """The response with its sampled end token, if there is one: it is trained on.
+    """The response with its sampled end token, if there is one, which is trained too.
 
-    A tuple or, from the engines here, an `array.array` of 4 bytes per token, which crosses to other processes as bytes.
+    A tuple or, from the built-in engines, an `array.array` of 4 bytes per token, which other processes get as bytes.
     """
     logprobs: Sequence[float]
-    """Log-probabilities of the tokens under the sampler, at the sampling temperature; a tuple or array as well."""
+    """Log-probabilities of the tokens under the sampler at the sampling temperature, also a tuple or an array."""
     finish: Finish
     version: int
     """The version of the weights that sampled it: the number of finished training steps."""
@@ -81,23 +81,23 @@ class Verdict:
     """A verifier's judgement of one response."""
 
     correct: bool | None
-    """None: the verifier gives a score without deciding right or wrong."""
+    """Whether the response is right; None from a verifier that gives only a score."""
     score: float
-    """Eq. 7: +1 right, -1 wrong; a graded verifier may give any finite number."""
+    """Eq. 7: +1 for right, -1 for wrong; a verifier with scores may give any finite number."""
     error: str | None = None
-    """Why there is no verdict (timed out, crashed, unparsable reference). Never silently a zero."""
+    """The reason for a missing verdict (timeout, crash, unparsable reference), which is never scored as a zero."""
     answer: str | None = field(default=None, compare=False)
-    """The response's answer, normalized, for majority votes; "" if none was found, None if none was looked for."""
+    """The normalized answer for majority votes; "" if none was found, None if the verifier extracts none."""
     components: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """With several verifiers: the score of each that applied, before its weight. Empty with a single verifier."""
+    """The unweighted score of each verifier that applied; empty with a single verifier."""
 
 
 @dataclass(frozen=True)
 class Group:
     """G responses to one prompt, with their verdicts: `generations[i]` has `verdicts[i]`.
 
-    Example: three responses to 2 + 3, of which the last could not be judged, at `overlong.buffer_tokens=2` and
-    `rollout.max_response_tokens=4`:
+    Example: three responses to 2 + 3 at `overlong.buffer_tokens=2` and `rollout.max_response_tokens=4`; the last one
+    has no verdict:
 
         Group(problem=Problem("7", "2 + 3 =", "5"), prompt_ids=(17, 4), id=12,
               generations=(<2 tokens>, <3 tokens>, <1 token>),
@@ -105,7 +105,7 @@ class Group:
               verdicts=(Verdict(True, 1.0), Verdict(False, -1.0), Verdict(None, 0.0, "timed out")),
               rewards=(1.0, -1.5, None))
 
-    It is informative: one of its two valid verdicts is correct.
+    The group is informative: one of its two valid verdicts is correct.
     """
 
     problem: Problem
@@ -113,11 +113,11 @@ class Group:
     generations: tuple[Generation, ...]
     verdicts: tuple[Verdict, ...]
     id: int = 0
-    """The problem's position in the stream: the same text twice is two groups."""
+    """The problem's position in the stream; a problem that occurs twice makes two groups."""
     texts: tuple[str, ...] = ()
-    """The responses as the verifier read them."""
+    """The texts of the responses, as the verifier received them."""
     rewards: tuple[float | None, ...] = ()
-    """Shaped: each verdict's score plus the overlong penalty (Eq. 13); None for a response without a verdict."""
+    """The shaped rewards: score plus overlong penalty (Eq. 13); None for a response without a verdict."""
 
     @property
     def size(self) -> int:
@@ -126,12 +126,10 @@ class Group:
 
     @property
     def num_correct(self) -> int:
-        """The number of responses that a verifier called correct."""
         return sum(v.correct is True for v in self.verdicts)
 
     @property
     def num_errors(self) -> int:
-        """The number of responses with an error verdict."""
         return sum(v.error is not None for v in self.verdicts)
 
     @property
@@ -141,7 +139,7 @@ class Group:
 
     @cached_property
     def is_informative(self) -> bool:
-        """Eq. 11 over the valid verdicts: does the group carry a signal?"""
+        """Whether the valid verdicts carry a signal (Eq. 11)."""
         return is_informative(self.verdicts)
 
 
@@ -150,17 +148,16 @@ class RankRecord:
     """The controller's record of a sample whose old log-probabilities stay on a trainer rank."""
 
     batch: int
-    """The number of the trainer's batch."""
     number: int
-    """The number of the sample in that batch."""
+    """The index of the sample in the trainer's batch."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """A response with its reward and advantage, ready to train on.
 
-    Example: the first response of the group above. Rewards 1 and -1.5 have mean -0.25 and standard deviation 1.7678, so
-    its advantage is 1.25 / 1.7678:
+    Example: the first response of the group above. Rewards 1 and -1.5 have mean -0.25 and standard deviation 1.7678;
+    the advantage is 1.25 / 1.7678:
 
         Sample(group_id=12, index=0, prompt_ids=(17, 4), response_ids=(9, 2), reward=1.0, advantage=0.7071,
                engine_logprobs=(-0.1, -0.02), old_logprobs=None, mask=(1, 1))
@@ -170,27 +167,25 @@ class Sample:
     prompt_ids: tuple[int, ...]
     response_ids: Sequence[int]
     reward: float
-    """Shaped: the verdict's score plus the overlong penalty (Eq. 13), minus `loss.kl_coef` times `kl`, if set."""
+    """The shaped reward: score plus overlong penalty (Eq. 13), minus `loss.kl_coef` times `kl` if that is set."""
     advantage: float
-    """The advantage of every token by `advantage.estimator` (Eq. 9); the mean, where there are `token_advantages`."""
+    """The advantage of every token by `advantage.estimator` (Eq. 9), or the mean of `token_advantages`."""
     engine_logprobs: Sequence[float]
     old_logprobs: Sequence[float] | None
-    """Log-probabilities of the policy before the step's first update; None until the trainer has recorded them, in that
-    update itself, and where the trainer's ranks keep them."""
+    """Log-probabilities of the policy before the step's first update; None until the trainer records them, during that
+    update, and if the trainer ranks keep them."""
     mask: Sequence[int]
-    """1 (or True) for each response token that trains, 0 for the others."""
+    """1 (or True) for each response token that trains, else 0."""
     index: int = 0
     """The index of the response in its group."""
     weight: float = 1.0
-    """Its group's factor in the loss (`dynamic_sampling.weights`)."""
-
+    """The weight of the group in the loss (`dynamic_sampling.weights`)."""
     kl: float | None = None
-    """The divergence to the reference, summed over its tokens, where it is in the reward (`loss.kl_in: reward`)."""
-
+    """The divergence to the reference summed over the tokens, with `loss.kl_in: reward`."""
     rank_record: RankRecord | None = None
-    """Set where trainer ranks have recorded the old log-probabilities, and keep them."""
+    """The record of old log-probabilities that a trainer rank keeps."""
     token_advantages: Sequence[float] | None = None
-    """The advantage of each response token, where they differ (`advantage.estimator: gae`); None: all `advantage`."""
+    """The advantage of each response token, if they differ (`advantage.estimator: gae`)."""
     old_values: Sequence[float] | None = None
     """A critic's value of each response token before the step's first update; None without a critic."""
     value_targets: Sequence[float] | None = None
@@ -204,26 +199,26 @@ class Sample:
     @cached_property
     def num_trained_tokens(self) -> int:
         """Response tokens with a true mask."""
-        import numpy as np  # verifier processes import the types, and count nothing
+        import numpy as np  # verifier processes import this module without numpy
 
         return int(np.count_nonzero(self.mask))
 
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """The names, types and shapes of a set of weights, which are known before any of them is computed.
+    """The names, types and shapes of a set of weights, known before any of them is computed.
 
     A linear layer and a head that is tied to the embedding:
     `WeightLayout({"embed": ("bfloat16", (197, 48)), "up": ("bfloat16", (96, 48))}, {"head": "embed"})`.
     """
 
     tensors: Mapping[str, tuple[str, tuple[int, ...]]]
-    """Type, as torch names it, and shape of each stored weight, in the order in which a `WeightSource` yields them."""
+    """Type by its torch name and shape of each stored weight, in the order of a `WeightSource`."""
     tied: Mapping[str, str] = field(default_factory=dict)
-    """Each further name of a weight -> the name under which it is stored."""
+    """Further names of weights, each with the name under which the weight is stored."""
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every weight, tied ones under each of their names."""
+        """The shape of every weight; tied weights occur under each name."""
         stored = {name: shape for name, (_, shape) in self.tensors.items()}
         return stored | {name: stored[first] for name, first in self.tied.items()}

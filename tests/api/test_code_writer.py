@@ -150,14 +150,14 @@ def test_what_can_be_imported_is_named_and_not_copied():
 REFUSED = {
     "an open file": (
         run_cells("import io\nlog = io.StringIO()\n", "def reward(text): return log.write(text)")["reward"],
-        "reward 'reward' uses 'log', of type StringIO, which is no constant and cannot be written into the run: ",
+        "reward 'reward' uses 'log', of type StringIO, which is not a constant and cannot be written into the run: ",
     ),
     "an object that a helper closes over": (
         run_cells(
             "def make(model):\n    def score(text): return model(text)\n    return score\nscore = make(object())\n",
             "def reward(text): return score(text)",
         )["reward"],
-        "reward 'reward' uses 'model', of type object, which is no constant",
+        "reward 'reward' uses 'model', of type object, which is not a constant",
     ),
     "an attribute of an object": (
         run_cells(
@@ -166,7 +166,7 @@ REFUSED = {
         )["S"](),
         "reward 's' uses 's.file', of type StringIO",
     ),
-    "a lambda": (run_cells("reward = lambda text: 1")["reward"], "reward: a lambda has no source of its own"),
+    "a lambda": (run_cells("reward = lambda text: 1")["reward"], "reward: the source of a lambda cannot be copied"),
     "a lambda that is used": (
         run_cells("key = lambda text: 1\n", "def reward(text): return key(text)")["reward"],
         "reward 'reward' uses 'key', a lambda, which has no source of its own",
@@ -184,11 +184,11 @@ REFUSED = {
             "def make(n):\n    def part(text): return n\n    return part\n",
             "a, b = make(1), make(2)\ndef reward(text): return a(text) + b(text)",
         )["reward"],
-        "two different things are called",
+        "it uses two different things called",
     ),
-    "a module that only this process has": (
+    "a module of this process": (
         run_cells("import types\nmine = types.ModuleType('mine')\n", "def reward(text): return mine.x")["reward"],
-        "reward 'reward' uses 'mine', a module that only this process has,",
+        "reward 'reward' uses 'mine', a module that exists only in this process,",
     ),
 }
 

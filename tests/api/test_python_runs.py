@@ -172,7 +172,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"data": [{"prompt": object()}]},
         "data, row 1: prompt holds a value of type object",
     ),
-    "a lambda": ({"reward": lambda completions: [1.0]}, "reward: a lambda has no source of its own"),
+    "a lambda": ({"reward": lambda completions: [1.0]}, "reward: the source of a lambda cannot be copied"),
     "columns that the data has not": ({"reward": "dapo.rewards.examples:nothing"}, "has no 'nothing'"),
 }
 

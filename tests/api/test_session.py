@@ -184,9 +184,7 @@ def test_a_batch_is_used_once_and_one_without_a_signal_says_why() -> None:
     with small(max_groups_per_step=4) as s:
         batch = s.collect(ROWS, has_digit)
         s.update(batch)
-        with pytest.raises(
-            DataError, match="collected for step 1, by the policy after step 0, and step 1 has been made"
-        ):
+        with pytest.raises(DataError, match="collected for step 1, and step 1 is done"):
             s.update(batch)
         empty = s.collect(ROWS, lambda completions, **columns: [False] * len(completions))
         assert empty.outcomes["all_wrong"] == 4
@@ -276,5 +274,5 @@ def test_what_a_session_cannot_do_is_one_sentence(options: dict[str, Any], expec
 
 
 def test_without_problems_a_session_asks_for_them(shared: Session) -> None:
-    with pytest.raises(DataError, match="give them to session"):
+    with pytest.raises(DataError, match="pass them to session"):
         shared.collect()

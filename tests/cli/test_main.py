@@ -102,7 +102,7 @@ def test_a_missing_config_file_is_named(capsys: pytest.CaptureFixture[str]):
     code, _, err = run(capsys, "train", "nowhere.yaml")
     assert (code, err) == (
         2,
-        "error: no config file nowhere.yaml; expected a YAML file, or one that comes with dapo: "
+        "error: no config file nowhere.yaml; expected a YAML file, or the name of a shipped one: "
         "dapo_32b, gsm8k_0.5b, quickstart, tiny\n",
     )
 

@@ -200,9 +200,9 @@ def test_several_verifiers_are_a_mapping_to_their_weights_and_replace_one():
 
 
 def test_a_missing_option_says_what_it_takes():
-    with pytest.raises(ConfigError, match=r"option data.train is missing. Problems to train on: a path, hub:NAME"):
+    with pytest.raises(ConfigError, match=r"option data.train is missing. Training problems: a path, hub:NAME"):
         build_config({"model": "m", "data": {}})
-    with pytest.raises(ConfigError, match=r"option model.name is missing. An alias"):
+    with pytest.raises(ConfigError, match=r"option model.name is missing. The model: an alias"):
         build_config({"model": {"dtype": "float32"}, "data": {"train": "x"}})
 
 
@@ -434,8 +434,8 @@ def test_predictions_are_refused_where_eq_11_does_not_decide():
         given = f"dynamic_sampling.predict={predict}"
         assert "enabled=false drops none" in message(given, "dynamic_sampling.enabled=false")
         assert "enabled=false drops none" in message(given, "preset=grpo")
-        assert "not those that dynamic_sampling.filter keeps" in message(given, "dynamic_sampling.filter=my:keep")
-        assert "not those that dynamic_sampling.filter keeps" in message(given, "dynamic_sampling.filter.min_spread=1")
+        assert "not those of dynamic_sampling.filter" in message(given, "dynamic_sampling.filter=my:keep")
+        assert "not those of dynamic_sampling.filter" in message(given, "dynamic_sampling.filter.min_spread=1")
     assert config("dynamic_sampling.predict=off", "dynamic_sampling.weights=none").dynamic_sampling.predict == "off"
     assert any(
         "predict=proportional or thompson" in line
@@ -464,7 +464,7 @@ def test_a_loss_of_ones_own_and_a_falling_rate_are_differences_from_the_paper():
     assert "expected module:function, for example my_losses:reinforce" in message("loss.function=reinforce")
     both = message("loss.function=my_losses:reinforce", "loss.dual_clip=10")
     assert "loss.dual_clip=10 bounds the ratio of the paper's loss, which loss.function" in both
-    assert "train.num_steps=20 leaves none; lower optim.warmup_steps" in message(
+    assert "train.num_steps=20 leaves no step for that; lower optim.warmup_steps" in message(
         "optim.schedule=linear", "train.num_steps=20"
     )
     assert "optim.min_lr_fraction" in message("optim.min_lr_fraction=1.5")

@@ -92,7 +92,7 @@ def test_every_form_of_the_contract_is_read(spec, source):
         ({"gym": "gcd", "seed": "1"}, "data source gym: seed must be an integer of at least 0, got '1'"),
         ("builtin:", "data source builtin: no task is named; write for example builtin:sums,products"),
         ({"gym": {}}, "data source gym: no task is named; write for example gym:chain_sum,gcd"),
-        ("builtin:sums,sums", "data source builtin: task sums is named twice; each takes part once"),
+        ("builtin:sums,sums", "data source builtin: task sums is listed twice"),
         (
             {"builtin": 3},
             "data source builtin: expected names of tasks or a mapping of tasks to options, got 3",
@@ -112,7 +112,7 @@ def test_every_form_of_the_contract_is_read(spec, source):
         ),
         (
             {"mix": {"a/b": "builtin:sums"}},
-            "data source mix: 'a/b' is no name for a part; use letters, digits, _ and -",
+            "data source mix: 'a/b' is no valid name of a part; use letters, digits, _ and -",
         ),
         (
             {"mix": {"a": {"builtin": "sums", "sede": 1}}},

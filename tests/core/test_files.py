@@ -61,7 +61,7 @@ def test_a_link_is_not_opened_for_writing(tmp_path: Path, mode: str):
     victim, link = tmp_path / "victim", tmp_path / "link"
     victim.write_text("mine")
     link.symlink_to(victim)
-    with pytest.raises(OSError, match="it is a link, and nothing is written through links"):
+    with pytest.raises(OSError, match="it is a link, and dapo does not follow links here"):
         open_no_link(link, mode)
     link.unlink()
     link.symlink_to(tmp_path / "new")

@@ -48,7 +48,7 @@ def test_the_verifier_is_that_of_all_parts_or_must_be_set():
 
     assert config(MIX).auto_verifier == ("exact", {"extract": "final"})
     both = {"mix": {"a": "builtin:sums", "b": "gym:gcd"}}
-    with pytest.raises(DataError, match=r"judged by different verifiers \(exact, gym\); set reward.verifier"):
+    with pytest.raises(DataError, match=r"of different verifiers \(exact, gym\); set reward.verifier"):
         _ = config(both).auto_verifier
     with pytest.raises(DataError, match=r"data.train.*different verifiers"):
         tiny("reward.verifier=auto", f"data.train={json.dumps(both)}", "audit.verifier=math")

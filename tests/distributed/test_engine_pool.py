@@ -108,7 +108,7 @@ def test_an_engine_that_breaks_down_is_an_error_and_no_loss(launcher: LightLaunc
 def test_an_engine_that_finds_no_memory_is_named_with_the_option_to_lower(launcher: LightLauncher) -> None:
     engine = pool(launcher, engine_spec("FullEngine"))
     engine.submit(group(1))
-    words = r"generation found no memory \(1\.50 GiB were asked for\): lower rollout\.native\.slots"
+    words = r"generation ran out of memory \(1\.50 GiB were requested\): lower rollout\.native\.slots"
     with pytest.raises(OutOfMemory, match=words):
         engine.poll()
     assert launcher.starts == 1

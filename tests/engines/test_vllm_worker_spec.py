@@ -51,7 +51,7 @@ def test_memory_that_ends_while_vllm_starts_names_its_options(monkeypatch: pytes
         monkeypatch.setenv(name, os.environ.get(name, ""))  # what the start changes ends with the test
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     monkeypatch.setattr(rendezvous, "TCPStore", rendezvous.TCPStore)
-    with pytest.raises(OutOfMemory, match=r"^starting vLLM found no memory \(1\.50 GiB .*rollout\.vllm\.cache_gib"):
+    with pytest.raises(OutOfMemory, match=r"^starting vLLM ran out of memory \(1\.50 GiB .*rollout\.vllm\.cache_gib"):
         open_vllm_engine(vllm_options(tiny()))
 
 

@@ -332,7 +332,7 @@ def test_without_data_a_run_is_evaluated_on_its_own_held_out_problems():
     base = {"data": {"train": "builtin:gcd", "eval": {"builtin": {"sums": {}}, "size": 8}}}
     assert evaluation_data(EvalRequest(None), base) == {"builtin": {"sums": {}}, "size": 8}
     assert evaluation_data(EvalRequest("builtin:gcd"), base) == "builtin:gcd"
-    with pytest.raises(ConfigError, match="only a run knows the problems that it was evaluated on"):
+    with pytest.raises(ConfigError, match=r"needs --data SOURCE, except for a run with data\.eval"):
         evaluation_data(EvalRequest(None), None)
     with pytest.raises(ConfigError, match=r"the run was trained without data\.eval"):
         evaluation_data(EvalRequest(None), {"data": {"eval": None}})

@@ -203,7 +203,7 @@ def test_a_config_is_found_by_its_name_where_no_such_file_exists(tmp_path: Path,
         with pytest.raises(ConfigError) as raised:
             find_config(name)
         assert str(raised.value) == (
-            f"no config file {name}; expected a YAML file, or one that comes with dapo: {names}"
+            f"no config file {name}; expected a YAML file, or the name of a shipped one: {names}"
         )
 
 

@@ -674,7 +674,7 @@ class TestFailures:
 
 class TestOptions:
     def test_it_needs_an_engine_in_a_process_of_its_own(self):
-        with pytest.raises(ConfigError, match=r"an? .*process of its own; set rollout.engines=1"):
+        with pytest.raises(ConfigError, match=r"its own process; set rollout.engines=1"):
             tiny("schedule=one_step_off")
         assert tiny("schedule=one_step_off", "rollout.engine=vllm").rollout.engines == 0  # which always has one
 
@@ -683,7 +683,7 @@ class TestOptions:
         config = tiny(*ONE_STEP_OFF)
         assert config.loss.engine_correction == 2.0
         assert tiny(*ONE_STEP_OFF, "loss.engine_correction=5").loss.engine_correction == 5.0
-        with pytest.raises(ConfigError, match=r"none would leave uncorrected; set loss.engine_correction=tis"):
+        with pytest.raises(ConfigError, match=r"none leaves uncorrected; set loss.engine_correction=tis"):
             tiny(*ONE_STEP_OFF, "loss.engine_correction=none")
         (tmp_path / "dumped.yaml").write_text(dump_config(config))
         assert load_config(tmp_path / "dumped.yaml") == config

@@ -67,7 +67,7 @@ def test_a_run_that_finds_no_memory_is_saved_says_what_to_lower_and_resumes(
         start_run(tiny(*RUN, "rollout.prompts_per_step=4"), run_dir=run, config_name="t")
     message = str(caught.value)
     assert message.startswith(
-        f"{doing} found no memory (1.50 GiB were asked for, 512.00 MiB of 79.11 GiB were free): lower "
+        f"{doing} ran out of memory (1.50 GiB were requested, 512.00 MiB of 79.11 GiB were free): lower "
     )
     assert option in message
     assert caught.value.exit_code == 1
@@ -103,7 +103,7 @@ def test_a_model_that_does_not_fit_on_its_gpu_names_what_to_change():
     with fake_cuda(), FullDevice(), pytest.raises(OutOfMemory) as caught:
         load_model("tiny-random", dtype=torch.float32, device="cuda")
     message = str(caught.value)
-    assert message.startswith("loading the model found no memory (1.50 GiB were asked for, 512.00 MiB of 79.11 GiB")
+    assert message.startswith("loading the model ran out of memory (1.50 GiB were requested, 512.00 MiB of 79.11 GiB")
     assert all(option in message for option in ("model.dtype", "distributed.trainer_ranks", "rollout.vllm.cache_gib"))
     assert message.endswith("and start again")
 
@@ -115,7 +115,7 @@ def test_memory_that_ends_while_attention_is_checked_is_not_taken_for_an_unsuppo
     model = loaded()
     handle = register_module_forward_pre_hook(fill)
     try:
-        with pytest.raises(OutOfMemory, match=r"^preparing the policy found no memory .*model\.dtype=bfloat16"):
+        with pytest.raises(OutOfMemory, match=r"^preparing the policy ran out of memory .*model\.dtype=bfloat16"):
             make_policy(model)
     finally:
         handle.remove()
@@ -156,7 +156,7 @@ def test_what_the_failed_computation_held_is_freed():
         raise MemoryError(f"no room beside {type(tensor).__name__}")
 
     with pytest.raises(
-        OutOfMemory, match=r"^this found no memory \(no room beside Held\): do less, and resume the run$"
+        OutOfMemory, match=r"^this ran out of memory \(no room beside Held\): do less, and resume the run$"
     ):
         fill()
     assert freed == ["tensor"]

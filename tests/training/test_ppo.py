@@ -200,9 +200,9 @@ def refusal(*overrides: str) -> str:
 def test_what_cannot_have_a_critic_is_refused_in_one_sentence() -> None:
     assert "trains its critic in the process that trains the policy" in refusal("distributed.trainer_ranks=2")
     assert "trains its critic in the process that trains the policy" in refusal("launcher=ray")
-    assert "which model.lora is there to avoid" in refusal("model.lora={rank: 4}")
+    assert "which model.lora avoids" in refusal("model.lora={rank: 4}")
     text = refusal("critic.pretrain_steps=5")
-    assert "critic.pretrain_steps=5 leaves none of train.num_steps=5 steps to train the policy in" in text
+    assert "critic.pretrain_steps=5 leaves none of train.num_steps=5 steps to train the policy" in text
     assert tiny("critic.pretrain_steps=5").critic.pretrain_steps == 5  # without effect, and said so below
 
 

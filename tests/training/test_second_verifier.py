@@ -143,7 +143,7 @@ BASE = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
     ],
 )
 def test_what_trains_is_refused_as_its_own_audit(options: list[str]):
-    with pytest.raises(ConfigError, match=r"is what trains \(reward.verifier\), so it could never disagree"):
+    with pytest.raises(ConfigError, match=r"equals reward.verifier, so the two could never disagree"):
         build_config(BASE, options)
 
 

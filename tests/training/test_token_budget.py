@@ -76,7 +76,7 @@ def test_one_step_off_samples_no_batch_beyond_the_budget(tmp_path: Path):
 
 def test_a_falling_rate_and_a_budget_are_refused_together_and_check_names_the_budget():
     with pytest.raises(
-        ConfigError, match=r"may end the run before; set optim\.schedule=constant, or leave the budget out"
+        ConfigError, match=r"may end the run earlier; set optim\.schedule=constant, or leave the budget out"
     ):
         tiny("optim.schedule=linear", "train.token_budget=1000")
     shown = list(explain(tiny("train.token_budget=123456")))

@@ -1,1 +1,1 @@
-"""The Python interface: `import dapo` gives what is public here; the command line stands on the same functions."""
+"""The Python interface of dapo; the command line uses the same functions."""

@@ -1,4 +1,4 @@
-"""Writes a caller's functions as a module that other processes can import. Imports no torch."""
+"""Writes a caller's functions as a module for other processes. Imports no torch."""
 
 import builtins
 import cmath
@@ -40,9 +40,8 @@ class WrittenModule:
 class CodeWriter:
     """Collects functions and their dependencies as the text of one module.
 
-    Importable objects are imported. Functions and classes of a script or a notebook are written as source, with the
-    names they use: imports, constants, other functions and classes, and objects of such classes whose attributes are
-    constants.
+    The module imports importable objects. It copies the source of functions and classes of a script or a notebook, with
+    the names that they use: imports, constants, functions, classes, and objects whose attributes are constants.
 
     Example:
         >>> from math import floor
@@ -52,14 +51,14 @@ class CodeWriter:
     """
 
     def __init__(self, kind: str) -> None:
-        """`kind` is the beginning of the module's name, and stands in messages."""
+        """`kind` starts the module's name and messages."""
         self._kind = kind
         self._imports: dict[str, str] = {}
         self._parts: list[str] = []
         self._values: dict[str, Any] = {}
-        """The value of each name of the module."""
+        """The values by their names in the module."""
         self.folders: set[str] = set()
-        """Folders of the caller's own modules, which must be on the import path of a process that loads this one."""
+        """Folders of the caller's own modules, which a process that loads this module must search."""
         self._has_future_annotations = False
         self._scope: Mapping[str, Any] = {}
         """The namespace in which the current source was defined."""
@@ -78,8 +77,8 @@ class CodeWriter:
         name = getattr(function, "__name__", None) or type(function).__name__.lower()
         if name == "<lambda>":
             raise RewardError(
-                f"{self._kind}: a lambda has no source of its own that could be copied into the run; write it as a "
-                "function: def reward(completions, answer, **columns): return [...]"
+                f"{self._kind}: the source of a lambda cannot be copied into the run; write it as a function: "
+                "def reward(completions, answer, **columns): return [...]"
             )
         if isinstance(function, MethodType):
             name = f"{name}_of_{type(function.__self__).__name__.lower()}"
@@ -90,12 +89,12 @@ class CodeWriter:
         return f":{name}"
 
     def qualified(self, name: str) -> str:
-        """The import path `module:function` of a name that `add` returned, once everything is added."""
+        """The import path `module:function` of a name from `add`, once everything is added."""
         return f"{self.module().name}{name}" if name.startswith(":") else name
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing had to be written."""
+        """Whether the module would be empty."""
         return not self._parts
 
     def module(self) -> WrittenModule:
@@ -109,11 +108,11 @@ class CodeWriter:
         return WrittenModule(f"{self._kind}_{checksum}", text)
 
     def _define(self, name: str, value: Any) -> None:
-        """Write a definition of `name` as `value`, after its dependencies."""
+        """Write `name` with the definition of `value`, after its dependencies."""
         if name in self._values:
             if self._values[name] is not value and not _equal(self._values[name], value):
                 raise RewardError(
-                    f"{self._kind} {self._user!r}: two different things are called {name!r} in what it uses; rename one"
+                    f"{self._kind} {self._user!r}: it uses two different things called {name!r}; rename one"
                 )
             return
         self._values[name] = value
@@ -129,7 +128,7 @@ class CodeWriter:
     def _import(self, name: str, module: ModuleType) -> None:
         full = module.__name__
         if full == "__main__" or not has_spec(full):
-            raise self._refused(name, "a module that only this process has,")
+            raise self._refused(name, "a module that exists only in this process,")
         self._note_folder(full)
         if name == full.partition(".")[0] and "." not in full:
             self._imports[name] = f"import {full}"
@@ -198,7 +197,7 @@ class CodeWriter:
         return self._object(name, value)
 
     def _made_by_a_call(self, name: str, value: Any) -> str:
-        """A call with constants that makes the value: a pattern, a path, an exact number, a partial function."""
+        """A call that makes a pattern, a path, an exact number or a partial function."""
         if isinstance(value, re.Pattern):
             self._define("re", re)
             flags = value.flags & ~re.UNICODE.value if isinstance(value.pattern, str) else value.flags
@@ -224,10 +223,10 @@ class CodeWriter:
         return f"[{text}]" if isinstance(value, list) else f"({text}{',' if len(items) == 1 else ''})"
 
     def _object(self, name: str, value: Any) -> str:
-        """Restore an object of a caller's class from its attributes, without calling the class."""
+        """An expression that restores an object of a caller's class from its attributes, without calling it."""
         kind = type(value)
         if kind.__module__ == "builtins" or importable(kind) is not None or not hasattr(value, "__dict__"):
-            raise self._refused(name, f"of type {kind.__qualname__}, which is no constant")
+            raise self._refused(name, f"of type {kind.__qualname__}, which is not a constant")
         self._define(kind.__name__, kind)
         state = {key: self._expression(f"{name}.{key}", item) for key, item in vars(value).items()}
         self._values.setdefault("_restored", _RESTORED)
@@ -236,7 +235,7 @@ class CodeWriter:
         return f"_restored({kind.__name__}, {{{', '.join(f'{key!r}: {text}' for key, text in state.items())}}})"
 
     def _reference(self, name: str, value: Any) -> str:
-        """An expression for a module, a function, a class or an object."""
+        """The expression of a module, a function, a class or an object."""
         if isinstance(value, FunctionType | type | ModuleType):
             own = value.__name__.replace(".", "_")
             if own == "<lambda>":
@@ -250,7 +249,7 @@ class CodeWriter:
         return self._expression(name, value)
 
     def _note_folder(self, module: str) -> None:
-        """Record the folder of a caller's own module, which other processes do not search."""
+        """Record the folder of a caller's module, which other processes do not search."""
         spec = importlib.util.find_spec(module.partition(".")[0])
         if spec is None or spec.origin is None or spec.origin in ("built-in", "frozen"):
             return
@@ -262,20 +261,20 @@ class CodeWriter:
     def _refused(self, name: str, what: str) -> RewardError:
         return RewardError(
             f"{self._kind} {self._user!r} uses {name!r}, {what} and cannot be written into the run: "
-            "make it inside the function, or put the function into a module and hand it over as 'module:function'"
+            "make it inside the function, or put the function into a module and pass 'module:function'"
         )
 
 
 _INSTALLED = {str(Path(path).resolve()) for path in sysconfig.get_paths().values()}
 _RESTORED = '''def _restored(kind, attributes):
-    """An object with these attributes, as it was when the run began."""
+    """An object with the attributes that it had at the start of the run."""
     made = object.__new__(kind)
     made.__dict__.update(attributes)
     return made'''
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Whether two constants are equal; other objects are compared by identity."""
+    """Whether two values are equal constants."""
     return type(first) is type(second) and isinstance(first, (*_PLAIN, float, list, tuple, dict)) and first == second
 
 

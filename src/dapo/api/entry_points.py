@@ -1,4 +1,4 @@
-"""`dapo.train`, `dapo.resume` and `dapo.load`: runs from a script or a notebook."""
+"""Runs from a script or a notebook: `dapo.train`, `dapo.resume` and `dapo.load`."""
 
 import os
 import shutil
@@ -55,28 +55,27 @@ def train(
 ) -> Run:
     """Train a model, as `dapo train` does, and return the run.
 
-    Ctrl-C saves the state, stops the run and raises TrainingInterrupted, which holds the run; a second one stops at
-    once. Each call makes a new run directory.
+    Ctrl-C saves the state, stops the run and raises TrainingInterrupted, which has the run; a second one stops at once.
+    Each call makes a new run directory.
 
     Args:
         model: an alias, a Hugging Face id or a model directory.
         data: rows (a list of dicts, a DataFrame, a datasets.Dataset), which are copied into the run directory, or a
             data source: a path, `hub:NAME`, `builtin:TASKS`, `gym:TASKS`, a mapping.
         reward: a verifier's name, `module:function`, or a function, which is copied into the run directory with its
-            dependencies so that `dapo resume` can import it; a list of them, whose scores are added, or a mapping of
-            them to weights. None: chosen by the data (`reward.verifier: auto`).
+            dependencies for `dapo resume`; a list of these, whose scores are added, or a mapping to weights. None:
+            chosen by the data (`reward.verifier: auto`).
         eval_data: held-out problems, in the forms of `data`.
         config: a YAML file, the name of a shipped configuration (`quickstart`), or a mapping; `options` and the
             arguments above override it.
-        run_dir: the directory to make; None: one in `runs`, with the time in its name.
+        run_dir: the directory to make; None: `runs/NAME-TIME`.
         on_step: a function or several, called as `on_step(run, metrics)` after each step. If one raises, the state is
             saved, the run ends, and the exception is raised here.
         sinks: objects with `write(step, metrics)`, and names of trackers: `tensorboard`, `wandb`, `trackio`.
         **options: option names. Leave out the section if the last part is unique (`prompts_per_step`, `group_size`,
             `lr`; `steps` is `train.num_steps`); write `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom
-            loss function (docs/losses.md), copied into the run directory like a reward. Options whose defaults fit only
-            the paper's sizes (`train.minibatch_groups`, `overlong.buffer_tokens`, `optim.warmup_steps`) are scaled down
-            unless set.
+            loss function (docs/losses.md), copied into the run directory like a reward. Unless set, defaults for the
+            paper's sizes (`train.minibatch_groups`, `overlong.buffer_tokens`, `optim.warmup_steps`) are scaled down.
 
     Returns:
         The run, with its curves, rollouts and evaluations.
@@ -84,7 +83,7 @@ def train(
     Raises:
         ConfigError: an option is unknown, ambiguous or impossible.
         DataError: the rows cannot be read.
-        RewardError: a reward does not exist, or depends on an object that cannot be copied.
+        RewardError: a reward does not exist or cannot be copied.
         DapoError: the run ended before its last step; its state is saved.
 
     Example:
@@ -105,7 +104,7 @@ def train(
 
 
 class TrainRequest:
-    """The arguments of one call of `train`, checked before anything is written."""
+    """The arguments of `train`, checked before anything is written."""
 
     def __init__(
         self,
@@ -167,7 +166,7 @@ class TrainRequest:
 
 
 def _loss_options(loss: Any, code: CodeWriter) -> dict[str, Any]:
-    """`loss.function`, or several options of the section; a function is added to `code`."""
+    """`loss.function`, or several options of `loss`; a function is added to `code`."""
     if isinstance(loss, Mapping):
         return {f"loss.{name}": value for name, value in loss.items()}
     if not isinstance(loss, str) and not callable(loss):
@@ -176,7 +175,7 @@ def _loss_options(loss: Any, code: CodeWriter) -> dict[str, Any]:
 
 
 def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[StepSink]) -> "RunCallbacks":
-    """The display of a Python run, and the calls after each step."""
+    """The display of a Python run and the calls after each step."""
     from dapo.api.lifecycle.execute import RunCallbacks
 
     calls = [on_step] if callable(on_step) else list(on_step)
@@ -200,13 +199,13 @@ def resume(
     sinks: Sequence[StepSink] = (),
     **options: Any,
 ) -> Run:
-    """Continue a run from its newest checkpoint, as `dapo resume` does, and return it.
+    """Continue a run from its newest checkpoint, like `dapo resume`, and return it.
 
     Args:
         path: the run directory, or the run.
         on_step: as for `train`.
         sinks: as for `train`, objects only.
-        **options: options to change from here on, named as for `train`: `steps=40`.
+        **options: changed options, named as for `train`: `steps=40`.
 
     Returns:
         The run.
@@ -256,7 +255,7 @@ def _prepared(
 
 
 def _new_path(title: str) -> Path:
-    """An unused directory in `runs`, so that running a cell again makes a new run."""
+    """An unused directory in `runs`, so that each execution of a cell makes a new run."""
     first = default_run_path(title, datetime.now())
     candidates = (first.with_name(f"{first.name}-{number}") if number > 1 else first for number in range(1, 10_000))
     return next(path for path in candidates if not path.exists())

@@ -1,4 +1,4 @@
-"""Rows and rewards that a caller holds in memory: rows are written to a file, a reward gets its name in the options."""
+"""Rows and rewards in a caller's memory: rows are written to a file, a reward gets a name for the options."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ Data: TypeAlias = Any
 
 
 def is_source(data: object) -> bool:
-    """Whether this names a data source rather than holding rows."""
+    """Whether `data` names a data source, as opposed to rows."""
     if isinstance(data, Mapping) and any(hasattr(value, "column_names") for value in data.values()):
         raise DataError(f"data: got several data sets ({', '.join(map(str, data))}); expected one: data={{...}}[NAME]")
     return isinstance(data, str | Path | Mapping)
@@ -38,7 +38,7 @@ def write_rows(path: Path, data: Data) -> int:
 
 
 def _rows(data: Data) -> Iterator[Any]:
-    """The rows of a list, of a DataFrame (pandas, polars), of an Arrow table or of a Dataset."""
+    """The rows of a list, a DataFrame (pandas, polars), an Arrow table or a Dataset."""
     for method, arguments in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
         if hasattr(data, method) and not (method == "to_dict" and hasattr(data, "column_names")):
             yield from getattr(data, method)(*arguments)
@@ -50,7 +50,7 @@ def _rows(data: Data) -> Iterator[Any]:
 
 
 def _native(value: Any) -> Any:
-    """Convert a value of numpy or pandas to Python's own."""
+    """Convert a value of numpy or pandas to Python's types."""
     if isinstance(value, Mapping):
         return {name: _native(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Converts keywords of Python calls to options of the configuration and to command-line arguments. Imports no torch."""
+"""Converts keywords of Python calls to options and command-line arguments. Imports no torch."""
 
 import json
 import shlex
@@ -15,11 +15,11 @@ from dapo.core.errors import ConfigError
 
 ALIASES: Mapping[str, str] = {
     "steps": "train.num_steps",
-    "max_response_tokens": "rollout.max_response_tokens",  # that of eval follows it where it is not set
+    "max_response_tokens": "rollout.max_response_tokens",  # the default of eval.max_response_tokens
     "eval_data": "data.eval",
     "lr": "optim.lr",
 }
-"""Keywords for options of another name, or for one of several options with the same last part."""
+"""Keywords for options with another name, or for one of several with the same last part."""
 DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()}
 
 
@@ -44,7 +44,7 @@ def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
 def option_named(keyword: str) -> str:
     """The dotted name of the option that a keyword means. Raises ConfigError."""
     if "." in keyword or keyword in Config.model_fields:
-        return keyword  # building the config refuses an unknown name in a section and suggests the nearest one
+        return keyword  # build_config rejects an unknown name in a section
     if keyword in ALIASES:
         return ALIASES[keyword]
     names = [name for name, _ in options_of()]
@@ -87,11 +87,7 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[str, Any], list[str], str]:
-    """Read the configuration that options override.
-
-    Returns:
-        Its options, the arguments that name it on the command line, and a title for its runs.
-    """
+    """Read the base configuration: its options, its command-line arguments, and a title for its runs."""
     if config is None:
         return {}, [], "run"
     if not isinstance(config, Mapping):
@@ -105,11 +101,7 @@ def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[st
 
 
 def build_scaled(base: Mapping[str, Any], options: Mapping[str, Any], *, where: str) -> tuple[Config, dict[str, Any]]:
-    """Build a configuration from a base and options by dotted names that override it.
-
-    Returns:
-        The configuration, and the options that `scale_defaults` added.
-    """
+    """Build a configuration from a base and overriding options; also returns those that `scale_defaults` added."""
     raw = merge_options(base, nested(options))
     scaled = scale_defaults(raw)
     return build_config(merge_options(raw, nested(scaled)), where=where), scaled
@@ -155,7 +147,7 @@ def _option(raw: Mapping[str, Any], name: str) -> Any:
 
 
 def _count(raw: Mapping[str, Any], name: str) -> int:
-    """An option that is a positive integer; 0 if it is not set or invalid, which building the config refuses."""
+    """The value of an option that is a positive integer; 0 if it is not set, or invalid (build_config rejects it)."""
     value = _option(raw, name)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
@@ -166,13 +158,13 @@ def as_overrides(options: Mapping[str, Any]) -> list[str]:
 
 
 def command_line(arguments: Iterable[str], *, environment: Mapping[str, str] | None = None) -> str:
-    """Quote arguments for a shell, on one line behind the environment variables that they need."""
+    """Quote arguments for a shell, on one line after environment variables."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items()]
     return " ".join([*variables, shlex.join(arguments)])
 
 
 def _yaml(value: Any) -> str:
-    """Format a value for `parse_overrides`; text stays unquoted if it is read back unchanged."""
+    """Format a value for `parse_overrides`; text stays unquoted if it parses to itself."""
     plain = str(value)
     if isinstance(value, str) and "\n" not in value:
         try:

@@ -1,4 +1,4 @@
-"""Progress of a run in a notebook: a display that is replaced in place, and a permanent line per step."""
+"""Progress of a run in a notebook: a display that is updated in place, and a permanent line per step."""
 
 import importlib
 import sys
@@ -13,28 +13,28 @@ from dapo.runs.metric_table import PHASES
 from dapo.runs.sinks import Display
 
 REFRESH_S = 0.5
-"""The least number of seconds between two updates of the display."""
+"""Minimum seconds between two updates of the display."""
 
 
 def open_display(num_steps: int, first_step: int, token_budget: int | None) -> Display:
-    """Open a display of progress: a replaced line in a notebook, the display of `dapo train` elsewhere."""
+    """Open a display of progress: for a notebook, or that of `dapo train`."""
     if in_notebook():
         return NotebookDisplay(num_steps, first_step=first_step, token_budget=token_budget)
     return ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel, which can show and replace HTML."""
+    """Whether this process is the kernel of a notebook, which can show and replace HTML."""
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 class NotebookDisplay:
-    """Log lines, and below them the current phase, which is replaced in place."""
+    """Log lines, and below them the current phase, which is updated in place."""
 
     def __init__(self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None) -> None:
-        """`show` displays HTML and returns a handle whose `update` replaces it; None: IPython's."""
+        """`show` displays HTML and returns a handle with `update`; None: IPython's."""
         self._lines = ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
         self._num_steps, self._step = num_steps, first_step
         self._name, self._began, self._shown = "start", time.monotonic(), 0.0
@@ -60,7 +60,7 @@ class NotebookDisplay:
         self._lines.recall(earlier_steps)
 
     def close(self) -> None:
-        """Keep the log lines and remove the phase."""
+        """Remove the phase; the log lines stay."""
         self._handle.update("")
         self._lines.close()
 

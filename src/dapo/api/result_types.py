@@ -1,4 +1,4 @@
-"""The results of a run in Python: a figure, an evaluation, a comparison of two models."""
+"""Results of a run in Python: a figure, an evaluation, a comparison of two models."""
 
 import io
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure that a notebook shows as the last value of a cell, with any backend of matplotlib."""
+    """A figure that a notebook displays with any backend of matplotlib."""
 
     figure: "MatplotlibFigure"
-    """The figure of matplotlib, to edit or to save."""
+    """The matplotlib figure, to edit or to save."""
 
     def _repr_png_(self) -> bytes:
         image = io.BytesIO()
@@ -29,28 +29,28 @@ class Curves:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The evaluation of a model on held-out problems: avg@k with its 95 % interval over the problems."""
+    """The evaluation of a model on held-out problems: avg@k with its 95 % interval over problems."""
 
     summary: Mapping[str, Any]
-    """Every number, by its name in the output of `dapo eval --json`."""
+    """All numbers, by their names in the output of `dapo eval --json`."""
     table: "pd.DataFrame"
     """A row per problem: id, source, question, answer, accuracy, responses."""
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> "EvaluationResult":
-        """Convert an evaluation with its table, as `dapo eval --output` writes it."""
+        """Convert an evaluation with its table, in the form of `dapo eval --output`."""
         import pandas as pd
 
         return cls({name: value for name, value in found.items() if name != "table"}, pd.DataFrame(found["table"]))
 
     @property
     def accuracy(self) -> float:
-        """The mean over problems of the fraction of correct responses; the mean score of a verifier with scores."""
+        """The mean over problems of the fraction of correct responses, or of the score of a verifier with scores."""
         return float(self.summary["accuracy"])
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the accuracy; None for fewer than two problems, or the same score on all."""
+        """The 95 % interval of the accuracy; None for fewer than two problems or equal scores on all."""
         low, high = self.summary["low"], self.summary["high"]
         return None if low is None else (low, high)
 
@@ -82,7 +82,7 @@ class Comparison:
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> "Comparison":
-        """Convert a result of `compare_models`, which subtracts its first model: here the run is the first."""
+        """Convert a result of `compare_models`, which subtracts its first model; here the run is the first."""
         difference = found["comparison"]
         low, high = difference["low"], difference["high"]
         return cls(

@@ -1,4 +1,4 @@
-"""A run as a Python object: its files as tables and figures, and its model, which answers and is evaluated."""
+"""A run as a Python object: its files as tables and figures, and its model to generate and evaluate."""
 
 import signal
 import tempfile
@@ -31,13 +31,12 @@ SHOWN_METRICS = ("reward/mean", "reward/accuracy", "rollout/keep_rate", "rollout
 
 
 class Run:
-    """A run directory, as `dapo.train`, `dapo.resume` and `dapo.load` return it.
+    """A run directory, from `dapo.train`, `dapo.resume` or `dapo.load`.
 
-    Every property reads the files when it is used, so another process may continue the run meanwhile.
+    Every property reads the files on each use, so another process may continue the run meanwhile.
     """
 
     def __init__(self, path: str | Path) -> None:
-        """`path` is the run directory."""
         self.path = Path(path)
         """The run directory."""
         self._directory = RunDirectory(self.path)
@@ -45,7 +44,7 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """Every option of the run: `run.config.optim.lr`."""
+        """The options of the run: `run.config.optim.lr`."""
         return load_run_config(self._directory)
 
     @property
@@ -60,7 +59,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """A shell command that starts the same run; its functions are imported from the run's folder `code`."""
+        """A shell command that starts the same run, with its functions from the run's folder `code`."""
         manifest = read_json(self._directory.manifest)
         code = self.path / CODE_FOLDER
         folders = [*([str(code)] if code.is_dir() else []), *manifest.get("module_folders", [])]
@@ -70,7 +69,7 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The metrics by step; an evaluation before the first step is row 0. docs/metrics.md explains the columns."""
+        """The metrics by step (docs/metrics.md); an evaluation before the first step is row 0."""
         import pandas as pd
 
         from dapo.runs.metrics_file import metrics_by_step
@@ -80,10 +79,7 @@ class Run:
 
     @property
     def rollouts(self) -> "pd.DataFrame":
-        """Every stored response of every step, without its tokens.
-
-        A large run has millions of them: `read_rollouts` reads a selection of steps and columns.
-        """
+        """All stored responses, without tokens; for a large run, `read_rollouts` selects steps and columns."""
         import pandas as pd
 
         from dapo.runs.rollout_table import read_rollouts
@@ -94,12 +90,12 @@ class Run:
     def read_rollouts(
         self, *, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
     ) -> "pd.DataFrame":
-        """The stored responses of a selection of steps.
+        """Read stored responses.
 
         Args:
             steps: the steps; None: all that `log.rollouts` keeps.
-            columns: the columns, such as `["step", "response", "reward", "outcome"]`; None: all, with the tokens and
-                their log-probabilities.
+            columns: the columns, such as `["step", "response", "reward", "outcome"]`; None: all, also tokens and
+                log-probabilities.
 
         Raises:
             DataError: a step has no table.
@@ -116,7 +112,7 @@ class Run:
 
     @property
     def problems(self) -> "pd.DataFrame":
-        """Every sampled problem with its visits, correct responses and last step, as of the newest checkpoint."""
+        """The sampled problems with visits, correct responses and last step, as of the newest checkpoint."""
         import pandas as pd
 
         from dapo.runs.rollout_table import read_rollouts
@@ -126,12 +122,12 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """Steps, seconds, tokens, first and last evaluation of a run that has ended; None until then."""
+        """Steps, seconds, tokens, first and last evaluation of a run that has ended; None before."""
         return self.state.summary
 
     @property
     def evaluations(self) -> "pd.DataFrame":
-        """The run's own evaluations by step: accuracy (avg@k) with its 95 % interval, and further measurements."""
+        """The evaluations during training by step: accuracy (avg@k) with its 95 % interval, and further numbers."""
         import pandas as pd
 
         paths = self._directory.evaluations().values()
@@ -139,10 +135,10 @@ class Run:
         return pd.DataFrame(rows, columns=None if rows else ["step", "accuracy"]).set_index("step")
 
     def evaluation(self, step: int | None = None) -> EvaluationResult:
-        """One of the run's own evaluations with every response.
+        """An evaluation during training, with every response.
 
         Args:
-            step: the step after which the run was evaluated; None: the last evaluation.
+            step: the step of the evaluation; None: the last one.
 
         Raises:
             DataError: the run has no such evaluation.
@@ -154,7 +150,7 @@ class Run:
         return EvaluationResult.of(read_json(path))
 
     def curves(self) -> Curves:
-        """The curves of the run as a figure for notebooks: accuracy, length, entropy, outcomes of groups.
+        """The curves of the run as a figure: accuracy, length, entropy, outcomes of groups.
 
         Raises:
             DataError: there are no metrics yet.
@@ -211,7 +207,7 @@ class Run:
     def evaluate(
         self, data: Data = None, *, samples_per_problem: int | None = None, **options: Any
     ) -> EvaluationResult:
-        """Evaluate the newest checkpoint, as `dapo eval` does.
+        """Evaluate the newest checkpoint, like `dapo eval`.
 
         Args:
             data: a data source or rows, as for `dapo.train`; None: the run's `data.eval`.
@@ -240,7 +236,7 @@ class Run:
         samples_per_problem: int | None = None,
         **options: Any,
     ) -> Comparison:
-        """Compare this run with another model: both answer the same problems with the same random numbers.
+        """Compare this run with another model on the same problems and with the same random numbers.
 
         Args:
             other: a run, a run directory, or a model: an alias, a Hugging Face id, a directory.
@@ -261,7 +257,7 @@ class Run:
     def _evaluation_request(
         self, data: Data, samples_per_problem: int | None, options: Mapping[str, Any]
     ) -> "Iterator[EvalRequest]":
-        """The request of an evaluation; its rows are in a temporary file until the block ends."""
+        """The request of an evaluation, whose rows are in a temporary file until the block ends."""
         from dapo.api.lifecycle.evaluate_models import EvalRequest
 
         overrides = tuple(as_overrides(options_from(options)))
@@ -278,7 +274,7 @@ class Run:
             )
 
     def export(self, path: str | Path, *, step: int | None = None, adapter: bool = False) -> Path:
-        """Write the model as a Hugging Face model directory, as `dapo export` does.
+        """Write the model as a Hugging Face model directory, like `dapo export`.
 
         Args:
             path: the directory to write; must not exist.
@@ -300,7 +296,7 @@ class Run:
         return f"<Run {self.path}: {', '.join(self._facts().values())}>"
 
     def _facts(self) -> dict[str, str]:
-        """The state, the step and the newest metrics as texts, by label."""
+        """State, step and newest metrics as texts by label."""
         try:
             state = self.state
         except (DapoError, OSError) as error:
@@ -314,7 +310,7 @@ class Run:
                 facts[column.label] = f"{column.label} {column.show(known).strip()}"
         for name, result in state.evaluations.items():
             if (accuracy := result.get("accuracy")) is not None:
-                style = ".1%" if 0 <= accuracy <= 1 else ".3f"  # the score of a verifier need not be a fraction
+                style = ".1%" if 0 <= accuracy <= 1 else ".3f"  # a score need not be a fraction
                 facts[f"evaluation {name}"] = f"{name} {accuracy:{style}} after step {result['step']:.0f}"
         return facts
 

@@ -1,4 +1,4 @@
-"""`dapo.session`: Algorithm 1 in a notebook cell. Collect a batch, inspect it, update the model with it."""
+"""Algorithm 1 in a notebook cell (`dapo.session`): collect a batch, inspect it, update the model."""
 
 import hashlib
 import json
@@ -54,19 +54,16 @@ ROWS_FILE = "rows.jsonl"
 
 
 class Session:
-    """A model, its optimiser and an engine in this process, made by `dapo.session`.
-
-    The end of its `with` block, or `close`, frees the engine and the verifiers.
-    """
+    """A model, its optimiser and an engine in this process; use it in a `with` block, or close it."""
 
     def __init__(self, config: Config, *, data: Data = None, reward: Reward = None) -> None:
         """Load the model. `data` and `reward` are the defaults of `collect`."""
         _require_one_process(config)
         require_hardware(config)
         self.config = resolve_auto(config, log=print_text)
-        """Every option, with `auto` resolved."""
+        """The options, with `auto` resolved."""
         self.step = 0
-        """The number of finished steps, which is also the version of the model's weights."""
+        """The number of finished steps, also the version of the weights."""
         self._data, self._reward = data, reward
         self._metrics: list[dict[str, float]] = []
         self._samplings: dict[str, Sampling] = {}
@@ -129,7 +126,7 @@ class Session:
         """Algorithm 1, lines 10 to 11: the optimiser updates of one step on a batch.
 
         Args:
-            batch: a batch of `collect`, sampled by the current weights: each batch is used once.
+            batch: a batch of `collect`, sampled by the current weights; each batch is used once.
             loss: a function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, or its
                 `module:function`, in place of the paper's loss; None: `loss.function`. docs/losses.md describes the
                 tensors and the guarantees.
@@ -145,8 +142,8 @@ class Session:
         """
         if batch.step != self.step + 1:
             raise DataError(
-                f"this batch was collected for step {batch.step}, by the policy after step {batch.step - 1}, and step "
-                f"{self.step} has been made: its responses are of other weights; collect a new one"
+                f"this batch was collected for step {batch.step}, and step {self.step} is done: its responses are of "
+                "other weights; collect a new one"
             )
         custom = load_loss(loss) if isinstance(loss, str) else CustomLoss(loss, _name_of(loss)) if loss else None
         config, step = self.config, self.step + 1
@@ -183,7 +180,7 @@ class Session:
         max_new_tokens: int | None = None,
         seed: int = 0,
     ) -> Any:
-        """Sample answers from the model as it is now; arguments and result are those of `Run.generate`."""
+        """Sample answers from the current model; arguments and result are those of `Run.generate`."""
         stop_ids = self._loaded.stop_ids
         plan = generation_plan(self.config, stop_ids, samples, temperature, max_new_tokens, seed)
         self._sync_engine()
@@ -194,7 +191,7 @@ class Session:
     def evaluate(
         self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None
     ) -> EvaluationResult:
-        """Evaluate the model, as `dapo eval` does, without training it.
+        """Evaluate the current model, like `dapo eval`.
 
         Args:
             problems: as for `collect`.
@@ -242,13 +239,13 @@ class Session:
         return sampling
 
     def _resolve(self, problems: Data, reward: Reward) -> "tuple[Config, str, InlineJudge | VerifierPool]":
-        """The configuration with these problems and this reward, a name for the problems, and the judge."""
+        """The configuration with these problems and this reward, a key of the problems, and the judge."""
         problems, reward = self._data if problems is None else problems, self._reward if reward is None else reward
         config = self.config
         if problems is not None:
             config = config.changed("data", train=self._source(problems))
         elif self.config.data.train == NO_DATA:
-            raise DataError("there are no problems: give them to session(data=...) or to collect(problems, reward)")
+            raise DataError("there are no problems: pass them to session(data=...) or collect(problems, reward)")
         functions: dict[str, Callable[..., Any]] = {}
         if reward is not None:
 
@@ -264,7 +261,7 @@ class Session:
         return config, json.dumps(config.data.train, sort_keys=True, default=str), self._judge(config, functions)
 
     def _source(self, problems: Data) -> Any:
-        """The data source that stands for problems: rows are written to a file, which their content names."""
+        """The data source of problems; rows are written to a file that is named after their content."""
         if is_source(problems):
             return str(problems) if isinstance(problems, Path) else problems
         path = self._folder / ROWS_FILE
@@ -283,7 +280,7 @@ class Session:
         return self._pools[key]
 
     def _read(self, config: Config, key: str, judge: "InlineJudge | VerifierPool") -> list[Problem]:
-        """The problems of a source that fit the model; they are verified once for each reward."""
+        """The problems of a source that fit the model, checked once per reward."""
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(judge.needed_columns.items())}"
         if key not in self._problems:
             rows, notes = load_rows(config.data, config.reward, "train", judge.needed_columns)
@@ -346,9 +343,9 @@ def session(
 
 
 def _require_one_process(config: Config) -> None:
-    """Raise ConfigError for what needs processes of its own, or a history over steps."""
+    """Raise ConfigError for options that need further processes or a history over steps."""
     if config.schedule != "sync":
-        raise ConfigError(f"dapo.session takes one step after the other; schedule={config.schedule} needs dapo.train")
+        raise ConfigError(f"dapo.session takes one step at a time; schedule={config.schedule} needs dapo.train")
     if config.is_multiprocess:
         raise ConfigError(
             "dapo.session samples and trains in this process: rollout.engines, rollout.engine=vllm, launcher=ray and "
@@ -369,7 +366,7 @@ def _stoppable(undo: Callable[[], None]) -> Iterator[Callable[[], None]]:
             "stopping; Ctrl-C once more stops at once", on_second=signal.default_int_handler
         ) as stop:
             yield stop.check
-            stop.check()  # it may have been pressed after the last time that the block asked
+            stop.check()  # Ctrl-C may have come after the last check in the block
     except Interrupted as error:
         undo()
         if error.exit_code - 128 == signal.SIGINT:

@@ -1,4 +1,4 @@
-"""Options of a run: their definition, how a configuration is read, and its error messages. Imports no torch."""
+"""Options of a run: definition, parsing and error messages. Imports no torch."""
 
 from dapo.config.load import (
     build_config,

@@ -16,23 +16,23 @@ BENCHMARKS: Mapping[str, Mapping[str, Any]] = {
     "gsm8k": {"hub": "openai/gsm8k", "config": "main", "split": "test", "prompt": "question", "answer": "answer"},
     "amc23": {"hub": "math-ai/amc23", "split": "test", "prompt": "question", "answer": "answer"},
 }
-"""Data specs that a name stands for."""
+"""Data specs by their short names."""
 
 INSTRUCTION = (
     "Solve the problem step by step. The last line of your response must be of the form Answer: $ANSWER, "
     "where $ANSWER is the answer to the problem."
 )
-"""Instruction that `dapo eval` adds to benchmarks unless data.instruction is set; verifiers look for this format."""
+"""Instruction that `dapo eval` adds to benchmarks unless data.instruction is set; verifiers parse this format."""
 
 
 Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
 TaskKind: TypeAlias = Literal["builtin", "gym"]
 KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym")
 MIX = "mix"
-"""The key of a mapping of several data specs by name."""
+"""The key of a mapping of data specs by name."""
 TASK_KINDS: tuple[TaskKind, ...] = ("builtin", "gym")
 FILE_TYPES = (".jsonl", ".parquet", ".csv", ".tsv", ".json")
-"""The endings of files that are read."""
+"""The supported file endings."""
 EXPECTED = (
     "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
     f"a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of the keys path, hub, builtin, gym, mix"
@@ -52,7 +52,7 @@ _EXAMPLES = {"builtin": "sums,products", "gym": "chain_sum,gcd"}
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold the question and the answer; None: the first known one that is there."""
+    """The columns of the question and the answer; None: the first column with a known name."""
 
     prompt: str | None = None
     answer: str | None = None
@@ -72,7 +72,7 @@ class FileSource:
 
     @property
     def label(self) -> str:
-        """A short name for people and metrics, without slashes."""
+        """A short name for messages and metrics, without slashes."""
         return self.path.stem
 
 
@@ -81,16 +81,16 @@ class HubSource:
     """A data set of the Hugging Face hub."""
 
     name: str
-    split: str = "train"  # of the data set; also an evaluation reads `train` unless another is named
+    split: str = "train"  # an evaluation reads `train` too, unless the spec names another split
     config: str | None = None  # the data set's configuration (`main` of openai/gsm8k)
     columns: Columns = ANY_COLUMNS
     size: int | None = None
-    benchmark: str | None = None  # its name among the benchmarks, if it is one
+    benchmark: str | None = None  # its key in BENCHMARKS
     kind: ClassVar[Kind] = "hub"
 
     @property
     def label(self) -> str:
-        """A short name for people and metrics, without slashes: `aime_2024`, `gsm8k`."""
+        """A short name for messages and metrics, without slashes: `aime_2024`, `gsm8k`."""
         return self.benchmark or self.name.rstrip("/").rpartition("/")[2]
 
 
@@ -105,7 +105,7 @@ class TaskSource:
 
     @property
     def label(self) -> str:
-        """A short name for people and metrics: `sums+products`, `sums+7`."""
+        """A short name for messages and metrics: `sums+products`, `sums+7`."""
         return _joined(self.tasks)
 
 
@@ -114,13 +114,13 @@ OneSource: TypeAlias = FileSource | HubSource | TaskSource
 
 @dataclass(frozen=True)
 class MixSource:
-    """Several sources at once: a problem's `source` is the name of the part that it comes from."""
+    """Several sources under names; a problem's `source` is the name of its part."""
 
     parts: Mapping[str, OneSource]
 
     @property
     def label(self) -> str:
-        """A short name for people and metrics: `easy+hard`, `easy+7`."""
+        """A short name for messages and metrics: `easy+hard`, `easy+7`."""
         return _joined(self.parts)
 
 
@@ -128,15 +128,15 @@ Source: TypeAlias = OneSource | MixSource
 
 
 def kinds(source: Source) -> frozenset[Kind]:
-    """The kind of a source, or the kinds of a mix's parts."""
+    """The kind of a source, or the kinds of the parts of a mix."""
     return frozenset(part.kind for part in (source.parts.values() if isinstance(source, MixSource) else (source,)))
 
 
 def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
-    """The texts of a spec that may be paths of files, by option: `{"data.train.mix.hard.path": "hard.jsonl"}`.
+    """The possible file paths in a spec, by option: `{"data.train.mix.hard.path": "hard.jsonl"}`.
 
     Args:
-        spec: What the option is set to; it may be wrong.
+        spec: The value of the option, which may be invalid.
         name: The option: `data.train`.
     """
     if isinstance(spec, str):
@@ -150,7 +150,7 @@ def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def parse_spec(spec: str | Mapping[str, Any] | Source) -> Source:
-    """Read a spec, unless it is read already. Raises DataError with what was expected, what came and what is near."""
+    """Parse a spec; a parsed one is returned. Raises DataError with the expected form, the value and similar names."""
     if isinstance(spec, Source):
         return spec
     if isinstance(spec, str):
@@ -194,7 +194,7 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
 
 
 def _mix(spec: Mapping[str, Any]) -> MixSource:
-    """`{mix: {easy: SPEC, hard: SPEC}}`."""
+    """Parse `{mix: {easy: SPEC, hard: SPEC}}`."""
     named = spec[MIX]
     if more := [key for key in spec if key != MIX]:
         raise DataError(f"data source mix: unknown option {more[0]!r}; options belong to the parts of the mix")
@@ -203,7 +203,7 @@ def _mix(spec: Mapping[str, Any]) -> MixSource:
     parts: dict[str, OneSource] = {}
     for name, inner in named.items():
         if not _PART_NAME.fullmatch(str(name)):
-            raise DataError(f"data source mix: {name!r} is no name for a part; use letters, digits, _ and -")
+            raise DataError(f"data source mix: {name!r} is no valid name of a part; use letters, digits, _ and -")
         try:
             part = parse_spec(inner)
         except DataError as error:
@@ -227,7 +227,7 @@ def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None
 
 
 def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
-    """`"a,b"`, `[a, b]` or `{a: {option: value}, b: null}` -> task -> options."""
+    """The options of each task in `"a,b"`, `[a, b]` or `{a: {option: value}, b: null}`."""
     if isinstance(value, str):
         value = value.split(",")
     if isinstance(value, Mapping):
@@ -241,7 +241,7 @@ def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, options in tasks:
         if name in found:
-            raise DataError(f"data source {kind}: task {name} is named twice; each takes part once")
+            raise DataError(f"data source {kind}: task {name} is listed twice")
         if options is not None and not isinstance(options, Mapping):
             expected = "must be a mapping (option: value)"
             raise DataError(f"data source {kind}: the options of task {name} {expected}, got {options!r}")

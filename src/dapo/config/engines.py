@@ -1,6 +1,6 @@
-"""The table of engines: how each one is opened and what sets it apart, by its name in `rollout.engine`.
+"""The table of engines: the functions that open each one, and its capabilities.
 
-Modules are named, not imported: the table loads no torch.
+The table names modules without importing them, so that it loads no torch.
 """
 
 from collections.abc import Mapping
@@ -12,23 +12,21 @@ class EngineKind:
     """A row of the table. Functions are given as `module:function`."""
 
     open: str | None = None
-    """Makes the engine around a model of its own, from `(RolloutConfig, PreTrainedModel, gpu_processes=1)`; None: the
-    engine runs only in processes of its own."""
+    """Opens the engine in this process: `(RolloutConfig, PreTrainedModel, gpu_processes=1)`; None: it needs its own."""
     worker_spec: str = "dapo.distributed.engine_specs:engine_spec"
-    """Makes the spec of an engine process, from `(Config, threads=, gpu_processes=)`. The default process loads the
-    model and calls `open`."""
+    """Makes the spec of an engine process: `(Config, threads=, gpu_processes=)`. The default process calls `open`."""
     require: str | None = None
-    """Raises ConfigError, from `(Config)`, where the engine cannot be started on this machine."""
+    """Raises ConfigError if the engine cannot start on this machine: `(Config)`."""
     resolve: str | None = None
-    """Resolves `auto` in the engine's section, from `(section, model, dtype=, device=)`."""
+    """Resolves `auto` in the engine's section: `(section, model, dtype=, device=)`."""
     temperatures: tuple[float, float] = (0.0, float("inf"))
-    """Lowest and highest temperature; 0, which is greedy, is always possible."""
+    """Lowest and highest temperature, besides 0 (greedy)."""
     rounds_as_trainer: bool = False
-    """Log-probabilities equal the trainer's up to rounding in float32."""
+    """Whether log-probabilities equal the trainer's up to rounding in float32."""
     pages_cache: bool = False
-    """Keys and values are in pages, so that a sequence takes memory for its tokens and not for its limit."""
+    """Whether keys and values are in pages, so that a sequence takes memory only for its tokens."""
     cache_option: str | None = None
-    """The option of the engine's section that bounds its cache: GiB where it is paged, else sequences."""
+    """The option of the engine's section that bounds its cache: GiB if it is paged, else sequences."""
 
     @property
     def needs_process(self) -> bool:
@@ -51,7 +49,7 @@ ENGINES: Mapping[str, EngineKind] = {
         cache_option="cache_gib",
     ),
 }
-"""By the name of `rollout.engine`; an engine's options are the section `rollout.NAME`, if it has any."""
+"""The engines by the name in `rollout.engine`; the section `rollout.NAME` holds an engine's own options."""
 
 
 def engines_with(capability: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads a configuration: YAML, presets, `key=value` overrides, and back to YAML."""
+"""Reads a configuration from YAML, presets and `key=value` overrides, and writes it as YAML."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,23 +20,23 @@ from dapo.core.secrets import may_be_written
 
 _PACKAGE = Path(__file__).parents[1]
 _FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
-"""The shipped configurations: where setup.py installs them, and in the repository."""
+"""The folders of the shipped configurations: installed by setup.py, or in the repository."""
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The files of the shipped configurations by name: `quickstart`, `tiny` and others."""
+    """The files of the shipped configurations by name (`quickstart`, `tiny`)."""
     folder = next((each for each in _FOLDERS if each.is_dir()), _FOLDERS[0])
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def find_config(path: str | Path) -> Path:
-    """The YAML file at `path`, or the shipped configuration that it names where there is no such file.
+    """The YAML file at `path`, or else the shipped configuration of that name.
 
     Args:
-        path: a file; or `quickstart`, `quickstart.yaml`, `configs/quickstart.yaml` for one that comes with the package.
+        path: a file, or `quickstart`, `quickstart.yaml`, `configs/quickstart.yaml` for a shipped one.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: neither exists.
     """
     path = Path(path)
     if path.is_file():
@@ -46,7 +46,7 @@ def find_config(path: str | Path) -> Path:
     if name in shipped and path.parent in (Path(), Path("configs")):
         return shipped[name]
     fault = f"{path} is a folder" if path.is_dir() else f"no config file {path}"
-    raise ConfigError(f"{fault}; expected a YAML file, or one that comes with dapo: {', '.join(shipped)}")
+    raise ConfigError(f"{fault}; expected a YAML file, or the name of a shipped one: {', '.join(shipped)}")
 
 
 def first_comment(path: Path) -> str:
@@ -55,14 +55,14 @@ def first_comment(path: Path) -> str:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, or a shipped configuration by its name, lay `key=value` overrides over it, and validate.
+    """Read and validate a YAML file or a shipped configuration, with `key=value` overrides.
 
     Args:
-        path: the file; or `quickstart` and the like (`find_config`), where there is no such file.
-        overrides: `["loss.clip_high=0.3", ...]`, in which the last one of an option counts.
+        path: the file, or a name such as `quickstart` (`find_config`).
+        overrides: `["loss.clip_high=0.3", ...]`; the last one of an option wins.
 
     Raises:
-        ConfigError: with one message for all faults.
+        ConfigError: one message for all faults.
     """
     path = find_config(path)
     return build_config(read_options(path), overrides, where=str(path))
@@ -85,7 +85,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config") -> Config:
-    """Merge preset < `raw` < `overrides` and validate. Raises ConfigError with one message for all faults."""
+    """Merge preset, `raw` and `overrides` in this order, and validate. Raises ConfigError with all faults."""
     _require_shallow(raw, where)
     layers = [_with_model_section(raw), _with_model_section(parse_overrides(overrides))]
     name = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), "dapo")
@@ -97,12 +97,10 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
         with _guarded_environment():
             values = OmegaConf.to_container(OmegaConf.create(_plain(merged)), resolve=True)
         assert isinstance(values, dict)
-        # a section with nothing under it, or everything commented out, means its defaults
+        # an empty section means its defaults
         values = {name: value for name, value in values.items() if not (value is None and name in SECTIONS)}
         rollout = values.get("rollout")
-        if (
-            isinstance(rollout, dict) and rollout.get("top_p") == 1
-        ):  # its only value in training, which recipes spell out
+        if isinstance(rollout, dict) and rollout.get("top_p") == 1:  # recipes write the only valid value in training
             values["rollout"] = {name: value for name, value in rollout.items() if name != "top_p"}
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None
@@ -128,14 +126,14 @@ def _is_in(path: Sequence[object], options: object) -> bool:
 
 @contextmanager
 def _guarded_environment() -> Iterator[None]:
-    """Resolve `${oc.env:NAME}` only for variables that name places; config.yaml would store a secret."""
+    """Resolve `${oc.env:NAME}` only for variables that hold places, because config.yaml stores the value."""
 
     def environment(name: str, *default: str | None) -> str | None:
         if not may_be_written(name):
             raise ConfigError(
                 f"${{oc.env:{name}}}: the value of this environment variable would be written to config.yaml and to "
-                "trackers, and it may be a secret; have what needs it read the environment, or rename it: variables "
-                "that end in DIR, PATH, ROOT, HOME, NAME, HOST and the like are filled in"
+                "trackers, and it may be a secret; read the variable in your own code, or rename it: variables that "
+                "end in DIR, PATH, ROOT, HOME, NAME, HOST and the like are filled in"
             )
         value: str | None = oc.env(name, *default)
         return value
@@ -169,7 +167,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
-    """Parse a data source of the command line: a spec, or a YAML mapping, `{builtin: {sums: {}}, size: 50}`."""
+    """Parse a data source of the command line: a spec, or a YAML mapping (`{builtin: {sums: {}}, size: 50}`)."""
     if not text.lstrip().startswith("{"):
         return text
     parsed = parse_overrides([f"data={text}"])["data"]
@@ -179,12 +177,12 @@ def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
 
 
 def dump_config(config: Config) -> str:
-    """The resolved configuration as YAML; loading it again gives an equal Config."""
+    """The resolved configuration as YAML, from which loading gives an equal Config."""
     return OmegaConf.to_yaml(OmegaConf.create(as_literal(config.model_dump(mode="json"))))
 
 
 def as_literal(value: Any) -> Any:
-    """Escape `${x}` in a value, so that it is read literally as a configuration."""
+    """Escape `${x}` in a value, so that a configuration reads it literally."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
     if isinstance(value, dict):
@@ -197,13 +195,13 @@ _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
 
 
 def _reason(error: Exception) -> str:
-    """Format a YAML error on one line. OmegaConf has its own type for a recursion that is too deep."""
+    """Format a YAML error on one line. OmegaConf has its own error for deep recursion."""
     text = " ".join(str(error).split())
     return _TOO_DEEP if "maximum recursion depth exceeded" in text else text
 
 
 def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None:
-    """Raise ConfigError for lists and mappings that are nested too deep to walk."""
+    """Raise ConfigError for lists and mappings that are nested too deeply."""
     level = {id(value): value}
     for _ in range(depth + 1):
         children = (item for each in level.values() for item in (each.values() if isinstance(each, Mapping) else each))
@@ -217,7 +215,7 @@ _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("
 
 
 class _Dotted(dict[str, Any]):
-    """The mapping made from the dots of `a.b.c=1`, unlike one that was written out."""
+    """A mapping from the dots of `a.b.c=1`, as opposed to a written mapping."""
 
 
 def _plain(value: Any) -> Any:
@@ -228,7 +226,7 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...
     merged = _Dotted(base) if isinstance(base, _Dotted) else dict(base)
     for key, value in top.items():
         here = (*path, str(key))
-        # a mapping given for a data source or verifier replaces the old one; a dotted key below it adds to it
+        # a written mapping replaces that of a data source or verifier; a dotted key below it adds to it
         replaces = here in _WHOLE_VALUES and not isinstance(value, _Dotted)
         if isinstance(value, Mapping) and isinstance(merged.get(key), Mapping) and not replaces:
             merged[key] = _merge(merged[key], value, here)
@@ -238,7 +236,7 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...
 
 
 def _with_model_section(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`model: NAME` is short for `model: {name: NAME}`."""
+    """Expand the short form `model: NAME` to `model: {name: NAME}`."""
     values = _Dotted(raw) if isinstance(raw, _Dotted) else dict(raw)
     if isinstance(values.get("model"), str):
         values["model"] = {"name": values["model"]}
@@ -246,7 +244,7 @@ def _with_model_section(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_auto_verifier(config: Config) -> Config:
-    """Replace `reward.verifier: auto` by the verifier that suits the training data; options of the user stay."""
+    """Replace `reward.verifier: auto` by the verifier that suits the training data."""
     if config.reward.verifier != "auto":
         return config
     name, options = config.auto_verifier

@@ -1,4 +1,4 @@
-"""Messages for a faulty configuration: the option, what was expected, what came, the nearest known name."""
+"""Messages for an invalid configuration: the option, the expected value, the actual one, the nearest known name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -16,7 +16,7 @@ _BRANCHES = {section.__name__ for _, info in options_of() if (section := section
     "dict[str,any]",
     "dict[str,float]",
 }
-"""Names that pydantic gives the branches of unions, in the place of an option."""
+"""Names that pydantic gives to branches of unions, as if they were options."""
 
 
 def format_validation_errors(error: ValidationError) -> Iterator[str]:
@@ -28,7 +28,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
         # a union reports each of its branches: one line for the option is enough
         option = ".".join(parts)
         got = detail.get("input")
-        # where a union has a branch for mappings, that one says what is wrong inside
+        # a union's branch for mappings reports the fault inside
         is_other_union_branch = detail["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
         if option in seen or is_other_union_branch:
             continue
@@ -40,7 +40,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             yield f"option {option} is missing. {info.description if info else 'More values are expected.'}"
         elif detail["type"] == "value_error":
             reason = detail["msg"].removeprefix("Value error, ")
-            # what concerns several options names them itself
+            # a check of several options names them itself
             yield f"option {option}: {reason}, got {got!r}" if not isinstance(got, BaseModel | Mapping) else reason
         else:
             expected = detail["msg"][0].lower() + detail["msg"][1:]
@@ -52,11 +52,11 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
 
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
-    """Say how an unknown option is called here, or which known name is nearest.
+    """A hint for an unknown option: its name here, if it is one of another library, or the nearest known name.
 
     Args:
         parts: the parts of its name.
-        value: what it was set to: a mapping for a section.
+        value: its value; a mapping for a section.
     """
     if advice := REMOVED.get(".".join(parts)):
         return advice

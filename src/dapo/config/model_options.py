@@ -8,46 +8,46 @@ from dapo.config.section import Float, Positive, Section, Switch, Tokens, option
 
 DataSpec: TypeAlias = str | dict[str, Any]
 MODEL_ALIASES = ("smollm2-135m-instruct", "tiny-random")
-"""Models that need no directory and no download."""
+"""The short names of models."""
 
 
 class LoraConfig(Section):
-    """Options of low-rank adapters, which every linear layer but the head gets."""
+    """Options of low-rank adapters of every linear layer except the head."""
 
     rank: Positive = option(16, "Rank of the adapters' two factors.", le=16384)
-    alpha: Float = option(32.0, "An adapter's product is scaled by alpha / rank.", gt=0)
+    alpha: Float = option(32.0, "Scale of an adapter: its product is multiplied by alpha / rank.", gt=0)
 
 
 class ModelConfig(Section):
     name: str = option(
-        description="An alias (smollm2-135m-instruct, tiny-random), a Hugging Face id or a directory of a model."
+        description="The model: an alias (smollm2-135m-instruct, tiny-random), a Hugging Face id or a directory."
     )
     dtype: Literal["auto", "bfloat16", "float32", "float64"] = option(
         "auto",
-        "Number format of the forward and backward pass. Master weights are float32, or float64 with float64. "
-        "auto: bfloat16 if the processor multiplies it fast, else float32.",
+        "Number format of the forward and backward passes; master weights are float32 (float64 with float64). "
+        "auto: bfloat16 if the processor has fast instructions for it, else float32.",
     )
-    trust_remote_code: bool = option(False, "Run the Python code that comes with the model.")
+    trust_remote_code: bool = option(False, "Run Python code from the model's repository.")
     lora: LoraConfig | None = option(
-        None, "Train low-rank adapters, {rank: 16, alpha: 32}; none: all weights.", paper=None
+        None, "Train only low-rank adapters, for example {rank: 16, alpha: 32}; none: train all weights.", paper=None
     )
 
 
 class DataConfig(Section):
     train: DataSpec = option(
-        description="Problems to train on: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a mapping; "
-        "{mix: {NAME: SOURCE, ...}} takes several, each under a name of its own."
+        description="Training problems: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a mapping; "
+        "{mix: {NAME: SOURCE, ...}} combines several sources under names."
     )
     eval: DataSpec | None = option(
-        None, "Held-out problems, given as for data.train. Their texts are removed from the training problems."
+        None, "Held-out problems, in the forms of data.train; problems with the same text are removed from training."
     )
     max_prompt_tokens: Tokens = option(
-        2048, "Length of the longest prompt, in tokens; longer ones are dropped and counted, never cut.", unit="tokens"
+        2048, "Largest length of a prompt; longer ones are dropped and counted, never cut.", unit="tokens"
     )
-    instruction: str = option("", "Text to append to each problem, before the chat template.")
-    system: str | None = option(None, "System message for chat models; none: no system message.")
+    instruction: str = option("", "Text that is appended to each problem, before the chat template.")
+    system: str | None = option(None, "System message for chat models.")
     chat_template: Annotated[Literal["auto", "on", "off"], Switch] = option(
-        "auto", "Apply the model's chat template to prompts. auto: if the tokenizer has one."
+        "auto", "Whether prompts use the model's chat template. auto: if the tokenizer has one."
     )
 
     @cached_property
@@ -57,10 +57,10 @@ class DataConfig(Section):
 
     @cached_property
     def eval_source(self) -> Source | None:
-        """`data.eval`, parsed; None where it is not set. Raises DataError."""
+        """`data.eval`, parsed; None if it is not set. Raises DataError."""
         return None if self.eval is None else parse_spec(self.eval)
 
     @property
     def paths(self) -> dict[str, str]:
-        """Possible paths of files in `data.train` and `data.eval`, by the option that holds each."""
+        """Possible file paths in `data.train` and `data.eval`, by option."""
         return paths_in(self.train, "data.train") | ({} if self.eval is None else paths_in(self.eval, "data.eval"))

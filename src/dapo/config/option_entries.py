@@ -1,4 +1,4 @@
-"""All options as one flat table: their metadata, their values in a configuration, and differences of configurations."""
+"""All options as one flat table: metadata, values in a configuration, and differences between configurations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,22 +17,20 @@ class OptionEntry:
     """An option with its metadata."""
 
     name: str
-    """With its sections: `loss.clip_high`."""
+    """The dotted name: `loss.clip_high`."""
     default: Any
     is_required: bool
-    """It has no default."""
     meaning: str
     unit: str
     """The unit of a number; empty for a pure number."""
     condition: str
-    """When the option has an effect: `option=value`, an option, or a name in CONDITIONS; empty: always."""
+    """The condition for an effect: `option=value`, an option or a name in CONDITIONS; empty: always."""
     has_paper_value: bool
     paper: Any
-    """The paper's value, where it has one."""
 
     @property
     def section(self) -> str:
-        """The section; empty for an option of none."""
+        """The section; empty for an option outside of sections."""
         return self.name.partition(".")[0] if "." in self.name else ""
 
     @property
@@ -41,11 +39,11 @@ class OptionEntry:
 
     @property
     def condition_text(self) -> str:
-        """The condition in words, or as it would be set."""
+        """The condition as text for users."""
         return CONDITIONS.get(self.condition, self.condition)
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values; `paper` only where the paper has a value."""
+        """JSON values; without `paper` if the paper has no value."""
         found = {
             "name": self.name,
             "default": self.default,
@@ -58,7 +56,7 @@ class OptionEntry:
 
 
 def option_entries() -> list[OptionEntry]:
-    """All options in the order of their sections; a section stands for itself only where it may be left out."""
+    """All options in the order of their sections, and the sections that may be none."""
     found = []
     conditions: dict[str, str] = {}
     for name, info in options_of():
@@ -83,10 +81,7 @@ def option_entries() -> list[OptionEntry]:
 
 
 def entries_of(section: str | None) -> list[OptionEntry]:
-    """The options of a section, of a section in it (`rollout.vllm`), or one by its name; None: all.
-
-    Raises ConfigError where there is neither such a section nor such an option.
-    """
+    """The options of a section (`rollout`, `rollout.vllm`), or one by its name; None: all. Raises ConfigError."""
     entries = option_entries()
     if section is None:
         return entries
@@ -114,7 +109,7 @@ def yaml_text(value: Any) -> str:
 
 
 def flat_options(config: Config) -> dict[str, Any]:
-    """Every option by its dotted name as a JSON value, those of data sources and verifiers too; secrets are masked.
+    """Every option, also of data sources and verifiers, by its dotted name as a JSON value; secrets are masked.
 
     >>> flat_options(config)["loss.clip_high"]
     0.28
@@ -123,7 +118,7 @@ def flat_options(config: Config) -> dict[str, Any]:
 
 
 def option_differences(*configs: Config) -> dict[str, list[Any]]:
-    """The options that are not the same in all configurations, with the value in each; None where one has none.
+    """The options that differ between configurations, with the value in each; None: not set.
 
     >>> option_differences(one, other)
     {'optim.lr': [1e-06, 2e-06]}
@@ -132,14 +127,14 @@ def option_differences(*configs: Config) -> dict[str, list[Any]]:
 
 
 def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The options that are not the same in all flat tables, with the value in each; None where one has none."""
+    """The options that differ between flat tables, with the value in each; None: not set."""
     names = dict.fromkeys(name for table in tables for name in table)
     values = {name: [table.get(name) for table in tables] for name in names}
     return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
 
 
 def flatten(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested options by dotted name; lists stay values."""
+    """Yield nested options by dotted name; lists are values."""
     for name, value in options.items():
         if isinstance(value, dict):
             yield from flatten(value, f"{prefix}{name}.")

@@ -26,11 +26,11 @@ CONDITIONS = {
     "uses_ray": "launcher=ray",
     "uses_trainer_group": "a trainer in processes of its own (distributed.trainer_ranks, or launcher=ray)",
 }
-"""Descriptions of the properties of Config that are conditions of options."""
+"""Descriptions of the conditions that are properties of Config."""
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that an option is or may hold; None for a plain value."""
+    """The section that an option is or may hold; None for a plain value."""
     kinds = (annotation, *get_args(annotation))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
@@ -44,5 +44,5 @@ def options_of(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[
 
 
 def known_about(info: FieldInfo) -> dict[str, Any]:
-    """Return the metadata of an option: `paper`, `only_with`, `unit`, `also`."""
+    """The metadata of an option: `paper`, `only_with`, `unit`, `also`."""
     return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}

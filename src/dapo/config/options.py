@@ -36,11 +36,13 @@ def _launcher(value: str) -> str:
 
 
 class Config(Section):
-    """A whole run."""
+    """The options of a run."""
 
-    preset: PresetName = option("dapo", "The method: sets defaults for the options it defines.")
-    model: ModelConfig = option(description="For example model=smollm2-135m-instruct.", also=[{"type": "string"}])
-    data: DataConfig = option(description="For example data.train=builtin:sums.")
+    preset: PresetName = option("dapo", "The method: sets the defaults of its options.")
+    model: ModelConfig = option(
+        description="The model, for example model=smollm2-135m-instruct.", also=[{"type": "string"}]
+    )
+    data: DataConfig = option(description="The data, for example data.train=builtin:sums.")
     rollout: RolloutConfig = RolloutConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     reward: RewardConfig = RewardConfig()
@@ -54,11 +56,11 @@ class Config(Section):
     eval: EvalConfig = option(EvalConfig(), only_with="data.eval")
     launcher: Annotated[str, AfterValidator(_launcher)] = option(
         "local",
-        "Where processes run. local: on this machine; ray: on this machine, started by Ray; ray:auto or ray:HOST:PORT: "
-        "on a running Ray cluster (`dapo submit` for Slurm).",
+        "Launcher of processes. local: this machine; ray: this machine, through Ray; ray:auto or ray:HOST:PORT: a "
+        "running Ray cluster (for Slurm: `dapo submit`).",
     )
     schedule: Literal["sync", "one_step_off"] = option(
-        "sync", "sync: Algorithm 1; one_step_off: the next batch is sampled while the policy updates.", paper="sync"
+        "sync", "sync: Algorithm 1; one_step_off: sample the next batch while the policy updates.", paper="sync"
     )
     distributed: DistributedConfig = DistributedConfig()
     log: LogConfig = LogConfig()
@@ -70,18 +72,18 @@ class Config(Section):
         for name, why in find_secrets(values):
             reason = f"{name} {why}, and options are written to config.yaml and to trackers; "
             if not name.startswith("reward.options."):
-                raise ValueError(f"{reason}leave it out, and have what needs it read an environment variable")
+                raise ValueError(f"{reason}leave it out, and read an environment variable where it is needed")
             raise ValueError(
-                f"{reason}have the verifier read an environment variable, which its processes inherit, and give at "
-                f"most the variable's name: {name}_env=NAME"
+                f"{reason}have the verifier read an environment variable, and give at most the variable's name: "
+                f"{name}_env=NAME"
             )
         return values
 
     def changed(self, section: str, **values: Any) -> Self:
-        """Return a copy with some options of a section changed, without validation."""
+        """A copy with changed options of a section, without validation."""
         changed = getattr(self, section).model_copy(update=values)
         for name in changed.__dict__.keys() - type(changed).model_fields.keys():
-            del changed.__dict__[name]  # a property that was computed from the values before
+            del changed.__dict__[name]  # a cached property of the old values
         return self.model_copy(update={section: changed})
 
     @property
@@ -91,7 +93,7 @@ class Config(Section):
 
     @property
     def updates_per_step(self) -> int:
-        """Optimiser updates in a step with a full batch."""
+        """The number of optimiser updates in a step with a full batch."""
         return self.rollout.prompts_per_step // self.train.minibatch_groups
 
     @property
@@ -104,12 +106,12 @@ class Config(Section):
 
     @property
     def reuses_samples(self) -> bool:
-        """Whether a step has several updates, so that the policy moves away from the sampling policy."""
+        """Whether a step has several updates, so that the policy leaves the sampling policy."""
         return self.updates_per_step > 1
 
     @property
     def has_ratios(self) -> bool:
-        """Whether the loss is a built-in one, and its ratios leave 1."""
+        """Whether a built-in loss has ratios other than 1."""
         return self.reuses_samples and self.loss.function is None
 
     @property
@@ -132,17 +134,17 @@ class Config(Section):
 
     @property
     def corrects_engine(self) -> bool:
-        """Whether token losses are weighted by pi_old over the engine's probability."""
+        """Whether token losses are multiplied by pi_old over the engine's probability."""
         return self.loss.engine_correction is not None
 
     @property
     def has_critic(self) -> bool:
-        """Whether a value function is trained beside the policy."""
+        """Whether a value function is trained along with the policy."""
         return self.advantage.estimator == "gae"
 
     @property
     def has_kl(self) -> bool:
-        """Whether the divergence to a reference counts at all."""
+        """Whether the loss or the reward includes the divergence to a reference."""
         return self.loss.kl_coef > 0
 
     @property
@@ -152,22 +154,22 @@ class Config(Section):
 
     @property
     def engine_processes(self) -> int:
-        """Engines in processes of their own; 0: the process that trains also samples."""
+        """The number of engine processes; 0: the training process also samples."""
         return max(self.rollout.engines, int(self.rollout.engine_kind.needs_process))
 
     @property
     def gpus_per_engine(self) -> int:
-        """GPUs that an engine is spread over."""
+        """The number of GPUs of an engine."""
         return getattr(self.rollout.engine_options, "tensor_parallel", 1)
 
     @property
     def is_multiprocess(self) -> bool:
-        """Whether the run has processes besides the controller's (and the verifiers')."""
+        """Whether the run has processes besides the controller and the verifiers."""
         return self.engine_processes > 0 or self.uses_trainer_group
 
     @property
     def uses_trainer_group(self) -> bool:
-        """Whether the policy is in processes of its own: on a cluster, the controller's machine may have no GPU."""
+        """Whether the policy has its own processes; on a cluster, the controller's machine may have no GPU."""
         return self.distributed.trainer_ranks > 1 or self.uses_ray
 
     @property
@@ -177,12 +179,12 @@ class Config(Section):
 
     @property
     def ray_address(self) -> str | None:
-        """The address of a running Ray cluster; None: the run starts Ray on this machine."""
+        """The address of a running Ray cluster; None: the run starts Ray here."""
         return self.launcher.partition(":")[2] or None
 
     @property
     def predicts_signal(self) -> bool:
-        """Whether problems are skipped by the predicted chance that their groups carry a signal."""
+        """Whether problems are selected by the predicted chance of a signal."""
         return self.dynamic_sampling.predict != "off"
 
     @model_validator(mode="after")
@@ -213,7 +215,7 @@ class Config(Section):
         if self.dynamic_sampling.enabled and bound is not None and bound < rollout.prompts_per_step:
             raise ValueError(
                 f"dynamic_sampling.max_groups_per_step={bound} must be at least "
-                f"rollout.prompts_per_step={rollout.prompts_per_step}, or no batch could ever be full"
+                f"rollout.prompts_per_step={rollout.prompts_per_step}, or no batch could be full"
             )
         return self
 
@@ -242,13 +244,13 @@ class Config(Section):
         if self.decays_lr and self.optim.warmup_steps >= self.train.num_steps:
             raise ValueError(
                 f"optim.schedule={self.optim.schedule} lowers the learning rate after optim.warmup_steps="
-                f"{self.optim.warmup_steps} steps of warm-up, and train.num_steps={self.train.num_steps} leaves none; "
+                f"{self.optim.warmup_steps}, and train.num_steps={self.train.num_steps} leaves no step for that; "
                 "lower optim.warmup_steps, or set optim.schedule=constant"
             )
         if self.decays_lr and self.train.token_budget is not None:
             raise ValueError(
                 f"optim.schedule={self.optim.schedule} reaches its lowest rate in the step train.num_steps, and "
-                f"train.token_budget={self.train.token_budget} may end the run before; set optim.schedule=constant, "
+                f"train.token_budget={self.train.token_budget} may end the run earlier; set optim.schedule=constant, "
                 "or leave the budget out"
             )
         return self
@@ -262,13 +264,13 @@ class Config(Section):
             )
         if self.has_critic and self.model.lora is not None:
             raise ValueError(
-                "advantage.estimator=gae trains all weights of a second network, which model.lora is there to avoid; "
-                "leave model.lora out, or set another estimator"
+                "advantage.estimator=gae trains all weights of a second network, which model.lora avoids; leave "
+                "model.lora out, or set another estimator"
             )
         if self.has_critic and self.critic.pretrain_steps >= self.train.num_steps:
             raise ValueError(
                 f"critic.pretrain_steps={self.critic.pretrain_steps} leaves none of train.num_steps="
-                f"{self.train.num_steps} steps to train the policy in; lower the one or raise the other"
+                f"{self.train.num_steps} steps to train the policy; lower the former or raise the latter"
             )
         return self
 
@@ -292,15 +294,15 @@ class Config(Section):
             )
         if self.predicts_signal and sampling.filter is not None:
             raise ValueError(
-                f"dynamic_sampling.predict={sampling.predict} predicts which groups Eq. 11 keeps, not those that "
-                "dynamic_sampling.filter keeps; set one of the two"
+                f"dynamic_sampling.predict={sampling.predict} predicts the groups that Eq. 11 keeps, not those of "
+                "dynamic_sampling.filter; set one of the two"
             )
         return self
 
     @model_validator(mode="before")
     @classmethod
     def _one_step_off_is_corrected(cls, values: Any) -> Any:
-        """Correct `schedule: one_step_off` by default: a policy one step older sampled its responses."""
+        """Set the correction of `schedule: one_step_off`, whose responses a policy one step older has sampled."""
         if isinstance(values, Mapping) and values.get("schedule") == "one_step_off":
             loss = values.get("loss", {})
             if isinstance(loss, Mapping) and "engine_correction" not in loss:
@@ -311,14 +313,14 @@ class Config(Section):
     def _schedule_fits(self) -> "Config":
         if self.schedule == "one_step_off" and self.loss.engine_correction is None:
             raise ValueError(
-                "schedule=one_step_off trains on responses that the policy of one step before has sampled, which "
-                "loss.engine_correction=none would leave uncorrected; set loss.engine_correction=tis (what this "
-                "schedule takes where nothing is set), or schedule=sync"
+                "schedule=one_step_off trains on responses that the previous step's policy has sampled, which "
+                "loss.engine_correction=none leaves uncorrected; set loss.engine_correction=tis (the default of this "
+                "schedule), or schedule=sync"
             )
         if self.schedule == "one_step_off" and not self.engine_processes:
             raise ValueError(
-                "schedule=one_step_off samples while the policy updates, for which the engine needs a process of its "
-                "own; set rollout.engines=1 (or more), or schedule=sync"
+                "schedule=one_step_off samples while the policy updates, so the engine needs its own process; set "
+                "rollout.engines=1 (or more), or schedule=sync"
             )
         return self
 
@@ -335,14 +337,14 @@ class Config(Section):
         own_options = own if isinstance(trains, str) else own.get(name, {})
         if name in weights and options == (own_options or {}):
             raise ValueError(
-                f"audit.verifier={name} is what trains (reward.verifier), so it could never disagree; set another "
-                "verifier, or leave audit.verifier out"
+                f"audit.verifier={name} equals reward.verifier, so the two could never disagree; set another verifier, "
+                "or leave audit.verifier out"
             )
         return self
 
     @property
     def audit_reward(self) -> RewardConfig | None:
-        """The audit's verifier as a section `reward`, with one worker and the limits of the run; None: no audit."""
+        """The section `reward` of the audit's verifier, with one worker and the run's limits; None: no audit."""
         if self.audit.name_and_options is None:
             return None
         name, options = self.audit.name_and_options
@@ -355,8 +357,8 @@ class Config(Section):
         names = {{"builtin": "exact", "gym": "gym"}.get(kind, "math") for kind in kinds(self.data.train_source)}
         if len(names) > 1:
             raise DataError(
-                f"data.train mixes sources that are judged by different verifiers ({', '.join(sorted(names))}); set "
-                "reward.verifier to one that can judge all of them"
+                f"data.train mixes sources of different verifiers ({', '.join(sorted(names))}); set reward.verifier to "
+                "one that judges all of them"
             )
         name = names.pop()
         return name, ({"extract": "final"} if name == "exact" else {}) | self.reward.options
@@ -370,10 +372,10 @@ class Config(Section):
     def _why_engine_is_not_pi_old(self) -> str | None:
         """Explain why the engine's log-probabilities may differ from those of the policy at the start of a step."""
         if self.schedule == "one_step_off":
-            return "takes the policy that sampled for the one that the step begins with: it needs schedule=sync"
+            return "takes the sampling policy for the policy at the start of the step: it needs schedule=sync"
         if not self.rollout.engine_kind.rounds_as_trainer:
             engines = engines_with("rounds_as_trainer")
-            return f"needs an engine that rounds as the trainer does: rollout.engine={engines}"
+            return f"needs an engine that rounds like the trainer: rollout.engine={engines}"
         if self.uses_trainer_group:
             return "keeps the samples in one process: it needs distributed.trainer_ranks=1 and launcher=local"
         if self.engine_processes:

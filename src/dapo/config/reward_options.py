@@ -18,18 +18,19 @@ class RewardConfig(Section):
         "auto: exact for builtin:, gym for gym:, math otherwise.",
     )
     options: dict[str, Any] = option(
-        {}, "The verifier's own options (docs/verifiers.md), such as letters: ABCD for choice; of several, by verifier."
+        {},
+        "Options of the verifier (docs/verifiers.md), such as letters: ABCD for choice; of several verifiers, by name.",
     )
     threshold: Float | None = option(
         None,
-        "Smallest score that counts as correct, for verifiers that return scores. none: a score is neither correct "
-        "nor wrong.",
+        "Smallest score of a correct response, for verifiers that return scores. none: a score is neither correct nor "
+        "wrong.",
         paper=None,
     )
     timeout_s: Seconds = option(
         10.0,
-        "Time limit of a verdict, after which it is an error verdict. A function that receives a whole group has this "
-        "time for each of its responses.",
+        "Time limit of a verdict, after which it is an error. A function that receives a whole group has this time for "
+        "each response.",
         unit="s",
     )
     workers: Processes = option(2, "Processes that run verifiers.", unit="processes")
@@ -47,24 +48,22 @@ class RewardConfig(Section):
             if isinstance(seconds, int | float) and seconds >= self.timeout_s:
                 path = f"reward.options.{limit}" if is_only else f"reward.options.{name}.{limit}"
                 raise ValueError(
-                    f"{path}={seconds:g} (s) must be less than reward.timeout_s={self.timeout_s:g}, at which a verdict "
-                    "becomes an error"
+                    f"{path}={seconds:g} (s) must be less than reward.timeout_s={self.timeout_s:g}, a verdict's limit"
                 )
         return self
 
 
 class AuditConfig(Section):
-    """A second verifier that judges some of the trained responses, and never trains."""
+    """A second verifier that judges some of the trained responses without training on its scores."""
 
     verifier: str | dict[str, dict[str, Any]] | None = option(
         None,
-        "Second verifier: a name or module:function, or a mapping of one to its options, {choice: {letters: ABCD}}; "
-        "none: no audit.",
+        "Second verifier: a name, module:function, or one with options, {choice: {letters: ABCD}}; none: no audit.",
         paper=None,
     )
     share: Float = option(
         0.05,
-        "Fraction of the trained responses to audit, sampled by key.",
+        "Fraction of the trained responses that are audited.",
         only_with="audit.verifier",
         gt=0,
         le=1,
@@ -90,8 +89,8 @@ class AuditConfig(Section):
 class OverlongConfig(Section):
     mode: Annotated[Literal["soft", "filter", "off"], Switch] = option(
         "soft",
-        "Treatment of responses near the length limit. soft: a penalty on their length (Eq. 13); filter: truncated "
-        "responses do not train; off: nothing.",
+        "Treatment of responses near the length limit. soft: a length penalty (Eq. 13); filter: exclude truncated "
+        "responses from training; off: none.",
         paper="soft",
     )
     buffer_tokens: Tokens = option(

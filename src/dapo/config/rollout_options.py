@@ -30,14 +30,14 @@ class NativeConfig(Section):
 
     slots: Positive = option(
         64,
-        "Sequences that each engine decodes at a time; responses of a group with equal tokens so far count as one.",
+        "Sequences that each engine decodes at a time; responses of a group with equal tokens so far count once.",
         le=16384,
         unit="sequences",
     )
     kernels: Annotated[dict[str, str] | None, Auto] = option(
         None,
-        "Kernel (mkl, onednn or plain) that multiplies weights of a shape on a CPU, {576x1536: onednn}; the other "
-        "shapes get the kernel for model.dtype. none or auto: the fastest of each shape, timed when the run starts.",
+        "CPU kernel (mkl, onednn or plain) for weights of a shape, {576x1536: onednn}; other shapes use the kernel for "
+        "model.dtype. none or auto: the fastest kernel of each shape, timed when the run starts.",
     )
 
 
@@ -46,16 +46,16 @@ class VllmConfig(Section):
 
     cache_gib: Annotated[Gibibytes | None, Auto] = option(
         None,
-        "GiB for keys and values on each GPU of an engine. none or auto: the rest of the engine's part of the GPU's "
-        "memory (90 %, divided by the processes that share it) after the weights; 2 on a CPU.",
+        "Memory for keys and values on each GPU of an engine. none or auto: the engine's share of the GPU (90 %, "
+        "divided by the processes on it) minus the weights; 2 on a CPU.",
         unit="GiB",
     )
     tensor_parallel: Processes = option(1, "GPUs per engine.", unit="GPUs")
     eager: Annotated[bool | None, Auto] = option(
-        None, "Skip compilation and graph capture: a faster start, slower decoding. none or auto: on a CPU only."
+        None, "Skip compilation and graph capture: starts faster, decodes slower. none or auto: only on a CPU."
     )
     python: str | None = option(
-        None, "Python interpreter of an environment that has vLLM; none: the one that runs the training."
+        None, "Python interpreter of an environment with vLLM; none: that of the training process."
     )
 
 
@@ -70,24 +70,24 @@ class RolloutConfig(Section):
     )
     reproducible: bool = option(
         True,
-        "Distribute requests to several engines by key and advance them in lockstep, so that two runs on CPUs are "
-        "equal. false: distribute by load; runs are equal up to rounding. With vllm, false also samples without a seed "
-        "per request, which is faster.",
+        "Distribute requests to several engines by key and advance the engines in lockstep, so that two runs on CPUs "
+        "are equal. false: distribute by load; runs are equal up to rounding. With vllm, false also samples without a "
+        "seed per request, which is faster.",
         only_with="engine_processes",
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
     vllm: VllmConfig = option(VllmConfig(), only_with="rollout.engine=vllm")
     prompts_per_step: Positive = option(
-        512, "Informative groups, one per prompt, that make a batch.", paper=512, le=10**6, unit="prompts"
+        512, "Informative groups per batch, one for each prompt.", paper=512, le=10**6, unit="prompts"
     )
     group_size: Int = option(16, "G: responses sampled per prompt.", paper=16, le=10**4, unit="responses")
     max_response_tokens: Tokens = option(
         20480,
-        "L_max: length of the longest response, in tokens, the sampled end token included.",
+        "L_max: largest length of a response, including the sampled end token.",
         paper=20480,
         unit="tokens",
     )
-    temperature: Float = option(1.0, "Temperature at which responses are sampled and scored.", paper=1.0, gt=0)
+    temperature: Float = option(1.0, "Temperature of sampling and of log-probabilities.", paper=1.0, gt=0)
 
     @property
     def engine_kind(self) -> EngineKind:
@@ -103,9 +103,9 @@ class RolloutConfig(Section):
 class ScoreThresholdsConfig(Section):
     """Thresholds on scores (`dynamic_sampling.filter`)."""
 
-    min_spread: Float = option(0.0, "Least difference between a group's largest and smallest score.", ge=0)
+    min_spread: Float = option(0.0, "Smallest difference between a group's largest and smallest score.", ge=0)
     mean_between: tuple[Float | None, Float | None] = option(
-        (None, None), "Bounds of a group's mean score: above the first and below the second number; null: no bound."
+        (None, None), "Exclusive lower and upper bound of a group's mean score; null: no bound."
     )
 
     @field_validator("mean_between")
@@ -120,31 +120,31 @@ class ScoreThresholdsConfig(Section):
 class DynamicSamplingConfig(Section):
     enabled: bool = option(True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True)
     max_groups_per_step: Positive | None = option(
-        None, "Groups that may be judged per step; none: ten times rollout.prompts_per_step.", unit="groups"
+        None, "Largest number of groups judged per step; none: ten times rollout.prompts_per_step.", unit="groups"
     )
     on_shortfall: Literal["train", "stop"] = option(
         "train",
-        "What a step does whose batch is not full at max_groups_per_step. train: update on the groups found; stop: end "
-        "the run, with its state saved.",
+        "Action if the batch is not full at max_groups_per_step. train: update on the groups found; stop: save the "
+        "state and end the run.",
     )
     filter: str | ScoreThresholdsConfig | None = option(
         None,
-        "module:function from a Group to a bool, used instead of Eq. 11; or thresholds on scores, used with it: "
-        "{min_spread: 0.5, mean_between: [0, 9]}.",
+        "Filter of groups: module:function from a Group to a bool, in place of Eq. 11; or thresholds on scores, in "
+        "addition to it: {min_spread: 0.5, mean_between: [0, 9]}.",
         paper=None,
         only_with="dynamic_sampling.enabled",
     )
     predict: Annotated[Literal["off", "proportional", "thompson"], Switch] = option(
         "off",
-        "Selects the problems to sample by the predicted chance that their groups carry a signal (Eq. 11). off: sample "
-        "every problem; proportional: sample with a probability in proportion to that chance; thompson: sample where "
-        "the chance, at a success rate drawn from its posterior, is at least half of the largest one.",
+        "Selection of problems by the predicted chance that their groups carry a signal (Eq. 11). off: sample every "
+        "problem; proportional: sample with a probability proportional to that chance; thompson: sample if the chance, "
+        "at a success rate drawn from its posterior, is at least half of the largest one.",
         paper="off",
     )
     weights: Annotated[Literal["none", "inverse"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
         "none",
-        "Weight in the loss of groups that were selected by prediction. inverse: 1 / the probability of their "
-        "selection, so that the expected gradient equals the one of sampling every problem, at a higher variance.",
+        "Loss weight of groups selected by prediction. inverse: 1 / the probability of selection, so that the expected "
+        "gradient equals that of sampling every problem, at a higher variance.",
         paper="none",
         only_with="predicts_signal",
         also=[{"type": "null"}],

@@ -1,4 +1,4 @@
-"""Options of a run besides its training: `eval`, `distributed`, `log`, `profile`."""
+"""Options outside of training: `eval`, `distributed`, `log`, `profile`."""
 
 import re
 from typing import Annotated, Literal
@@ -13,22 +13,24 @@ class EvalConfig(Section):
         1, "Responses per problem: the k of avg@k.", paper=32, le=10**5, unit="responses"
     )
     temperature: Float = option(1.0, "Sampling temperature; 0: the most likely token.", paper=1.0, ge=0)
-    top_p: Float = option(0.7, "Probability mass of the tokens that can be sampled.", paper=0.7, gt=0, le=1)
+    top_p: Float = option(
+        0.7, "Probability mass of the most likely tokens, to which sampling is limited.", paper=0.7, gt=0, le=1
+    )
     max_response_tokens: Tokens | None = option(
-        None, "Length of the longest response, in tokens; none: rollout.max_response_tokens.", unit="tokens"
+        None, "Largest length of a response; none: rollout.max_response_tokens.", unit="tokens"
     )
 
 
 START_TIMEOUT_S = 900.0
-"""Seconds until all processes of a run must be ready."""
+"""Time limit for the start of all processes of a run, in seconds."""
 
 
 class DistributedConfig(Section):
-    trainer_ranks: Processes = option(1, "Processes that shard the model (FSDP2).", unit="processes")
+    trainer_ranks: Processes = option(1, "Processes that train shards of the model (FSDP2).", unit="processes")
     gpus_per_process: Float | None = option(
         None,
-        "GPUs that Ray gives each trainer rank and each engine; 0.5: two share one; none: one where the cluster has "
-        "GPUs, and rollout.vllm.tensor_parallel for an engine.",
+        "GPUs per trainer rank and per engine on Ray; 0.5: two processes share a GPU; none: one GPU if the cluster has "
+        "GPUs, or rollout.vllm.tensor_parallel for an engine.",
         only_with="uses_ray",
         ge=0,
         le=MAX_PROCESSES,
@@ -44,17 +46,17 @@ def _rollouts(value: str) -> str:
 
 class LogConfig(Section):
     sinks: list[Literal["tensorboard", "wandb", "trackio"]] = option(
-        [], "Trackers that receive metrics, besides metrics.jsonl and the console."
+        [], "Trackers that receive metrics, in addition to metrics.jsonl and the console."
     )
     rollouts: Annotated[str, AfterValidator(_rollouts)] = option(
         "all",
-        "Judged responses to keep in rollouts/*.parquet. all: of every step; no-logprobs: without the column "
-        "engine_logprobs, most of the bytes; last:N: of the last N steps; none.",
+        "Judged responses that are kept in rollouts/*.parquet. all: every step; no-logprobs: every step, without the "
+        "large column engine_logprobs; last:N: the last N steps; none.",
     )
 
     @property
     def rollout_steps(self) -> int | None:
-        """The number of steps whose tables of responses are kept; None: all."""
+        """The number of steps whose responses are kept; None: all."""
         return int(self.rollouts.removeprefix("last:")) if self.rollouts.startswith("last:") else None
 
 
@@ -68,6 +70,6 @@ def _one_or_several(value: object) -> object:
 class ProfileConfig(Section):
     steps: Annotated[list[Positive], BeforeValidator(_one_or_several)] = option(
         [],
-        "Training steps, one or a list, whose profiler traces go to profile/ in the run directory.",
+        "Training steps, one or a list, with profiler traces in profile/ of the run directory.",
         also=[{"type": "integer", "minimum": 1}, {"type": "null"}],
     )

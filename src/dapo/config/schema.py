@@ -13,7 +13,7 @@ _SWITCH = {"enum": [True, False]}
 
 
 def config_schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) that describes every option: type, bounds, default, meaning, unit, paper's value.
+    """A JSON schema (draft 2020-12) of every option: type, bounds, default, meaning, unit, paper's value.
 
     A schema cannot check combinations of options or names of files, models and verifiers: `dapo check` does.
     """
@@ -32,7 +32,7 @@ def config_schema() -> dict[str, Any]:
         also += [{"const": "auto"}] * (Auto in info.metadata) + [_SWITCH] * (Switch in info.metadata)
         if section_in(info.annotation) and info.default is not None:
             entry.pop("default", None)
-            also += [] if info.is_required() else [{"type": "null"}]  # a section with nothing under it
+            also += [] if info.is_required() else [{"type": "null"}]  # an empty section
         if also:
             _widen(entry, also)
         if description := _description(info.description or "", known):
@@ -47,7 +47,7 @@ def config_schema() -> dict[str, Any]:
 
 
 def _use_names_of_the_standard(value: Any) -> None:
-    """Pydantic leaves the bounds of a type that may also be null under its own names."""
+    """Rename the bounds of types that may be null, for which pydantic has its own names."""
     if isinstance(value, dict):
         for name, standard in _BOUNDS.items():
             if isinstance(value.get(name), int | float):
@@ -60,7 +60,7 @@ def _use_names_of_the_standard(value: Any) -> None:
 
 
 def _widen(entry: dict[str, Any], also: list[dict[str, Any]]) -> None:
-    """Let an option be one of these as well; what says nothing about its type stays beside it."""
+    """Add alternatives to the type of an option; default, description and title stay outside of them."""
     kept: dict[str, Any] = {key: entry.pop(key) for key in ("default", "description", "title") if key in entry}
     branches = entry.pop("anyOf") if set(entry) == {"anyOf"} else [dict(entry)]
     entry.clear()

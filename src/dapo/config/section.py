@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """A group of options; unknown names are refused."""
+    """A group of options, which rejects unknown names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -28,12 +28,12 @@ def option(
     """An option of a section.
 
     Args:
-        default: The value where nothing is set; without one the option is required.
-        description: Full sentences for a user, with units.
-        paper: The paper's value, where it has one.
+        default: The default; an option without one is required.
+        description: Text for users.
+        paper: The paper's value, if it has one.
         only_with: The condition under which the option has an effect: `option=value`, or the name of an option or of a
             property of Config that must be true.
-        unit: The unit of a number; a pure number has none.
+        unit: The unit of a number.
         also: JSON schemas of further values that a validator converts to the type.
         bounds: `gt`, `ge`, `lt`, `le`, as for pydantic's Field.
     """
@@ -43,19 +43,19 @@ def option(
 
 
 def _yaml_switch(value: object) -> object:
-    """YAML reads a bare `on` or `off` as a boolean; here they are names."""
+    """Convert booleans back to `on` and `off`, which YAML reads as booleans."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
 def reject_bool(value: object) -> object:
-    """Refuse `true` where a number is expected: Python counts it as 1."""
+    """Reject `true` for a number, which Python counts as 1."""
     if isinstance(value, bool):
         raise ValueError("expected a number")
     return value
 
 
 MAX_COUNT = 10**9
-"""Largest count; options that cost memory, processes or threads have a smaller limit."""
+"""Largest count; options that cost memory, processes or threads have lower limits."""
 MAX_SECONDS = 1e6
 MAX_PROCESSES = 4096
 
@@ -69,4 +69,4 @@ Gibibytes: TypeAlias = Annotated[Float, Field(gt=0, le=1e6)]
 Seed: TypeAlias = Annotated[int, BeforeValidator(reject_bool), Field(ge=0, lt=2**63)]
 Switch = BeforeValidator(_yaml_switch)
 Auto = BeforeValidator(lambda value: None if value == "auto" else value)
-"""Accept `auto` for none, where none means a choice made at the start."""
+"""Accepts `auto` for none, if none means a choice at the start."""

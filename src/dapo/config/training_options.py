@@ -1,4 +1,4 @@
-"""Options of the algorithm and of the training: `advantage`, `loss`, `optim`, `critic`, `train`."""
+"""Options of the algorithm and of training: `advantage`, `loss`, `optim`, `critic`, `train`."""
 
 import re
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.section import Auto, Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
 
-TIS_CAP = 2.0  # the usual cap of truncated importance sampling, which `loss.engine_correction: tis` stands for
+TIS_CAP = 2.0  # the usual cap of truncated importance sampling: `loss.engine_correction: tis`
 
 
 def _weight_cap(value: object) -> object:
@@ -26,9 +26,9 @@ Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 class AdvantageConfig(Section):
     estimator: Literal["group", "rloo", "reinforce_pp", "gae"] = option(
         "group",
-        "Baseline of a response. group: the mean of its group (Eq. 9); rloo: the mean of the others of its group; "
-        "reinforce_pp: the mean of the whole batch of the step, divided by the batch's standard deviation; gae: the "
-        "critic's value of each token (PPO, docs/losses.md). docs/losses.md has the equations.",
+        "Baseline of a response. group: the mean reward of its group (Eq. 9); rloo: the mean of the other responses of "
+        "its group; reinforce_pp: the mean of the step's batch, with its standard deviation as the divisor; gae: the "
+        "critic's value of each token (PPO). docs/losses.md has the equations.",
         paper="group",
     )
     scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
@@ -55,27 +55,27 @@ class LossConfig(Section):
     )
     surrogate: SurrogateName = option(
         "clip",
-        "Contribution of a token to the loss, by its ratio r. "
+        "Contribution of a token with the ratio r to the loss. "
         f"{'; '.join(f'{name}: {row.term}' for name, row in SURROGATES.items())}. docs/losses.md has the equations.",
         paper="clip",
         only_with="has_ratios",
     )
     clip_low: Float = option(
-        0.2, "The ratio of a token is clipped below at 1 - clip_low.", paper=0.2, only_with="clips_low", gt=0, lt=1
+        0.2, "Distance below 1 at which a token's ratio is clipped.", paper=0.2, only_with="clips_low", gt=0, lt=1
     )
     clip_high: Float = option(
-        0.28, "The ratio of a token is clipped above at 1 + clip_high.", paper=0.28, only_with="clips_high", gt=0
+        0.28, "Distance above 1 at which a token's ratio is clipped.", paper=0.28, only_with="clips_high", gt=0
     )
     dual_clip: Float | None = option(
         None,
-        "Largest ratio where the advantage is negative (the released scripts: 10); none: no limit.",
+        "Largest ratio of tokens with a negative advantage (the released scripts: 10); none: no limit.",
         paper=None,
         only_with="clips_dual",
         gt=1,
     )
     aggregate: Literal["token", "group", "sequence", "constant"] = option(
         "token",
-        "How token losses are averaged; token: over all tokens, as DAPO was released; group: per group (Eq. 8); "
+        "Average of token losses. token: over all tokens, as in DAPO's released code; group: per group (Eq. 8); "
         "sequence: per response (GRPO); constant: divided by the maximum length (Dr. GRPO).",
         paper="token",
     )
@@ -84,48 +84,49 @@ class LossConfig(Section):
     )
     kl_estimator: Literal["k1", "k2", "k3"] = option(
         "k3",
-        "How the divergence is estimated from the sampled tokens, with d = log pi - log pi_ref. k1: d; k2: d^2 / 2; "
-        "k3: exp(-d) - 1 + d. In the loss k1 has no gradient in expectation, in the reward only k1 has that of the "
-        "divergence: docs/losses.md.",
+        "Estimator of the divergence from sampled tokens, with d = log pi - log pi_ref. k1: d; k2: d^2 / 2; "
+        "k3: exp(-d) - 1 + d. In the loss, the expected gradient of k1 is zero; in the reward, only k1 has the "
+        "gradient of the divergence (docs/losses.md).",
         paper="k3",
         only_with="has_kl",
     )
     kl_in: Literal["loss", "reward"] = option(
         "loss",
-        "Where the divergence counts. loss: as a term of its own (Eq. 5); reward: kl_coef times its sum over the "
-        "response is subtracted from the reward before advantages, after groups are filtered (Eq. 11).",
+        "Place of the divergence. loss: a separate term (Eq. 5); reward: subtract kl_coef times its sum over the "
+        "response from the reward, after groups are filtered (Eq. 11) and before advantages are computed.",
         paper="loss",
         only_with="has_kl",
     )
     reference_every: Positive | None = option(
         None,
-        "Steps after which the policy as it is becomes the reference of the divergence; none: the reference stays the "
-        "initial policy.",
+        "Steps between updates of the reference of the divergence to the current policy; none: it stays the initial "
+        "policy.",
         paper=None,
         only_with="has_kl",
         unit="steps",
     )
-    entropy_coef: Float = option(0.0, "Weight of the policy's entropy, which the loss then favours.", paper=0.0, ge=0)
+    entropy_coef: Float = option(
+        0.0, "Weight of the policy's entropy, which is subtracted from the loss.", paper=0.0, ge=0
+    )
     entropy_target: Float | None = option(
         None,
-        "Entropy in nats per token below which the loss favours the policy's entropy, with a weight that grows by "
-        "0.005 with each update below and falls with each one above; none: the weight is loss.entropy_coef.",
+        "Entropy per token below which the loss rewards entropy, with a weight that each update raises by 0.005 if the "
+        "entropy is below and lowers if it is above; none: the weight is loss.entropy_coef.",
         paper=None,
         gt=0,
         unit="nats",
     )
     engine_correction: Annotated[Float | None, BeforeValidator(_weight_cap)] = option(
         None,
-        "Cap of truncated importance sampling, which corrects for the difference between engine and trainer: each "
-        "token's loss is multiplied by min(exp(old_logprob - engine_logprob), cap). tis: 2; none: no correction.",
+        "Cap of truncated importance sampling, which corrects the difference between engine and trainer: each token's "
+        "loss is multiplied by min(exp(old_logprob - engine_logprob), cap). tis: 2; none: no correction.",
         paper=None,
         also=[{"enum": ["tis", "none"]}],
         gt=0,
     )
     engine_ratio: Literal["token", "sequence"] = option(
         "token",
-        "Compute the engine correction per token or per response. sequence: the ratio is the product over the "
-        "response.",
+        "Ratio of the engine correction. token: of each token; sequence: the product over the response.",
         only_with="corrects_engine",
     )
     engine_over_cap: Literal["truncate", "mask"] = option(
@@ -136,17 +137,17 @@ class LossConfig(Section):
     )
     old_logprobs: Literal["policy", "engine"] = option(
         "policy",
-        "Source of pi_old in the second and later updates of a step. policy: log-probabilities of the trainer, "
-        "computed before the first update; engine: those of the sampling, which saves that pass. engine needs the "
-        "native engine in the training process, in float32 or float64; the run ends if the two differ by more than "
-        "0.001 nats at any token of a step's first update.",
+        "Source of pi_old in the second and later updates of a step. policy: log-probabilities that the trainer "
+        "computes before the first update; engine: those of sampling, which saves that pass. engine needs the native "
+        "engine in the training process, in float32 or float64; the run ends if the two differ by more than 0.001 nats "
+        "at any token of a step's first update.",
         paper="policy",
         only_with="reuses_samples",
     )
     max_approx_kl: Float | None = option(
         10.0,
-        "Limit of the mean KL divergence to the old policy (ratio - 1 - log ratio) over an update's tokens. An update "
-        "beyond it is skipped and counted. none: no limit.",
+        "Limit of the mean KL divergence to the old policy (ratio - 1 - log ratio) over an update's tokens; an update "
+        "above it is skipped and counted. none: no limit.",
         paper=None,
         gt=0,
         unit="nats",
@@ -154,12 +155,12 @@ class LossConfig(Section):
 
     @property
     def is_clipped(self) -> bool:
-        """Whether the built-in loss is Eq. 8's, whose gradient is written out."""
+        """Whether the built-in loss is that of Eq. 8, which has an explicit gradient."""
         return self.surrogate == "clip"
 
     @property
     def needs_whole_responses(self) -> bool:
-        """Whether what a token contributes depends on the other tokens of its response."""
+        """Whether a token's loss depends on the other tokens of its response."""
         correction_needs_them = self.engine_correction is not None and self.engine_ratio == "sequence"
         return SURROGATES[self.surrogate].needs_whole_responses or correction_needs_them
 
@@ -187,24 +188,24 @@ class OptimConfig(Section):
     )
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant",
-        "Learning rate after the warm-up. constant: optim.lr; linear, cosine: falls to optim.min_lr_fraction of "
-        "optim.lr in the step train.num_steps.",
+        "Learning rate after the warm-up. constant: optim.lr; linear, cosine: it falls to optim.min_lr_fraction of "
+        "optim.lr at the last step.",
         paper="constant",
     )
     min_lr_fraction: Float = option(
         0.1,
-        "The learning rate of the last step as a fraction of optim.lr; 0: the last step changes nothing.",
+        "Learning rate of the last step as a fraction of optim.lr; 0: the last step changes nothing.",
         only_with="decays_lr",
         ge=0,
         le=1,
     )
     weight_decay: Float = option(0.1, "AdamW's weight decay.", paper=0.1, ge=0)
     betas: tuple[Beta, Beta] = option((0.9, 0.999), "AdamW's decay rates of the two moments.", paper=(0.9, 0.999))
-    max_grad_norm: Float = option(1.0, "Norm at which an update's gradient is clipped.", paper=1.0, gt=0)
+    max_grad_norm: Float = option(1.0, "Norm to which an update's gradient is clipped.", paper=1.0, gt=0)
 
 
 class CriticConfig(Section):
-    """The value function of PPO: a copy of the initial policy's network with a head of one number."""
+    """The value function of PPO: a copy of the initial policy's network with a scalar head."""
 
     lr: Float = option(
         1.0e-5,
@@ -213,56 +214,54 @@ class CriticConfig(Section):
     )
     gae_lambda: Float = option(
         1.0,
-        "Lambda of the advantages. 1: the sum of future rewards minus the critic's value; 0: one step's reward and the "
-        "difference of two values; values in between trade variance for bias.",
+        "Lambda of generalized advantage estimation. 1: the sum of future rewards minus the critic's value; 0: one "
+        "step's reward plus the difference of two values; values in between trade variance for bias.",
         ge=0,
         le=1,
     )
     clip_range: Float | None = option(
         0.5,
-        "Distance that a step's updates may move a value before it loses its gradient, in units of the reward; none: "
-        "no limit.",
+        "Largest change of a value in a step before its gradient vanishes, in units of the reward; none: no limit.",
         gt=0,
     )
-    pretrain_steps: Int = option(0, "Number of first training steps that update only the critic.", ge=0, unit="steps")
+    pretrain_steps: Int = option(0, "Training steps at the start that update only the critic.", ge=0, unit="steps")
 
 
 class TrainConfig(Section):
     num_steps: Positive = option(300, "Training steps of the run.", unit="steps")
     token_budget: Annotated[Int, Field(gt=0, le=10**15)] | None = option(
         None,
-        "Generated tokens after which the run ends, if it reaches them before train.num_steps; the step that reaches "
-        "them is the last. Groups that do not train count; evaluations do not. none: no limit.",
+        "Generated tokens after which the run ends, even before train.num_steps; the step that reaches the number is "
+        "the last. Groups that do not train count; evaluations do not. none: no limit.",
         unit="tokens",
     )
     minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32, unit="groups")
     microbatch_tokens: Annotated[Tokens | None, Auto] = option(
         None,
-        "Prompt and response tokens per backward pass; more take more memory and change no result. none or auto: as "
-        "many as fit on the GPU, by the model of memory that `dapo check` prints; 16384 on a CPU.",
+        "Prompt and response tokens per backward pass; a larger number takes more memory and does not change results. "
+        "none or auto: the number that fits on the GPU by the estimate of `dapo check`; 16384 on a CPU.",
         unit="tokens",
     )
     recompute: Annotated[bool | None, Auto] = option(
         None,
-        "Recompute activations in the backward pass from each layer's input: a third more arithmetic, a fraction of "
-        "the memory. none or auto: on a GPU if 8192 tokens per backward pass, or the longest prompt and response, do "
-        "not fit otherwise.",
+        "Recompute activations in the backward pass: a third more arithmetic for a fraction of the memory. none or "
+        "auto: on a GPU if 8192 tokens per backward pass, or the longest prompt and response, do not fit otherwise.",
     )
-    save_every: Int = option(20, "Steps between checkpoints; 0: only at the end.", ge=0, unit="steps")
+    save_every: Int = option(20, "Steps between checkpoints; 0: a single one at the end.", ge=0, unit="steps")
     keep_checkpoints: Positive = option(
-        2, "Number of newest checkpoints to keep, besides the best evaluated one.", unit="checkpoints"
+        2, "Newest checkpoints that are kept, in addition to the best by evaluation.", unit="checkpoints"
     )
     eval_every: Int = option(
         20,
-        "Steps between evaluations; 0: only before the first and after the last.",
+        "Steps between evaluations; 0: only before the first and after the last step.",
         only_with="data.eval",
         ge=0,
         unit="steps",
     )
-    seed: Seed = option(0, "Seed of all randomness in a run.")
+    seed: Seed = option(0, "Seed of all random numbers of the run.")
     threads: Processes | None = option(
         None,
-        "CPU threads per process that trains or samples. none: torch's own choice, divided among the processes of a "
+        "CPU threads per training or sampling process. none: torch's default, divided by the number of processes of a "
         "machine that compute at the same time.",
         unit="threads",
     )

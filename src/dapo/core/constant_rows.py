@@ -1,10 +1,10 @@
-"""Masks with one value: all of them share one piece of memory, whatever their number and length."""
+"""Masks with a single value, which all share one block of memory."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 
 MIN_LENGTH = 2**15
-"""Length of the shared memory, doubled for longer rows: at the paper's lengths all rows share one."""
+"""Length of the shared memory, doubled for longer rows."""
 
 
 def constant_row(value: bool, length: int) -> Sequence[int]:

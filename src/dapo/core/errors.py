@@ -1,17 +1,17 @@
-"""Every error a user can meet. Messages name the expected input, the actual one, and the remedy."""
+"""Every error for users. Messages give the expected input, the actual one and the remedy."""
 
 from collections.abc import Mapping
 
 EXIT_CODES: Mapping[str, str] = {
-    "0": "it is done, and well",
-    "1": "the run or the evaluation failed, or what was examined is bad",
-    "2": "the input is wrong, or what was checked cannot work",
-    "128 + n": "signal n stopped it, its state saved",
+    "0": "success",
+    "1": "the run or the evaluation failed, or a check found a fault",
+    "2": "the input is wrong, or the checked configuration cannot run",
+    "128 + n": "signal n stopped the command after it saved its state",
 }
 
 
 class DapoError(Exception):
-    """The base of all errors that are written for people; the command line prints them without a traceback."""
+    """The base of all errors for users; the command line prints them without a traceback."""
 
     exit_code = 1
 
@@ -23,7 +23,7 @@ class ConfigError(DapoError):
 
 
 class DataError(DapoError):
-    """A data source is missing, empty or malformed; names the file and line."""
+    """A data source is missing, empty or malformed; the message gives file and line."""
 
     exit_code = 2
 
@@ -41,7 +41,7 @@ class VerifierFailed(RewardError):
 
 
 class ShortfallError(DapoError):
-    """Dynamic sampling reached its bound without enough informative groups; names the causes with counts."""
+    """Dynamic sampling reached its bound without enough informative groups; the message counts the causes."""
 
 
 class CheckpointError(DapoError):
@@ -55,28 +55,28 @@ class EngineError(DapoError):
 
 
 class OutOfMemory(DapoError):
-    """A GPU had no memory left for the model or a part of a step; names it, and the options that make it smaller."""
+    """A GPU ran out of memory; the message gives the allocation and the options that reduce it."""
 
 
 class LossFailed(DapoError):
-    """The user's own loss raised, or returned something that is no loss; the state of the last step is saved."""
+    """A custom loss raised an exception or returned an invalid value; the state of the last step is saved."""
 
 
 class NumericsError(DapoError):
-    """The numbers of training went wrong: updates skipped in a row, a collapsed policy, weights that are not finite."""
+    """Training failed numerically: updates skipped in a row, a collapsed policy or weights that are not finite."""
 
 
 class LaunchError(DapoError):
-    """Processes that a run needs could not be started: names the requested and the available resources."""
+    """Processes of a run could not start; the message gives the requested and the available resources."""
 
 
 class WorkerDied(DapoError):
-    """A process of the run is gone or does not answer; names it and its last output."""
+    """A process of the run ended or does not answer; the message has its last output."""
 
 
 class TrainerLost(WorkerDied):
-    """A trainer rank is gone or hangs; the other ranks cannot continue. The run can resume from its checkpoint."""
+    """A trainer rank ended or hangs, so the other ranks cannot continue; the run can resume from its checkpoint."""
 
 
 class WorkerFault(DapoError):
-    """Code in another process of the run raised something unforeseen; its log has the traceback."""
+    """Code in another process of the run raised an unexpected exception; its log has the traceback."""

@@ -14,11 +14,11 @@ from typing import IO, Any
 from dapo.core.terminal import to_json
 
 CHUNK_BYTES = 2**25
-"""Large, because between two chunks a thread of low priority holds the interpreter, and training waits for it."""
+"""Bytes of one read; large, because a background thread holds the interpreter between two chunks."""
 
 
 def crc32_of(path: Path) -> str:
-    """The CRC-32 of a file, as eight hexadecimal digits: it finds accidents, at 2.8 GiB/s where SHA-256 makes 0.3."""
+    """The CRC-32 of a file in eight hexadecimal digits: it finds accidents at 2.8 GiB/s (SHA-256: 0.3)."""
     crc, chunk = 0, memoryview(bytearray(min(CHUNK_BYTES, path.stat().st_size + 1)))
     with open(path, "rb", buffering=0) as file:
         while size := file.readinto(chunk):
@@ -27,7 +27,7 @@ def crc32_of(path: Path) -> str:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Give a new file its size, with the room for it where the system can promise that; macOS cannot."""
+    """Give a new file its size and, except on macOS, reserve its disk space."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:
@@ -36,10 +36,9 @@ def reserve(descriptor: int, size: int) -> None:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path whose content gets the name `path` when the block ends, once it is on disk.
+    """Yield a temporary path, which is flushed to disk and renamed to `path` when the block ends.
 
-    Missing directories are made. If the block raises, `path` stays as it was. The temporary file is new, whatever
-    links or files exist next to `path`; where `path` is a link, the link is replaced.
+    Creates missing directories. If the block raises, `path` is unchanged. If `path` is a link, the link is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -52,18 +51,18 @@ def atomic_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         if error.errno is None or error.filename is not None:
             raise
-        raise OSError(error.errno, error.strerror, str(path)) from error  # a failed write does not name its file
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a failed write has no file name
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def open_no_link(path: str | Path, mode: str, *, buffering: int = -1, encoding: str | None = None) -> IO[Any]:
-    """Open a file as `open` does, but raise OSError for a link."""
+    """Open a file like `open`, but raise OSError for a link."""
     try:
         return open(path, mode, buffering=buffering, encoding=encoding, opener=_open_no_link)
     except OSError as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
-            raise OSError(errno.ELOOP, "it is a link, and nothing is written through links", str(path)) from None
+            raise OSError(errno.ELOOP, "it is a link, and dapo does not follow links here", str(path)) from None
         raise
 
 
@@ -72,12 +71,12 @@ def _open_no_link(path: str, flags: int) -> int:
 
 
 def cache_folder() -> Path:
-    """The folder of files that dapo can rebuild: `$DAPO_CACHE` or `~/.cache/dapo`, which need not exist."""
+    """The folder of files that dapo can rebuild, `$DAPO_CACHE` or `~/.cache/dapo`; it may not exist."""
     return Path(os.environ.get("DAPO_CACHE") or Path.home() / ".cache" / "dapo")
 
 
 def remove(path: Path) -> None:
-    """Remove a directory with its content, a file, or a link, whose target stays."""
+    """Remove a directory with its content, a file, or a link without its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -85,7 +84,7 @@ def remove(path: Path) -> None:
 
 
 def fsync(path: Path) -> None:
-    """Wait until a file's content, or a directory's names, are on disk."""
+    """Flush a file's content or a directory's names to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -94,20 +93,17 @@ def fsync(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read the value in a JSON file. Raises OSError, or ValueError for anything that is no JSON."""
+    """Read the value in a JSON file. Raises OSError, or ValueError for invalid JSON."""
     try:
         return json.loads(path.read_bytes())
     except RecursionError:
-        raise ValueError("brackets without end") from None
+        raise ValueError("brackets nested too deeply") from None
 
 
 def atomic_write_text(path: str | Path, text: str) -> None:
-    """Write a whole UTF-8 file, on disk when this returns; a crash leaves the old file or the new one.
-
-    Characters that UTF-8 cannot hold are written as escapes.
-    """
+    """Write a UTF-8 file and flush it to disk; a crash leaves the old file or the new one."""
     with atomic_file(Path(path)) as temporary:
-        # half of a surrogate pair, which a tokenizer may decode to, is text that UTF-8 cannot hold
+        # a tokenizer may decode half of a surrogate pair, which UTF-8 cannot encode
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 

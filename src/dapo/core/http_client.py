@@ -1,4 +1,4 @@
-"""The HTTP client of the package: requests within time limits, and retries of failures that may pass."""
+"""An HTTP client with time limits, which retries transient failures."""
 
 import json
 import time
@@ -20,7 +20,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ServerFailed(DapoError):
-    """A server gave no usable answer after all retries; it may another time."""
+    """A server gave no usable answer after all retries; a later request may succeed."""
 
 
 class ServerRefused(DataError):
@@ -32,13 +32,13 @@ class Answer:
     """The answer to a request; a retryable status is returned once all tries are used up."""
 
     status: int
-    reason: str  # the status in words: `Not Found`
+    reason: str  # of the status: `Not Found`
     body: bytes
     tries: int
 
 
 class HttpClient:
-    """Sends JSON to one server; several threads may share a client. Proxies of the environment are used."""
+    """Sends JSON to one server, through the proxies of the environment; several threads may share a client."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class HttpClient:
         """Open no connection yet.
 
         Args:
-            url: a valid address, which decides on the proxy and names the server in errors.
+            url: a valid address, which selects the proxy and stands in error messages.
             token: sent as a bearer token, and replaced by `***` in quoted text.
             timeout_s: time limit of one try, from connecting to the last byte.
             retries: further tries after a failed connection, a timeout or a status of RETRYABLE_STATUSES.
             backoff_s: tries wait 1, 2, 4, 8 ... times this, at most 30 s, or `Retry-After` if that is longer.
-            connections: how many threads share the client.
+            connections: the number of threads that share the client.
         """
         self._shown_url, self._token = mask_text(url), token
         self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
@@ -75,14 +75,14 @@ class HttpClient:
     def request(
         self, method: str, url: str, value: Any = None, *, deadline: float = float("inf"), retries: int | None = None
     ) -> Answer:
-        """Send `value` as JSON and return the answer, whatever its status; redirects are not followed.
+        """Send `value` as JSON and return the answer of any status, without following redirects.
 
         Args:
             method: `GET` or `POST`.
             url: the address.
-            value: the body; None for none.
-            deadline: when to stop trying, by `time.monotonic()`.
-            retries: instead of the client's.
+            value: the body; None: no body.
+            deadline: the time of the last try, by `time.monotonic()`.
+            retries: overrides those of the client.
 
         Raises:
             ServerFailed: no try got an answer, or the answer is too long.
@@ -122,7 +122,7 @@ class HttpClient:
         self._pool.clear()
 
     def quote(self, text: str | bytes) -> str:
-        """The start of a server's answer for a message, without the token, which a server may repeat."""
+        """The start of a server's answer for a message; the token in it is masked."""
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
         return (text.replace(self._token, "***") if self._token else text)[:_SHOWN_CHARS]
 
@@ -134,7 +134,7 @@ class HttpClient:
 
 
 def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
-    """The whole body. Raises TimeoutError at the deadline, also for a server that sends byte by byte."""
+    """The whole body. Raises TimeoutError at the deadline, even if the server sends byte by byte."""
     content = b""
     while part := response.read1(1 << 16):
         content += part
@@ -146,6 +146,6 @@ def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
 
 
 def _cause(error: Exception) -> str:
-    """The reason of a failed request, without the addresses of objects."""
+    """The reason of a failed request, without addresses of objects in memory."""
     text = str(error).rpartition(": ")[2] if isinstance(error, urllib3.exceptions.HTTPError) else str(error)
     return f"{type(error).__name__}: {text}"

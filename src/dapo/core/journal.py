@@ -1,4 +1,4 @@
-"""A file with one JSON line per finished item, from which an interrupted command continues."""
+"""A file with one JSON line per finished item, from which an interrupted command resumes."""
 
 import fcntl
 import json
@@ -12,32 +12,32 @@ from dapo.core.files import open_no_link
 
 
 class Journal:
-    """Records by `id`, in memory and in the file."""
+    """Records by `id`, kept in memory and in the file."""
 
     def __init__(self, file: IO[bytes], records: dict[str, dict[str, Any]]) -> None:
         self._file = file
         self.records = records
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Write a record at once, so that it survives the process."""
+        """Write a record immediately, so that it survives the process."""
         self._file.write(_line(record))
         self.records[record["id"]] = dict(record)
 
 
 @contextmanager
 def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
-    """Open and lock the journal at `path`; the first line of a new one has the `settings`.
+    """Open and lock the journal at `path`; a new one starts with a line of the `settings`.
 
-    An incomplete last line is removed; a journal without records is deleted at the end. Raises DataError if the journal
-    is in use by another process, is no journal, or has other settings.
+    Removes an incomplete last line; deletes a journal without records at the end. Raises DataError if another process
+    uses the journal, the file is no journal, or it has different settings.
     """
     settings = json.loads(json.dumps(settings))  # tuples become lists, as in the file
-    # unbuffered: a record is passed to the kernel by add()
+    # unbuffered, so that add() passes a record to the kernel
     with open_no_link(path, "a+b", buffering=0) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"{path} is in use by another process; wait until it has ended, or stop it") from None
+            raise DataError(f"{path} is in use by another process; wait until that ends, or stop it") from None
         file.seek(0)
         whole, _, torn = file.read().rpartition(b"\n")
         if torn:
@@ -76,5 +76,5 @@ def _require_same(path: Path, header: Mapping[str, Any], settings: Mapping[str, 
     if differing:
         differences = "; ".join(f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}" for key in differing)
         raise DataError(
-            f"{path} holds work that was done with other settings: {differences}; use those, or delete the file"
+            f"{path} holds results of other settings: {differences}; use those settings, or delete the file"
         )

@@ -1,4 +1,4 @@
-"""Loads a user's `module:function`, and calls code that may raise anything."""
+"""Loads a user's `module:function` and calls code that may raise any exception."""
 
 import importlib
 import importlib.util
@@ -77,26 +77,26 @@ def require_package(package: str, *, extra: str, purpose: str) -> None:
 
 @dataclass(frozen=True)
 class Failure:
-    """A call that raised instead of returning."""
+    """The failure of a call."""
 
     reason: str  # `raised ValueError: its first line (file.py, line 12)`
 
 
 def try_call(call: Callable[[], T]) -> T | Failure:
-    """The result of `call()`, or why it failed."""
+    """The result of `call()`, or the reason of its failure."""
     try:
         return call()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # sys.exit() and the timeouts of some libraries are no Exceptions
+    except BaseException as error:  # sys.exit() and timeouts of some libraries are not Exceptions
         return Failure(f"raised {describe(error)}")
 
 
 def describe(error: BaseException) -> str:
-    """An exception on one line: type, first line of its text, and the innermost file and line."""
+    """An exception on one line: its type, the first line of its text, the innermost file and line."""
     try:
         lines = str(error).strip().splitlines()
-    except Exception:  # an exception's own text is user code too
+    except Exception:  # __str__ is user code too
         lines = ["(its text cannot be read)"]
     name = OUT_OF_MEMORY if isinstance(error, MemoryError) else type(error).__name__
     text = name + (f": {lines[0][:_MESSAGE_CHARS]}" if lines else "")

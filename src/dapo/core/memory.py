@@ -1,4 +1,4 @@
-"""Memory of a process: garbage collection, the C library's allocator, and errors of a device that has none left."""
+"""Memory of a process: garbage collection, the C library's allocator, and out-of-memory errors of devices."""
 
 import ctypes
 import gc
@@ -24,10 +24,10 @@ _CAPACITY = re.compile(r"total capacity of ([\d.]+ \w+)")
 
 @contextmanager
 def collections_paused() -> Iterator[None]:
-    """Collect no garbage in cycles while the block runs; also a decorator.
+    """Pause the garbage collection of cycles in the block; also a decorator.
 
-    A full collection looks at every response of a batch: 0.3 s at the paper's size. Use it where a block makes many
-    objects and takes well below a second: garbage in cycles stays until afterwards.
+    A full collection visits every response of a batch, which takes 0.3 s at the paper's size. Use this for blocks that
+    make many objects in well below a second.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -39,12 +39,12 @@ def collections_paused() -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees, where its C library is glibc; returns whether it does.
+    """Let this process keep freed memory, if its C library is glibc and the user has not set the allocator.
 
-    An update frees its gradients and activations, and the next one takes as much: glibc gives blocks of that size back
-    to the system, which has to clear every page again. On SmolLM2-135M three steps of the quickstart spent 5.3 s in the
-    kernel instead of 7.3, of 76 s of processor time, and held 4 % more memory at their peak (4,256 MiB). Nothing is
-    changed where the user has set the allocator.
+    An update frees its gradients and activations, and the next one allocates as much: glibc returns blocks of that size
+    to the system, which clears every page again. On SmolLM2-135M three steps of the quickstart then spent 5.3 s instead
+    of 7.3 in the kernel, of 76 s of processor time, with 4 % more memory at the peak (4,256 MiB). Returns whether it
+    was set.
     """
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(VARIABLES) for name in os.environ):
         return False
@@ -56,29 +56,29 @@ def keep_freed_memory() -> bool:
 def explain_out_of_memory(
     kind: type[Exception], doing: str, advice: str, *, then: str = "resume the run"
 ) -> Iterator[None]:
-    """Raise OutOfMemory where the block, or the function that this decorates, raises an error of this kind.
+    """Raise OutOfMemory if the block, or the decorated function, raises an error of this kind.
 
-    The variables of the frames that failed are dropped: they hold the very tensors that filled the memory, and saving
-    the state needs some of it.
+    Drops the variables of the failed frames, because they hold the tensors that filled the memory, and saving the state
+    needs memory.
 
     Args:
-        kind: The error of the library that computes: torch.OutOfMemoryError.
+        kind: The library's error: torch.OutOfMemoryError.
         doing: The computation, as the subject of a sentence.
-        advice: Which options to change, and how.
-        then: The remedy with the changed options.
+        advice: The options to change, and how.
+        then: The remedy after the change.
     """
     try:
         yield
     except kind as error:
         text = str(error)
         traceback.clear_frames(error.__traceback__)
-        raise OutOfMemory(f"{doing} found no memory{_amounts(text)}: {advice}, and {then}") from None
+        raise OutOfMemory(f"{doing} ran out of memory{_amounts(text)}: {advice}, and {then}") from None
 
 
 def _amounts(text: str) -> str:
-    """The bytes that were asked for and those that were free, as far as torch's message has them."""
+    """The requested and the free bytes, as far as torch's message gives them."""
     asked, free, capacity = (pattern.search(text) for pattern in (_ASKED, _FREE, _CAPACITY))
-    parts = [f"{asked[1]} were asked for"] if asked else []
+    parts = [f"{asked[1]} were requested"] if asked else []
     if free:
         parts.append(f"{free[1]} of {capacity[1]} were free" if capacity else f"{free[1]} were free")
     return f" ({', '.join(parts) or ' '.join(text.split())[:200]})" if text else ""

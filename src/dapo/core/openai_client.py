@@ -1,4 +1,4 @@
-"""A chat model behind an OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted one)."""
+"""A client of chat models on OpenAI-compatible servers (vLLM, SGLang, llama.cpp, hosted ones)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from dapo.core.http_client import RETRYABLE_STATUSES, Answer, HttpClient, Server
 class Completion:
     """The first choice of a chat completion."""
 
-    text: str  # the message's content, empty where all of it was hidden reasoning
-    tokens: int  # the number of generated tokens, 0 where the server does not count them
+    text: str  # the message's content; empty if all of it was hidden reasoning
+    tokens: int  # generated tokens; 0 if the server does not count them
     finish: str  # the server's finish reason: `stop`, `length`, `content_filter`, ...
 
 
@@ -36,13 +36,13 @@ class ChatClient:
         """Open no connection yet.
 
         Args:
-            url: ends where `/chat/completions` begins, as in `http://localhost:8000/v1`.
+            url: the address without `/chat/completions`: `http://localhost:8000/v1`.
             model: the model's name at the server.
             api_key: sent as a bearer token.
             timeout_s: time limit of one try.
             retries: further tries after a failed connection or a transient status.
             backoff_s: tries wait 1, 2, 4, 8 ... times this, or as long as the server requests.
-            connections: how many threads share the client.
+            connections: the number of threads that share the client.
 
         Raises:
             DataError: `url` is not an address.
@@ -51,9 +51,9 @@ class ChatClient:
             parts = urlsplit(url)
         except ValueError:  # brackets that do not match
             parts = urlsplit("")
-        if "@" in url or parts.query or parts.fragment:  # not repeated: it may hold a secret
+        if "@" in url or parts.query or parts.fragment:  # not quoted, because it may hold a secret
             raise DataError(
-                "the server's address has a user, a password, a query or a fragment in it; expected one such as "
+                "the server's address contains a user, a password, a query or a fragment; expected one such as "
                 "http://localhost:8000/v1, and the key in an environment variable"
             )
         if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -86,14 +86,14 @@ class ChatClient:
         return Completion(text, tokens, finish)
 
     def models(self) -> list[str] | None:
-        """The served models' names; None where the server lists none. Raises ServerFailed or ServerRefused."""
+        """The names of the served models; None if the server lists none. Raises ServerFailed or ServerRefused."""
         try:
             answer = self._http.request("GET", f"{self.url}/models", retries=0)
         except ServerFailed as error:
             cause = str(error).removeprefix(f"{self.url}: ")
             raise ServerFailed(f"{self.url} cannot be reached ({cause})") from None
         if answer.status in (401, 403):
-            raise ServerRefused(f"{self.url} refuses us (status {answer.status})")
+            raise ServerRefused(f"{self.url} denies access (status {answer.status})")
         try:
             return [str(model["id"]) for model in json.loads(answer.body)["data"]] or None
         except (ValueError, KeyError, TypeError):

@@ -6,7 +6,7 @@ from pathlib import Path
 CPUINFO = Path("/proc/cpuinfo")
 
 VECTOR_EXTENSIONS = ("avx", "amx", "fma", "asimd", "sve", "bf16", "i8mm")
-"""How the flags begin by which libraries choose the code of their products."""
+"""Prefixes of the flags by which libraries choose their matrix kernels."""
 
 
 def cpu_model() -> str:
@@ -15,14 +15,14 @@ def cpu_model() -> str:
 
 
 def vector_extensions() -> list[str]:
-    """The processor's flags for vectors and matrices, sorted; none where the system does not report them."""
+    """The processor's sorted flags for vectors and matrices; empty if the system does not report them."""
     found = _cpuinfo()
     flags = f"{found.get('flags', '')} {found.get('Features', '')}".split()
     return sorted({flag for flag in flags if flag.startswith(VECTOR_EXTENSIONS)})
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The entries of Linux for the first processor."""
+    """The entries of the first processor in Linux's /proc/cpuinfo."""
     try:
         first = CPUINFO.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
     except OSError:

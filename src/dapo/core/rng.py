@@ -1,4 +1,4 @@
-"""Counter-based randomness (as JAX's `fold_in`): each random choice is a function of its key, so no state is kept."""
+"""Counter-based randomness, like JAX's `fold_in`: each random choice is a function of its key, without state."""
 
 import hashlib
 import json
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 def keyed_seed(*key: int | str) -> int:
     """A 63-bit seed for a key, for example (run seed, "token", step, position in the stream, sample)."""
-    # numpy's integers count as ints: a position must give the same seed after a round trip through JSON
+    # numpy integers count as ints: a position gives the same seed after a round trip through JSON
     parts = [part if isinstance(part, str) else operator.index(part) for part in key]
     digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "big") >> 1
 
 
 def keyed_uniforms(seed: int, count: int) -> NDArray[np.float64]:
-    """`[count]` uniform numbers in [0, 1); number t depends on (seed, t) only, whatever `count` is."""
+    """`[count]` uniform numbers in [0, 1); number t depends only on (seed, t)."""
     return np.random.Generator(np.random.Philox(key=seed)).random(count)
 
 

@@ -1,7 +1,7 @@
 """Recognizes secrets: in options, which are refused, and in text, where they are masked.
 
-Options are written to config.yaml and to trackers, so a secret among them is refused. In other text that a run writes
-(the command line, error messages) secrets are masked.
+A run writes its options to config.yaml and to trackers, so it refuses secrets among them. It masks secrets in other
+text that it writes, such as the command line and error messages.
 """
 
 import os
@@ -18,7 +18,7 @@ _ALWAYS = frozenset(
         *("passwords", "pat", "pw", "pwd", "secret", "secrets"),
     )
 )
-"""Words at the end of a name that make it a secret's, whatever precedes them."""
+"""Last words of names of secrets, whatever precedes them."""
 _HARMLESS_BEFORE = {
     "token": (
         *("answer", "begin", "bos", "buffer", "cache", "cls", "code", "context", "delimiter", "draft", "end"),
@@ -35,7 +35,7 @@ _HARMLESS_BEFORE = {
         *("source", "task", "text", "unique", "value"),
     ),
 }
-"""Words that make a name harmless though it ends in `token` or `key`: `stop_token`, `answer_key`."""
+"""Words before `token` or `key` that make a name harmless: `stop_token`, `answer_key`."""
 _IN_URLS = frozenset(("sig", "signature", "sign", "code", "assertion"))
 
 _NAME_WITH_VALUE = re.compile(r"""([A-Za-z][\w.-]*)['"]?\s*[:=]\s*['"]?(?=[^\s'",}\]])""")
@@ -61,11 +61,11 @@ _LOCATION_WORDS = (
     *("project", "root", "scratch"),
 )
 _NO_PASSWORDS = ("PWD", "OLDPWD")
-_MIN_VALUE_CHARS = 6  # a shorter value of a variable would be found in words of every kind
+_MIN_VALUE_CHARS = 6  # shorter values of variables occur in ordinary words
 
 
 def is_secret_name(name: str) -> bool:
-    """`api_key`, `openaiApiKey`, `X-Api-Key` and `HF_TOKEN`, but not `max_tokens` or `answer_key`."""
+    """Whether a name is a secret's: `api_key`, `openaiApiKey`, `HF_TOKEN`, but not `max_tokens` or `answer_key`."""
     *before, last = _words(name) or [""]
     for ending, harmless in _HARMLESS_BEFORE.items():
         if last in (ending, f"{ending}s"):
@@ -74,10 +74,10 @@ def is_secret_name(name: str) -> bool:
 
 
 def find_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted names of the secrets in an option's value, each with the reason in a few words.
+    """The dotted names of the secrets in an option's value, each with the reason.
 
-    A text is a secret by its own name or the name of a mapping around it, by a user, password or key in its URL, or by
-    its shape.
+    A text is a secret by its own name or that of a surrounding mapping, by a user, password or key in its URL, or by
+    its form.
     """
     yield from _find(value, name, ())
 
@@ -89,12 +89,12 @@ def secret_names(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def mask_options(options: Any) -> Any:
-    """The same mappings and lists with `***` for every secret."""
+    """Copy mappings and lists with `***` for every secret."""
     return _masked(options, ())
 
 
 def mask_secrets(command: Sequence[str]) -> list[str]:
-    """A command line without its secrets: `reward.options.api_key=abc` -> `reward.options.api_key=***`."""
+    """Mask the secrets of a command line: `reward.options.api_key=abc` -> `reward.options.api_key=***`."""
     masked: list[str] = []
     hides_next = False
     for argument in command:
@@ -117,12 +117,12 @@ def mask_text(text: str) -> str:
 
 
 def may_be_written(variable: str) -> bool:
-    """Whether `${oc.env:VARIABLE}` may stand in a configuration: the variable names a place, or who runs this."""
+    """Whether a configuration may use `${oc.env:VARIABLE}`: the variable holds a place or a user's name."""
     return variable in ("USER", "PWD", "LOGNAME", "TMPDIR") or (_words(variable) or [""])[-1] in _LOCATION_WORDS
 
 
 _Names = tuple[str, ...]
-"""The secret names among those of a value and of the mappings around it."""
+"""The secret names among the names of a value and of the mappings around it."""
 
 
 def _find(value: Any, name: str, secrets: _Names) -> Iterator[tuple[str, str]]:
@@ -151,7 +151,7 @@ def _masked(value: Any, secrets: _Names) -> Any:
 
 
 def _items(values: Sequence[Any], secrets: _Names) -> Iterator[tuple[Any, _Names]]:
-    """The items of a list; the second of a pair such as `[Authorization, Bearer abc]` has the first as its name."""
+    """The items of a list; in a pair such as `[Authorization, Bearer abc]` the first names the second."""
     is_pair = len(values) == 2 and all(isinstance(value, str) for value in values)
     for position, value in enumerate(values):
         yield value, _with(secrets, values[0]) if is_pair and position == 1 else secrets
@@ -163,7 +163,7 @@ def _with(secrets: _Names, name: object) -> _Names:
 
 
 def _is_secret(value: Any, secrets: _Names) -> bool:
-    """A text under the name of a secret; a number too, but for tokens and keys, which are counted and numbered."""
+    """Whether a text, or a number other than a count of tokens or keys, has the name of a secret."""
     if isinstance(value, int) and not isinstance(value, bool):
         return any(_words(name)[-1] in _ALWAYS or _words(name)[-2:-1] == ["api"] for name in secrets)
     return isinstance(value, str) and bool(value) and bool(secrets)
@@ -178,7 +178,7 @@ def _announces_secret(argument: str) -> bool:
 
 def _mask_argument(argument: str) -> str:
     for match in (*_NAME_WITH_VALUE.finditer(argument), *_PAIR.finditer(argument)):
-        # `my_rewards:token` is no pair, and neither is the scheme of a URL
+        # `my_rewards:token` is no pair, nor is the scheme of a URL
         is_pair = re.search(r"[=,\s'\"]", match[0]) is not None or not argument[: match.start()].strip("{ ")
         rest = argument[match.end() :]
         if is_pair and is_secret_name(match[1]) and not rest.startswith("//"):
@@ -199,5 +199,5 @@ def _is_url_secret(name: str) -> bool:
 
 
 def _words(name: str) -> list[str]:
-    """`openaiApiKey` is three words."""
+    """The words of a name in lower case; `openaiApiKey` has three."""
     return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())

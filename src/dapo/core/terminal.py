@@ -1,8 +1,8 @@
 """Prints text of models, data, verifiers and errors so that it cannot control the terminal.
 
-Everything that this package prints goes through `print_text`, or through a `SafeConsole` (runs/console.py).
-Control characters (escape sequences, carriage returns, the C1 set), characters that change the direction of the text or
-cannot be seen, line separators and halves of surrogate pairs appear as escapes.
+All output goes through `print_text` or a `SafeConsole` (runs/console.py). Control characters (escape sequences,
+carriage returns, the C1 set), invisible characters and those that change the direction of text, line separators and
+halves of surrogate pairs appear as escapes.
 """
 
 import json
@@ -19,30 +19,30 @@ _INVISIBLE = (
     r"\U0001d173-\U0001d17a\U000e0000-\U000e007f"
 )
 UNSAFE = re.compile(rf"[\x00-\x08\x0b-\x1f{_INVISIBLE}]")
-"""Every character of the categories Cc, Cf, Cs, Zl and Zp, but line feed and tab."""
+"""Characters of the categories Cc, Cf, Cs, Zl and Zp except line feed and tab."""
 _UNSAFE_IN_JSON = re.compile(f"[{_INVISIBLE}]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def printable(text: str, encoding: str = "utf-8") -> str:
-    """The text with escapes for unsafe characters and for characters that `encoding` lacks."""
+    """Escape unsafe characters, and characters that `encoding` lacks."""
     return UNSAFE.sub(_escape, text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def printable_json(text: str) -> str:
-    """JSON text that a terminal may show: of equal value, with unsafe characters in its strings as JSON's escapes."""
+    """Escape unsafe characters in the strings of JSON text; its value stays equal."""
     return _UNSAFE_IN_JSON.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Standard JSON that a terminal may show; numbers that are not finite become null."""
+    """Standard JSON that is safe to print; non-finite numbers become null."""
     return printable_json(json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent))
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object to the standard output: indented on a terminal, on one line elsewhere.
+    """Print one JSON object to the standard output, indented on a terminal and on one line elsewhere.
 
-    Numbers that are not finite become null. Characters that the stream's encoding lacks are written as JSON's escapes.
+    Non-finite numbers become null; characters that the stream's encoding lacks become escapes.
     """
     text = to_json(value, indent=2 if sys.stdout.isatty() else None)
     encoding = sys.stdout.encoding or "utf-8"
@@ -53,13 +53,13 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 @contextmanager
 def stdout_to_stderr(wanted: bool = True) -> Iterator[None]:
-    """Redirect the standard output to the standard error in the block, if `wanted`: JSON follows on the former."""
+    """Redirect the standard output to the standard error in the block, so that JSON can follow alone."""
     with redirect_stdout(sys.stderr) if wanted else nullcontext():
         yield
 
 
 def print_text(text: object = "", *, file: TextIO | None = None, end: str = "\n") -> None:
-    """Print text as it is, unsafe characters escaped, to the standard output or another stream."""
+    """Print text with unsafe characters escaped, by default to the standard output."""
     stream = sys.stdout if file is None else file
     print(printable(str(text), stream.encoding or "utf-8"), end=end, file=stream, flush=True)
 

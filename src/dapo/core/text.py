@@ -1,4 +1,4 @@
-"""Text for messages and tables: cut to a length, or suggesting a known name."""
+"""Shortens text for messages and tables, and suggests known names."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -14,7 +14,7 @@ def one_line(text: str) -> str:
 
 
 def shorten(text: str, chars: int, *, keep: Literal["start", "ends", "end"] = "start") -> str:
-    """A text of at most `chars` characters; a longer one keeps its start, both ends or its end, and shows the cut."""
+    """Cut a text to `chars` characters; it keeps its start, both ends or its end, and shows the cut."""
     if len(text) <= chars:
         return text
     if keep == "start":
@@ -26,7 +26,7 @@ def shorten(text: str, chars: int, *, keep: Literal["start", "ends", "end"] = "s
 
 
 def excerpt(text: str) -> str:
-    """Both ends of a text of many lines or characters, with a note of how much is left out."""
+    """Both ends of a long text, with a count of the lines or characters left out."""
     lines = text.strip("\n").split("\n")
     if len(lines) > EXCERPT_LINES:
         head, tail = lines[: EXCERPT_LINES // 2], lines[-EXCERPT_LINES // 2 :]
@@ -39,7 +39,7 @@ def excerpt(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str], *, otherwise: str | None = None, count: int = 1) -> str:
-    """`did you mean sums?`; where no known name is similar, `otherwise`, or a list of all known names."""
+    """`did you mean sums?`, or without a similar name `otherwise`, or a list of all known names."""
     known = list(known)
     if close := get_close_matches(word, known, n=count, cutoff=0.5):
         return f"did you mean {' or '.join(close)}?"

@@ -1,4 +1,1 @@
-"""Starts, continues, evaluates and exports runs, for the Python interface and for the commands.
-
-The commands import nothing else of `dapo.api`.
-"""
+"""Starts, continues, evaluates and exports runs, for the Python interface and for the commands."""

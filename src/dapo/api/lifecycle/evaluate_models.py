@@ -1,4 +1,4 @@
-"""Evaluates one model, or compares two: for `dapo eval` and for runs in Python."""
+"""Evaluates a model or compares two, for `dapo eval` and runs in Python."""
 
 import hashlib
 import json
@@ -35,7 +35,7 @@ from dapo.training.preflight import load_rows
 from dapo.training.signals import END_AT_ONCE, InterruptHandler, signals_as_requests
 from dapo.types import Problem
 
-DEFAULT_TOKENS = 1024  # the response limit for a model that no run made; eval.max_response_tokens overrides it
+DEFAULT_TOKENS = 1024  # the response limit without a run; eval.max_response_tokens overrides it
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class EvalRequest:
     data: DataSpec | None
     """None: the run's `data.eval`."""
     samples_per_problem: int | None = None
-    """None: eval.samples_per_problem, or as often as a data file repeats each of its problems."""
+    """None: eval.samples_per_problem, or the number of times that a data file repeats each problem."""
     server: str | None = None
     output: Path | None = None
     overrides: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class EvalRequest:
 
 
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
-    """Evaluate a model, a run or a served model: its summary and its table, also written to `output` if set."""
+    """Evaluate a model, a run or a served model, and return its summary and table, which also go to `output`."""
     _require_writable(request.output)
     summary, result = _evaluate(model, request, base=run_options(model), journal=_journal_path(request.output))
     found = {**summary, "table": result.table()}
@@ -71,9 +71,9 @@ def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
 
 
 def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, Any]:
-    """Evaluate two models on the same problems with the same random numbers: `first`, `second`, `comparison`.
+    """Compare two models on the same problems with the same random numbers: `first`, `second`, `comparison`.
 
-    Each is a model, a run, or a file that `dapo eval --output` or a run has written. A run's options hold for both.
+    Each is a model, a run, or a file of `dapo eval --output` or a run. A run's options apply to both.
     """
     _require_writable(request.output)
     base = run_options(first) or run_options(second)
@@ -95,7 +95,7 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
 
 
 def run_options(model: str) -> dict[str, Any] | None:
-    """The options that a run was trained with; None if `model` is not a run directory."""
+    """The options of a run; None if `model` is not a run directory."""
     if not RunDirectory.is_run(model):
         return None
     return load_run_config(RunDirectory.open(model)).model_dump(mode="json")
@@ -107,10 +107,10 @@ def evaluation_config(
     """The options to evaluate with and, for a run, its newest checkpoint.
 
     Args:
-        model: A run directory, or a model that no run made: an alias, a directory, a Hugging Face id.
+        model: A run directory or a model: an alias, a directory, a Hugging Face id.
         data: The problems.
-        request: The command line; its overrides come last.
-        base: The options of a run, to start from; None for the defaults of the paper's evaluation.
+        request: The command line, whose overrides win.
+        base: The options of a run to start from; None: the defaults of the paper's evaluation.
 
     Raises:
         CheckpointError: The run has no checkpoint yet.
@@ -126,12 +126,15 @@ def evaluation_config(
         run = RunDirectory.open(model)
         checkpoint = run.checkpoints.latest(warn=warn)
         if checkpoint is None:
-            raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to evaluate")
+            raise CheckpointError(f"{run.path} has no checkpoint to evaluate yet")
         own = load_run_config(run).model_dump(mode="json")
         raw["model"] = own["model"]
         raw["rollout"]["native"]["kernels"] = own["rollout"]["native"]["kernels"]  # those of its own evaluations
     elif base is not None:
-        raw["model"] = {"name": model, "dtype": raw["model"]["dtype"]}  # trust in one model is not trust in another
+        raw["model"] = {
+            "name": model,
+            "dtype": raw["model"]["dtype"],
+        }  # without trust_remote_code, which is about one model
         raw["rollout"]["native"]["kernels"] = None
     raw["data"] |= {"train": data, "eval": data}
     if isinstance(data, str) and data in BENCHMARKS and not raw["data"].get("instruction"):
@@ -144,7 +147,7 @@ def evaluation_config(
 def _evaluate(
     model: str, request: EvalRequest, *, base: Mapping[str, Any] | None, journal: Path | None
 ) -> tuple[dict[str, Any], Evaluation]:
-    """The summary and the result of one evaluation; problems in the journal are not sampled again."""
+    """The summary and the result of one evaluation, which skips problems in the journal."""
     config, checkpoint = evaluation_config(model, data := evaluation_data(request, base), request, base)
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
@@ -202,11 +205,11 @@ def _read_inputs(config: Config, needed_columns: Mapping[str, Collection[str]]) 
 
 
 def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:
-    """The problems to evaluate on: `--data`, or the run's `data.eval`. Raises ConfigError if there is neither."""
+    """The problems to evaluate on: `--data`, or the run's `data.eval`. Raises ConfigError without either."""
     if request.data is not None:
         return parse_data_argument(request.data) if isinstance(request.data, str) else request.data
     if base is None:
-        raise ConfigError("dapo eval needs --data SOURCE: only a run knows the problems that it was evaluated on")
+        raise ConfigError("dapo eval needs --data SOURCE, except for a run with data.eval")
     if base["data"]["eval"] is None:
         raise ConfigError("dapo eval needs --data SOURCE: the run was trained without data.eval")
     found: DataSpec = base["data"]["eval"]
@@ -221,7 +224,7 @@ def open_engine_sampler(
     plan: EvaluationPlan,
     stack: ExitStack,
 ) -> EngineSampler:
-    """An engine with the weights of the checkpoint, or of the model; closed with `stack`."""
+    """A sampler with the weights of the checkpoint or the model, closed with `stack`."""
     launcher = stack.enter_context(open_launcher(config))
     engine = build_engine(resolve_engine(config, loaded.model), loaded, launcher, log=warn)
     stack.callback(engine.close)
@@ -240,7 +243,7 @@ def _identity(
     plan: EvaluationPlan,
     problems: list[Problem],
 ) -> dict[str, Any]:
-    """The settings that two evaluations must share for one to continue the other."""
+    """The settings that an evaluation must share with the one that it continues."""
     ids = hashlib.blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=8).hexdigest()
     return {
         "model": model,
@@ -255,7 +258,7 @@ def _identity(
 
 
 def _require_writable(output: Path | None) -> None:
-    """Raise ConfigError if the result could not be written, before anything is evaluated."""
+    """Raise ConfigError if the result cannot be written."""
     try:
         if output is not None:
             require_new(output, force=True)
@@ -264,7 +267,7 @@ def _require_writable(output: Path | None) -> None:
 
 
 def _journal_path(output: Path | None, infix: str = "") -> Path | None:
-    """The file of judged problems from which an interrupted evaluation continues; None without an output."""
+    """The journal of an evaluation with this output; None without one."""
     return None if output is None else output.with_name(f"{output.name}{infix}.partial")
 
 

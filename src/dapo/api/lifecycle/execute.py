@@ -1,4 +1,4 @@
-"""Starts, continues and exports runs, for the command line and for Python alike. Prints nothing itself."""
+"""Starts, continues and exports runs, without printing."""
 
 import gc
 import shlex
@@ -49,7 +49,7 @@ def ignore_warning(text: str) -> None:
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """The display of a run, its warnings, and further calls that follow its progress."""
+    """The display of a run, its warnings, and calls after each step."""
 
     warn: Callable[[str], None]
     """Receives a warning that belongs to no step."""
@@ -58,15 +58,14 @@ class RunCallbacks:
     )
     """Opens the display of progress, for a number of steps, a first step and a token budget."""
     on_step: Sequence[Callable[[int, Mapping[str, float]], None]] = ()
-    """Functions of a finished step and its logged metrics. If one raises, the state is saved and the run ends with
-    ListenerFailed."""
+    """Functions of a step and its metrics. If one raises, the run saves its state and ends with ListenerFailed."""
     on_second_interrupt: InterruptHandler = END_AT_ONCE
     """The handler of a second Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that already reached its last step."""
+    """A run that has reached its last step."""
 
     config: Config
     directory: RunDirectory
@@ -93,18 +92,18 @@ def new_run(
     prepared: Collection[str] = (),
     module_folders: Sequence[str] = (),
 ) -> Iterator[ReadyRun]:
-    """Read all inputs, then make the run directory, which stays locked in the block.
+    """Read all inputs, then make the run directory and lock it in the block.
 
     Args:
         config: the options of the run.
         path: the directory to make.
-        command: the command line that starts such a run, for the manifest.
-        judge: the verifiers that `open_judge` opened for this run; None: open them here.
-        prepared: names of entries that the caller already wrote into the directory.
-        module_folders: folders, besides the current one, that hold modules named in options.
+        command: the command line, for the manifest.
+        judge: open verifiers of the run; None: they are opened here.
+        prepared: entries that the caller has written into the directory.
+        module_folders: folders, besides the current one, of modules that options name.
 
     Raises:
-        DapoError: the run cannot start; nothing was written.
+        DapoError: the run cannot start; nothing is written.
     """
     with open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge) as verifiers:
         require_hardware(config)
@@ -130,7 +129,7 @@ def new_run(
 
 @contextmanager
 def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
-    """Read the inputs of a run to continue, and lock its directory in the block; or find the run finished.
+    """Lock the directory of a run in the block and read its inputs, unless the run is finished.
 
     Args:
         path: the run directory.
@@ -155,7 +154,7 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
 
 
 def _is_last(checkpoint: Path, config: Config) -> bool:
-    """Whether a checkpoint is of a run's last step, by its number or by the token budget."""
+    """Whether a checkpoint is of the last step, by its number or the token budget."""
     train = config.train
     return step_of(checkpoint) >= train.num_steps or (
         train.token_budget is not None
@@ -164,7 +163,7 @@ def _is_last(checkpoint: Path, config: Config) -> bool:
 
 
 def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
-    """Read the inputs of a run, with a progress bar if preparing the prompts takes over a second."""
+    """Read the inputs of a run, with a progress bar after one second."""
     with progress("prepare prompts", unit="prompts", after_s=1) as update_progress:
         return read_inputs(config, judge.needed_columns, on_progress=update_progress)
 
@@ -175,7 +174,7 @@ def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int 
     Args:
         ready: the run.
         callbacks: the display of the run and the calls after each step.
-        max_restarts: the largest number of restarts.
+        max_restarts: the limit of restarts.
     """
     for restarts in count():
         try:
@@ -196,7 +195,7 @@ def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int 
 
 @contextmanager
 def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
-    """Open a run at its newest checkpoint or its start; signals stop it; the end of the block writes its summary."""
+    """Open a run at its newest checkpoint or its start; signals stop it, and a summary is written at the end."""
     config, inputs, judge, directory = ready.config, ready.inputs, ready.judge, ready.directory
     checkpoint = truncate_after_checkpoint(config, directory, callbacks.warn)
     step = step_of(checkpoint) if checkpoint else 0
@@ -218,7 +217,7 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
             for line in provenance_diff(checkpoint, run.provenance, step=step, expected=expected):
                 run.tracker.message(line)
             display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
-        if config.schedule == "sync":  # the run may have had another, whose prefetched batch is stale
+        if config.schedule == "sync":  # a prefetched batch of an earlier schedule is stale
             one_step_off.requeue(run)
         with summary_written(run, callbacks.warn):
             yield run
@@ -229,10 +228,10 @@ def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
     """Close the trackers and write the summary with the exit reason, however the block ends."""
     started, seconds_before = time.perf_counter(), run.state.wall_s
     reason = "failed"
-    gc.freeze()  # full collections look at all modules again and again: 0.3 s or more, also between two steps
+    gc.freeze()  # full collections would visit all modules each time, for 0.3 s or more
     try:
         yield
-        run.stop.check_listeners()  # the last step has none after it that would be stopped
+        run.stop.check_listeners()  # a failure in the last step, after which no step checks
         reason = "solved" if run.is_solved else "finished"
     except Interrupted as error:
         reason = f"interrupted: {error}"
@@ -246,7 +245,7 @@ def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
 
 
 def truncate_after_checkpoint(config: Config, directory: RunDirectory, warn: Callable[[str], None]) -> Path | None:
-    """Find the newest checkpoint, and remove everything later from the run directory."""
+    """Find the newest checkpoint and remove everything later from the run directory."""
     directory.checkpoints.clear_leftovers()
     checkpoint = directory.checkpoints.latest(warn=warn)
     if checkpoint is None:
@@ -258,19 +257,19 @@ def truncate_after_checkpoint(config: Config, directory: RunDirectory, warn: Cal
         lost = f"{len(missing)} of the steps 1 to {logged}, the first is {missing[0]}"
         warn(f"{directory.metrics} has no line for {lost}; they are not computed again")
     directory.truncate_after(step, is_logged=logged == step)
-    # a kill may have come before the old ones were dropped
+    # a kill may have prevented this
     directory.checkpoints.drop_old(step, config.train.keep_checkpoints)
     return checkpoint
 
 
 def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], None]) -> None:
-    """Close the trackers and write summary.json; a full disk must not hide why the run ended.
+    """Close the trackers and write summary.json; a full disk causes a warning, so that the run's own error shows.
 
     `tokens_generated` and `wall_s` include the unfinished step, whose work is lost.
     """
     evaluations: list[dict[str, Any]] = [
         {name: value for name, value in each.items() if name != "table"}
-        for each in first_and_last_evaluation(run.directory, warn=ignore_warning)  # the report says it
+        for each in first_and_last_evaluation(run.directory, warn=ignore_warning)  # the report shows it
     ]
     try:
         run.keep_verifier_output()
@@ -299,7 +298,7 @@ def title_of(config: Config) -> str:
 
 
 def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
-    """Write curves.png; warn if there is nothing to draw."""
+    """Write curves.png, or warn that there are no metrics."""
     try:
         plot_curves(directory.metrics, directory.curves, title=title_of(config))
     except DataError as error:  # someone has removed the metrics
@@ -309,14 +308,14 @@ def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str]
 def export_model_of(
     path: Path, out_dir: Path, *, step: int | None, warn: Callable[[str], None], adapter: bool = False
 ) -> tuple[Config, int]:
-    """Write a checkpoint as a Hugging Face model directory, or its `adapter` alone as peft's.
+    """Write a checkpoint as a Hugging Face model directory, or only its `adapter` in peft's format.
 
     Args:
         path: the run directory.
         out_dir: the directory to write; must not exist.
         step: the checkpoint's step; None: the newest.
         warn: receives messages about damaged checkpoints, which are skipped.
-        adapter: write only the adapter, of a run with `model.lora`.
+        adapter: write only the adapter of a run with `model.lora`.
 
     Returns:
         The run's options, and the step of the checkpoint.
@@ -329,7 +328,7 @@ def export_model_of(
     config = resolve_auto(load_run_config(run), training=False)
     checkpoint = run.checkpoints.find(step) if step is not None else run.checkpoints.latest(warn=warn)
     if checkpoint is None:
-        raise CheckpointError(f"{run.path} has no checkpoint yet, so there is nothing to export")
+        raise CheckpointError(f"{run.path} has no checkpoint to export yet")
     loaded = read_model(config, "cpu")
     if adapter:
         export_adapter(checkpoint, loaded, out_dir)

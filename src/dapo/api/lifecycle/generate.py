@@ -1,4 +1,4 @@
-"""Samples answers of a run's newest checkpoint to new prompts."""
+"""Samples answers from the newest checkpoint of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,13 +21,13 @@ from dapo.types import Problem, Prompt
 
 
 class OpenModel:
-    """The newest checkpoint of a run in an engine, which stays open between calls."""
+    """An engine with the newest checkpoint of a run, which stays open between calls."""
 
     def __init__(self, directory: RunDirectory) -> None:
         """Load it. Raises CheckpointError if the run has no checkpoint yet."""
         checkpoint = directory.checkpoints.latest(warn=warn)
         if checkpoint is None:
-            raise CheckpointError(f"{directory.path} has no checkpoint yet: its model is the one that it began with")
+            raise CheckpointError(f"{directory.path} has no checkpoint yet: its model is still the initial one")
         self.step = step_of(checkpoint)
         self.config = resolve_auto(load_run_config(directory), training=False)
         loaded = read_model(self.config, "cpu" if self.config.engine_processes else self.config.train.device)
@@ -43,7 +43,7 @@ class OpenModel:
         return directory.checkpoints.newest_step() != self.step
 
     def sampler(self, samples: int, temperature: float, max_new_tokens: int | None, seed: int) -> EngineSampler:
-        """A sampler with these settings; `max_new_tokens=None` means `rollout.max_response_tokens`."""
+        """A sampler with these settings; without `max_new_tokens`, the limit is `rollout.max_response_tokens`."""
         plan = generation_plan(self.config, self._loaded.stop_ids, samples, temperature, max_new_tokens, seed)
         return self._sampler.with_plan(plan)
 
@@ -60,7 +60,7 @@ def generation_plan(
 
 
 def answers_of(sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Callable[[], None] = lambda: None) -> Any:
-    """Sample answers to one prompt or several, as `Run.generate` returns them; `check` is called before each poll."""
+    """Sample answers to one prompt or several, as `Run.generate` returns them, with `check()` before each poll."""
     prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
     samples = sampler.plan.samples_per_problem
     answers: list[list[str]] = [[""] * samples for _ in prompts]

@@ -1,1 +1,1 @@
-"""Verifiers in processes of their own, with time and memory limits."""
+"""Runs verifiers in worker processes with time and memory limits."""

@@ -1,4 +1,4 @@
-"""Captures the output of a run's verifiers and moves it into a file of the run."""
+"""Captures the output of verifiers and moves it into a file of the run."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _COUNT = re.compile(rb"\n\[(\d{15}) bytes more are not kept\]\n")
 
 
 class VerifierOutput:
-    """A temporary file to which all verifier processes append, each within its supervisor's limit."""
+    """A temporary file to which all verifier processes append, limited by their supervisors."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  close() closes it
@@ -27,9 +27,9 @@ class VerifierOutput:
         return self._file.fileno()
 
     def move_to(self, path: Path) -> bytes:
-        """Append new output to the file at `path`, up to MAX_LOG_BYTES; returns the new text.
+        """Append new output to the file at `path` and return it; the last line of a full file counts dropped bytes.
 
-        The last line of a full file counts the bytes left out. Raises OSError if the file cannot be written.
+        Raises OSError if the file cannot be written.
         """
         new = self._read()
         if not new:
@@ -48,7 +48,7 @@ class VerifierOutput:
         return new
 
     def close(self) -> None:
-        """Print to standard error the output that was not moved, so that none is lost without a run."""
+        """Print the output that was not moved to the standard error."""
         if self._file.closed:
             return
         if left := self._read():
@@ -57,7 +57,7 @@ class VerifierOutput:
         self._file.close()
 
     def _read(self) -> bytes:
-        """The output since the last call. Uses pread: the processes share the file's position."""
+        """The output since the last call, by pread because the processes share the file's position."""
         parts = []
         while part := os.pread(self._file.fileno(), _CHUNK, self._moved):
             self._moved += len(part)

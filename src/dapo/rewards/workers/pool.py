@@ -1,4 +1,4 @@
-"""Verifiers in worker processes: a group is cut into tasks, and a hung or dead worker costs its own verdicts only."""
+"""Verifiers in worker processes: a group is split into tasks, and a hung or dead worker costs only its verdicts."""
 
 import contextlib
 import json
@@ -35,13 +35,13 @@ verifier that kills its own process does so at each retry, which ends in an erro
 
 
 class VerifierPool:
-    """Judges groups in `reward.workers` processes; verdicts depend neither on their number nor on which one judges.
+    """Judges groups in `reward.workers` processes, on whose number and order verdicts do not depend.
 
     A verifier of single responses gets one task per response, a group verifier one task per group. A task may take
-    `reward.timeout_s` for each of its responses, from when a worker receives it. On a timeout all its responses get an
-    error verdict without a retry; the worker and every process it started are killed and replaced. A worker that dies,
-    or whose process state a task has changed, is replaced too. A standby worker starts when a task is about to time
-    out. If a signal kills or stops a worker, its task moves to another one, up to MAX_RETRIES times.
+    `reward.timeout_s` for each of its responses after a worker receives it. On a timeout all its responses get an error
+    verdict; the worker and every process that it started are killed and replaced. A worker that dies, or whose process
+    state a task changes, is replaced too. A standby worker starts when a task is about to time out. If a signal kills
+    or stops a worker, its task moves to another one, up to MAX_RETRIES times.
 
     `reward.memory_gib` bounds the private memory of each process, and of a worker together with its descendants.
     """
@@ -49,10 +49,10 @@ class VerifierPool:
     def __init__(
         self, reward: "RewardConfig", *, startup_s: float = STARTUP_S, output: VerifierOutput | None = None
     ) -> None:
-        """Start the workers and wait for the first; the others start meanwhile.
+        """Start the workers and wait for the first one.
 
-        Verifier output goes to standard error, or to `output`, which closes with the pool. Raises RewardError if the
-        verifier cannot be built in a worker within `startup_s`.
+        Verifier output goes to the standard error, or to `output`, which closes with the pool. Raises RewardError if a
+        worker cannot build the verifier within `startup_s`.
         """
         self.spec = RewardSpec.of(reward.verifier, options=reward.options, threshold=reward.threshold)
         self._init_message = encode_init_message(self.spec)
@@ -104,7 +104,7 @@ class VerifierPool:
         return group.future
 
     def pop_mean_latency(self) -> float | None:
-        """The mean seconds per call of a worker since this was last read; None without a call."""
+        """The mean seconds per call of a worker since the last read; None without a call."""
         with self._lock:
             calls, seconds = self._calls, self._call_s
             self._calls, self._call_s = 0, 0.0
@@ -143,7 +143,7 @@ class VerifierPool:
         worker, reason = self._spawn(standby)
         with self._lock:
             if not started.done():
-                # twice the start-up time before the timeout, so that the standby is ready by then
+                # early enough for a standby to be ready at the timeout
                 self._slow_s = max(self._timeout_s / 4, self._timeout_s - 2 * (time.monotonic() - began))
                 if worker is None:
                     started.set_exception(RewardError(reason))
@@ -157,7 +157,7 @@ class VerifierPool:
     def _judge(
         self, task: "VerifierTask", worker: WorkerProcess | None, standby: list[WorkerProcess]
     ) -> WorkerProcess | None:
-        """Enter the verdicts of a task; returns the worker for the next one, if there is any."""
+        """Enter the verdicts of a task; returns the worker for the next one, or None."""
         for retries_left in range(MAX_RETRIES, -1, -1):
             if worker is not None and worker.is_lost:  # while it was idle
                 self._stop(worker, graceful=False)
@@ -220,7 +220,7 @@ class VerifierPool:
         return None, reason
 
     def _spawn_standby(self, standby: list[WorkerProcess]) -> str:
-        """Start a worker unless there is a standby; returns the reason of a failure."""
+        """Start a standby worker if there is none; returns the reason of a failure."""
         if standby:
             return ""
         with self._lock:
@@ -250,7 +250,7 @@ class VerifierPool:
             self._call_s += seconds
 
     def _log_loss(self, error: WorkerLost) -> None:
-        """Log the 1st, 2nd, 4th, 8th ... lost worker, because every response may lose one."""
+        """Log the 1st, 2nd, 4th, 8th ... lost worker: every response may lose one."""
         with self._lock:
             self._losses += 1
             is_reported = self._losses & (self._losses - 1) == 0 and not self._closed
@@ -271,12 +271,12 @@ class VerifierTask:
 
     group: "PendingGroup"
     response_indices: Sequence[int]
-    verifier_indices: Sequence[int]  # positions of the verifiers in the specification's weights
+    verifier_indices: Sequence[int]  # positions in the specification's weights
     request: bytes  # the message that a worker reads
 
 
 class PendingGroup:
-    """The verdicts on one group's responses as they arrive; `future` is done when none is missing."""
+    """The verdicts on one group as they arrive; `future` is done when all are present."""
 
     def __init__(self, spec: RewardSpec, size: int, num_tasks: int) -> None:
         self.future: Future[tuple[Verdict, ...]] = Future()
@@ -349,7 +349,7 @@ def make_tasks(
         own = {
             "scope": scope,
             "responses": [responses[i] for i in indices],
-            # only a function that judges groups can use them, and they are most of the bytes
+            # most of the bytes, and only functions that judge groups use them
             "token_ids": [list(token_ids[i]) if scope == "group" else [] for i in indices],
         }
         request = frame(f'{{"problem": {problem_json}, {json.dumps(own)[1:]}')

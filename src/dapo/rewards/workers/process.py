@@ -29,12 +29,12 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class WorkerLost(Exception):
-    """The worker gave no valid answer and was ended; the message gives the reason."""
+    """The worker gave no valid answer and was killed; the message gives the reason."""
 
     def __init__(self, reason: str, *, is_retryable: bool = False) -> None:
         super().__init__(reason)
         self.is_retryable = is_retryable
-        """Whether a retry may succeed, because another process may have killed or stopped the worker."""
+        """Whether another process may have killed or stopped the worker, so that a retry may succeed."""
 
 
 def encode_init_message(spec: RewardSpec) -> bytes:
@@ -49,14 +49,14 @@ def encode_init_message(spec: RewardSpec) -> bytes:
 
 
 class WorkerProcess:
-    """A supervisor and its child, the worker, in a session of its own; never forked from this process.
+    """A supervisor and its child, the worker, in their own session, started without a fork of this process.
 
-    Messages go over a socket pair. Verifier output goes, limited in length, to the descriptor `output`. One thread
+    Messages go over a socket pair; verifier output goes, limited in length, to the descriptor `output`. One thread
     calls; any thread may `interrupt`.
     """
 
     def __init__(self, init_message: bytes, *, memory_bytes: int, output: int = _STDERR) -> None:
-        """Start the process; `begin` sends the `init_message`, `wait_ready` raises if it does not work."""
+        """Start the process; `begin` sends the `init_message`."""
         self._connection, theirs = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
@@ -64,14 +64,14 @@ class WorkerProcess:
         given = (theirs.fileno(), their_keepalive_pipe, their_report)
         try:
             self._process = subprocess.Popen(
-                # -P: a file random.py in the current directory must not shadow the standard library's
+                # -P: a random.py in the current directory must not shadow the standard library
                 [sys.executable, "-P", "-m", "dapo.rewards.workers.worker", *map(str, given), str(memory_bytes)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 pass_fds=given,
                 start_new_session=True,
-                # a fixed hash seed: code that iterates over sets gives the same verdict in every worker and run
+                # a fixed hash seed: the order of sets is the same in every worker and run
                 env={"PYTHONHASHSEED": "0", **os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
             )
         except OSError:
@@ -101,13 +101,13 @@ class WorkerProcess:
         return self._read_events() or bool(self._events)
 
     def begin(self) -> None:
-        """Start building the verifier in the worker. `wait_ready` raises if that fails."""
+        """Start building the verifier in the worker; `wait_ready` raises if that fails."""
         with contextlib.suppress(OSError):
             self._connection.settimeout(_SEND_S)
             self._connection.sendall(self._init_message)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until the worker can judge. Raises RewardError if building its verifier fails, WorkerLost if it ends."""
+        """Wait until the worker can judge. Raises RewardError if it builds no verifier, WorkerLost if it ends."""
         reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
         if "scopes" not in reply:
             raise RewardError(reply.get("error", "the worker process sent an invalid first message"))
@@ -120,17 +120,17 @@ class WorkerProcess:
 
         Args:
             request: the message.
-            timeout_s: the worker is stopped if it has not answered after this time.
-            slow_s: `when_slow` is called after this time.
+            timeout_s: the time limit of the answer.
+            slow_s: the time after which `when_slow` is called.
             when_slow: may start another worker.
 
         Raises:
-            WorkerLost: there was no valid answer; the process has been ended.
+            WorkerLost: there was no valid answer; the process was killed.
         """
         self._answers += 1
         answer = self._exchange(request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow)
         self._read_events()
-        if any(event.is_retryable for event in self._events):  # the verifier's own time limits went on meanwhile
+        if any(event.is_retryable for event in self._events):  # the verifier's own time limits continued meanwhile
             self._stop_and_raise("the worker process was stopped by a signal")
         if answer.get("number") != self._answers:
             self._stop_and_raise("the worker process sent an invalid answer (the answer to a different request)")
@@ -163,7 +163,7 @@ class WorkerProcess:
         except ValueError as error:
             reason = f"the worker process sent an invalid answer ({error})"
         except OSError:
-            pass  # it closed its end during the write: its exit status says more
+            pass  # it closed its end during the write; its exit status has the reason
         finally:
             self.busy = False
         if reason is None:
@@ -171,14 +171,14 @@ class WorkerProcess:
         return self._stop_and_raise(reason)
 
     def _stop_and_raise(self, reason: str | None) -> NoReturn:
-        """End the worker. The default reason is its supervisor's report."""
+        """Kill the worker. The default reason is its supervisor's report."""
         self.stop(graceful=False)
         if reason is None:
             reason = self._events[-1].text if self._events else "the worker process closed its connection"
         raise WorkerLost(reason, is_retryable=any(event.is_retryable for event in self._events))
 
     def _read_events(self) -> bool:
-        """Read the reports so far, without waiting; returns whether the pipe has ended."""
+        """Read the pending reports; returns whether the pipe has ended."""
         if _is_newly_stopped(self._process.pid):
             self._events.append(Event("the supervisor of the worker process was stopped by a signal", True))
         while readable(self._report.fileno(), 0):
@@ -189,11 +189,11 @@ class WorkerProcess:
         return False
 
     def interrupt(self) -> None:
-        """Kill the worker and every process that it has started; a pending `call` raises WorkerLost."""
+        """Kill the worker and every process that it started; a pending `call` raises WorkerLost."""
         self._keepalive_pipe.close()
 
     def stop(self, *, graceful: bool = True) -> None:
-        """End the worker and free everything, in its own thread; `graceful`: exit handlers get a moment to run."""
+        """End the worker and free everything; `graceful`: exit handlers get a moment to run."""
         if self._report.closed:
             return
         self._connection.close()
@@ -205,7 +205,7 @@ class WorkerProcess:
         try:
             if self._process.wait(_SUPERVISOR_EXIT_S):
                 self._events.append(Event("the supervisor of the worker process was ended", True))
-        except subprocess.TimeoutExpired:  # it hangs in a write: the kernel ends the worker with it
+        except subprocess.TimeoutExpired:  # it hangs in a write; the kernel kills the worker with it
             self._process.kill()
             self._process.wait()
         self._read_events()
@@ -214,7 +214,7 @@ class WorkerProcess:
 
 def frame(body: str) -> bytes:
     """The bytes of a message with this JSON text."""
-    # json escapes lone surrogates, which a tokenizer may produce and UTF-8 refuses: all of it is ASCII
+    # ASCII: json escapes lone surrogates, which a tokenizer may produce and UTF-8 cannot encode
     return _LENGTH.pack(len(body)) + body.encode("ascii")
 
 
@@ -226,8 +226,8 @@ def encode(message: Mapping[str, Any]) -> bytes:
 def receive(connection: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
     """The next message, or None at the end of the stream.
 
-    Raises TimeoutError after `deadline`, by `time.monotonic()`, and ValueError for malformed data, as user code may
-    write to the worker's end.
+    Raises TimeoutError after `deadline`, by `time.monotonic()`, and ValueError for malformed data, which user code in
+    the worker may write.
     """
     head = _read(connection, _LENGTH.size, deadline)
     if head is None:

@@ -1,11 +1,11 @@
 """The process between the pool and one worker: kills every process that the worker started and limits its output.
 
-User code can crash its process, leave others behind and flood a console, so cleaning up needs a process that does not
-run user code. On Linux a supervisor adopts the orphans of its worker, so that no process escapes through a session or
-parent of its own; elsewhere it kills the worker's process group.
+User code can crash its process, leave processes behind and flood a console, so cleaning up needs a process without
+user code. On Linux a supervisor adopts the orphans of its worker, so that no process escapes through its own session or
+parent; elsewhere it kills the worker's process group.
 
-It reports to the pool in lines of JSON, `[text, is_retryable]`: a signal that stopped the worker, and the reason
-of its end.
+It reports to the pool in lines of JSON, `[text, is_retryable]`: a signal that stopped the worker, and the reason for
+its end.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from dapo.core.terminal import UNSAFE
 
-MAX_PROCESSES = 256  # A worker with more live processes has leaked them, or is a fork bomb
-SHOWN_BYTES = 8192  # bytes of a worker's output shown at once, and then per minute
+MAX_PROCESSES = 256  # of a worker; more are a leak or a fork bomb
+SHOWN_BYTES = 8192  # of a worker's output, at once and then per minute
 _POLL_INTERVAL_MS = 250
 _STOP_TIMEOUT_S = 3.0
 _LINUX = sys.platform == "linux"
@@ -36,9 +36,9 @@ def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, mem
 
     Args:
         worker: process id of the child.
-        keepalive_pipe: a pipe whose other end the pool closes to have the worker killed, or by exiting.
+        keepalive_pipe: a pipe whose other end the pool closes, by itself or by exiting, to have the worker killed.
         output: a pipe with the worker's output.
-        report: a pipe for events of the worker; none is reported if the pool ended it.
+        report: a pipe for the worker's events, except an end that the pool requested.
         memory_bytes: bound on the private memory of the worker and its descendants together.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -54,24 +54,24 @@ def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, mem
 
 
 def exit_with_supervisor(supervisor_pid: int) -> None:
-    """Have the kernel kill this process, the worker, when its supervisor exits."""
+    """Have the kernel kill this worker process when its supervisor exits."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor_pid:
         os._exit(1)
 
 
 class Event(NamedTuple):
-    """An event of a worker's life."""
+    """An event of a worker, as reported to the pool."""
 
     text: str
     is_retryable: bool = False
-    """Whether another process may be the cause, so that a retry may succeed; a signal does not name its sender."""
+    """Whether another process may be the cause: a signal does not name its sender."""
 
 
 class Console:
-    """Passes on a worker's output up to SHOWN_BYTES per minute and counts the rest; unsafe characters become `?`.
+    """Prints a worker's output up to SHOWN_BYTES per minute and counts the rest, without waiting for the terminal.
 
-    Never waits for a console that does not read.
+    Unsafe characters become `?`.
     """
 
     def __init__(self, descriptor: int, worker: int) -> None:
@@ -80,7 +80,7 @@ class Console:
         self._hidden = 0
 
     def show(self, data: bytes) -> None:
-        """Print as much of the data as the limit allows."""
+        """Print the data, up to the limit."""
         now = time.monotonic()
         self._left = min(SHOWN_BYTES, self._left + (now - self._since) * SHOWN_BYTES / 60)
         self._since = now
@@ -109,9 +109,9 @@ class Console:
 
 
 def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, memory_bytes: int) -> Iterator[Event]:
-    """Wait until the worker or the pool ends or the worker exceeds a limit; the last event is an unrequested end.
+    """Wait until the worker or the pool ends or the worker exceeds a limit.
 
-    The first signal that stops the worker is an event as well.
+    Yields the first signal that stops the worker, and an end that the pool did not request.
     """
     waiting = select.poll()
     for descriptor in (keepalive_pipe, output, _wakeup()):
@@ -150,7 +150,7 @@ def _wakeup() -> int:
 
 
 def _changes_of(worker: int) -> Iterator[int]:
-    """The wait statuses of the worker since the last call; the other children that have exited are reaped."""
+    """The wait statuses of the worker since the last call; other exited children are reaped."""
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
             if found[0] == worker:
@@ -167,7 +167,7 @@ def _end(status: int) -> Event:
 
 
 def _limit_exceeded(memory_bytes: int) -> str | None:
-    """The limit, on processes or their total memory, that the worker and its descendants exceed; None within both."""
+    """The exceeded limit on the processes of the worker or their total memory; None within both."""
     processes = _descendants(os.getpid())
     if len(processes) > MAX_PROCESSES:
         return f"the worker process had more than {MAX_PROCESSES} processes running, itself included"

@@ -1,6 +1,6 @@
 """The process that runs verifiers for a pool. Imports no torch.
 
-`python -m dapo.rewards.workers.worker SOCKET KEEPALIVE_PIPE REPORT_PIPE MEMORY_BYTES`, descriptors by number.
+Usage: `python -m dapo.rewards.workers.worker SOCKET KEEPALIVE_PIPE REPORT_PIPE MEMORY_BYTES`, with descriptors.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ def main() -> None:
             os.close(unused)
         supervise(worker, keepalive_pipe=keepalive_pipe, output=output, report=report, memory_bytes=memory_bytes)
     exit_with_supervisor(supervisor_pid)
-    os.setsid()  # a process group of its own, without a terminal whose Ctrl-C it would get
+    os.setsid()  # its own process group, without a terminal that sends Ctrl-C
     for unused in (output, keepalive_pipe, report):
         os.close(unused)
     os.dup2(theirs, 1)
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    """Limit private writable memory, also of child processes; RLIMIT_AS would count mere reservations too."""
+    """Limit private writable memory, also of child processes; RLIMIT_AS would count reservations too."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_limit = resource.getrlimit(resource.RLIMIT_DATA)
     bound = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
@@ -73,8 +73,8 @@ def _serve(connection: socket.socket) -> None:
         rows = verifier.verdicts(task["scope"], Problem(**task["problem"]), task["responses"], task["token_ids"])
         verdicts = [[_verdict_to_json(verdict) for verdict in row] for row in rows]
         if os.getpid() != own_pid:
-            os._exit(0)  # the verifier has forked, and this is the child: there must not be two answers
-        signal.setitimer(signal.ITIMER_REAL, 0)  # a pending alarm would go off in the next verdict
+            os._exit(0)  # the verifier has forked, and the child must not answer too
+        signal.setitimer(signal.ITIMER_REAL, 0)  # a pending alarm would interrupt the next verdict
         state = _process_state(connection)
         answer = {
             "number": number,
