@@ -61,6 +61,12 @@ def test_a_base_is_looked_for_next_to_the_file_and_then_among_the_shipped_ones(t
     assert load_experiment(path).runs()[0].config.train.num_steps == 5
 
 
+def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
+    plain = load_experiment(written(tmp_path, FILE))
+    text = FILE + "claims: [{{text: b is more accurate, anything: else}}]\n"
+    assert load_experiment(written(tmp_path, text)) == plain
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
@@ -91,6 +97,8 @@ def test_a_base_is_looked_for_next_to_the_file_and_then_among_the_shipped_ones(t
         ("baseline: GRPO", "baseline: GRPQ", "baseline 'GRPQ' is no variant; did you mean GRPO?"),
         ("loss/entropy", "loss/entrpy", "no metric 'loss/entrpy'"),
         ("against: seconds", "against: hours", "against must be some of steps, tokens, seconds, got 'hours'"),
+        ("against: seconds", "windows: [[6, 2]]", "windows must be pairs of steps, such as [[6, 20]], got [[6, 2]]"),
+        ("against: seconds", "window: [6, 20]", "unknown key 'window'; did you mean windows?"),
         ("base: {base}", "base: nowhere.yaml", "no config file nowhere.yaml"),
         ("base: {base}", "", "base is missing"),
     ],

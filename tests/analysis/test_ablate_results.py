@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dapo.analysis.ablate.experiment import Experiment, load_experiment
+from dapo.analysis.ablate.experiment import Experiment, Panel, load_experiment
 from dapo.analysis.ablate.figures import differences_figure, mean_curve, plot_results, results_figure
 from dapo.analysis.ablate.results import Results, collect, merge, read_results, write_results
 from dapo.analysis.ablate.table import make_table
@@ -253,6 +254,26 @@ def test_bands_over_few_seeds_end_where_their_values_do(experiment, folder):
     # the mean is 1/3, and Student's interval over (0, 0, 1) reaches from -1.1 to 1.8
     assert min(heights) == 0
     assert max(heights) == pytest.approx(1 / 3 + 4.303 / 3, abs=1e-3)
+
+
+def test_a_divergence_is_not_below_0_and_a_reward_may_be(experiment, folder):
+    results = collect(experiment, folder)
+    for metric, lowest in (("loss/kl", 0), ("reward/mean", 1 / 3 - 4.303 / 3)):
+        for run in results.facts["runs"]:
+            run["curve"][metric] = [0.0 if run["seed"] < 2 else 1.0] * len(run["curve"]["step"])
+        results.facts["experiment"]["plots"] = [{"metric": metric, "against": "steps"}]
+        (band, *_) = results_figure(results, "").axes[0].collections
+        assert min(band.get_paths()[0].vertices[:, 1]) == pytest.approx(lowest, abs=1e-3)
+
+
+def test_a_panel_has_its_title_and_marks_its_windows(experiment, folder):
+    panels = (Panel("accuracy", "steps", "b is ahead", ((1, 2), (4, 4))), Panel("accuracy", "tokens", "b is ahead"))
+    results = collect(replace(experiment, panels=panels), folder)
+    assert results.panels == list(panels)
+    first, second = results_figure(results, "").axes
+    assert [axes.get_title(loc="left") for axes in (first, second)] == ["b is ahead"] * 2
+    assert [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in first.patches] == [(0.5, 2.5), (3.5, 4.5)]
+    assert not second.patches
 
 
 def test_an_experiment_without_a_finished_step_has_no_picture(experiment, tmp_path):

@@ -160,7 +160,8 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
     facts = ["" if k is None else f"avg@{k}", f"{condition['problems']} held-out problems"]
     facts += [plural(counts.pop(), "seed")] if len(counts) == 1 else []
     columns = ["seeds"] if counts else []
-    columns += ["accuracy", *(["vs row before"] if shows_previous else []), f"vs {printable(shorten(baseline, 16))}"]
+    columns += ["accuracy", *(["difference to the row named"] if shows_previous else [])]
+    columns.append(f"vs {printable(shorten(baseline, 16))}")
     table = _table(f"Accuracy in % with 95 % intervals: {', '.join(filter(None, facts))}", "", *columns)
     if (before := condition["accuracy_before"]) is not None:
         cells = [*([""] if counts else []), _percent(before["mean"])]
@@ -170,10 +171,16 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
             printable(row["variant"]),
             *([str(len(row["seeds"]))] if counts else []),
             _with_range(row["accuracy"]),
-            *([_with_range(row["to_previous"], "+")] if shows_previous else []),
+            *([_to_previous(row)] if shows_previous else []),
             _with_range(row["to_baseline"], "+"),
         )
     return table
+
+
+def _to_previous(row: Mapping[str, Any]) -> str:
+    """The difference to the row that a row adds to, with that row's name."""
+    found = _with_range(row["to_previous"], "+")
+    return f"{found} {printable(shorten(row['previous'], 16))}" if found else ""
 
 
 def _cost_table(condition: Mapping[str, Any]) -> Table:

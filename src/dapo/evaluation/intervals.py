@@ -3,7 +3,7 @@
 The problems are the sample: their values are independent, the k responses to one of them are not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import atan, cos, floor, pi, sin, sqrt
 from typing import TypeAlias
@@ -65,14 +65,24 @@ def student_quantile(freedom: float) -> float:
     """Compute the number of standard errors that an interval of CONFIDENCE extends to each side.
 
     Args:
-        freedom: The degrees of freedom, at least 1. Between two integers the quantile is linear in their inverse.
+        freedom: The degrees of freedom, at least 1.
     """
+    return _interpolate(_quantile, freedom)
+
+
+def student_p_value(t: float, freedom: float) -> float:
+    """The two-sided p-value of a mean that is `t` standard errors from the tested bound."""
+    return 1 - _interpolate(lambda whole: _student_probability(abs(t), min(whole, _MAX_FREEDOM)), freedom)
+
+
+def _interpolate(function: Callable[[int], float], freedom: float) -> float:
+    """The value at some degrees of freedom; between two integers it is linear in their inverse."""
     below = max(1, floor(freedom))
-    low = _quantile(below)
+    low = function(below)
     if freedom <= below:
         return low
     part = (1 / below - 1 / freedom) / (1 / below - 1 / (below + 1))
-    return low + part * (_quantile(below + 1) - low)
+    return low + part * (function(below + 1) - low)
 
 
 @cache

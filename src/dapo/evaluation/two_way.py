@@ -17,7 +17,8 @@ coverage.
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import sqrt
+from itertools import product
+from math import prod, sqrt
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -90,20 +91,27 @@ def mean_over_seeds(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def variance_of_mean(table: NDArray[np.float64]) -> tuple[float, float]:
-    """Estimate the variance of the mean of a two-way table [S, P], with its degrees of freedom."""
-    seeds, problems = table.shape
-    if min(seeds, problems) < 2:
+    """Estimate the variance of the mean of a table of crossed factors, with its degrees of freedom.
+
+    With more factors than two, such as base models, seeds and problems, the mean squares of an even number of factors
+    are subtracted and those of an odd number added.
+    """
+    if min(table.shape) < 2:
         return 0.0, 0.0
-    of_seeds, of_problems, mean = table.mean(axis=1), table.mean(axis=0), table.mean()
-    residuals = table - of_seeds[:, None] - of_problems[None, :] + mean
-    freedoms = (seeds - 1, problems - 1, (seeds - 1) * (problems - 1))
-    squares = (
-        problems * float(of_seeds.var(ddof=1)),
-        seeds * float(of_problems.var(ddof=1)),
-        float((residuals**2).sum()) / freedoms[2],
-    )
-    total = max(squares[0] + squares[1] - squares[2], squares[0], squares[1])
-    spread = sum(square**2 / freedom for square, freedom in zip(squares, freedoms, strict=True))
+    total, spread, largest = 0.0, 0.0, 0.0
+    for kept in product((False, True), repeat=table.ndim):
+        if not any(kept):
+            continue
+        effect = table
+        for axis, is_kept in enumerate(kept):
+            mean = effect.mean(axis=axis, keepdims=True)
+            effect = effect - mean if is_kept else mean
+        freedom = prod(size - 1 for size, is_kept in zip(table.shape, kept, strict=True) if is_kept)
+        square = table.size / effect.size * float((effect**2).sum()) / freedom
+        total += square if sum(kept) % 2 else -square
+        spread += square**2 / freedom
+        largest = max(largest, square) if sum(kept) == 1 else largest
+    total = max(total, largest)
     return total / table.size, total**2 / spread if spread > 0 else 0.0
 
 

@@ -11,7 +11,8 @@
       + clip-higher: {inherits: GRPO, set: [loss.clip_high=0.28]}
     baseline: GRPO                       every row is compared with it; default: the first row
     plots:
-      - {metric: accuracy, against: [steps, tokens, seconds]}
+      - {metric: accuracy, against: [steps, tokens, seconds], title: GRPO learns faster, windows: [[6, 20]]}
+    claims: [...]                        not read: what the experiment tests, for a tool that judges its results
 
 A run takes its options from `base`, `set`, its condition, the variants that its row inherits, its variant and its seed.
 Later ones override earlier ones.
@@ -38,7 +39,7 @@ AXES = ("steps", "tokens", "seconds")
 """The horizontal axes of plots: training steps, generated tokens, seconds without evaluations."""
 DEFAULT_LADDER = "table1"
 _LADDERS = Path(__file__).parent / "ladders"
-_KEYS = ("base", "seeds", "set", "conditions", "variants", "baseline", "plots")
+_KEYS = ("base", "seeds", "set", "conditions", "variants", "baseline", "plots", "claims")
 _PANELS = (("accuracy", AXES), ("rollout/entropy_estimate", ("steps",)), ("rollout/response_tokens_mean", ("steps",)))
 _MAX_SEED = 2**63 - 1
 _SET_ELSEWHERE = {
@@ -73,6 +74,10 @@ class Panel:
 
     metric: str
     against: str
+    title: str = ""
+    """The heading; by default the metric."""
+    windows: tuple[tuple[int, int], ...] = ()
+    """The windows to mark against steps: the first and last step of each."""
 
 
 @dataclass(frozen=True)
@@ -360,15 +365,24 @@ def _panels(value: Any, where: str) -> tuple[Panel, ...]:
 def _panels_of(value: Any, where: str) -> Iterator[Panel]:
     if not isinstance(value, dict):
         raise ConfigError(f"{where}: expected {{metric: accuracy, against: [steps]}}, got {value!r}")
-    _require_known(value, ("metric", "against"), where)
+    _require_known(value, ("metric", "against", "title", "windows"), where)
     metric, against = value.get("metric"), value.get("against", ["steps"])
     if not isinstance(metric, str) or not _is_metric(metric):
         raise ConfigError(f"{where}: no metric {metric!r}; expected accuracy (held out) or one of docs/metrics.md")
     axes = [against] if isinstance(against, str) else against
     if not isinstance(axes, list) or not axes or any(axis not in AXES for axis in axes):
         raise ConfigError(f"{where}: {metric}: against must be some of {', '.join(AXES)}, got {against!r}")
+    windows = value.get("windows", [])
+    if not isinstance(windows, list) or not all(map(_is_pair, windows)):
+        raise ConfigError(f"{where}: {metric}: windows must be pairs of steps, such as [[6, 20]], got {windows!r}")
     for axis in axes:
-        yield Panel(metric, axis)
+        marked = tuple((first, last) for first, last in windows) if axis == "steps" else ()
+        yield Panel(metric, axis, str(value.get("title", "")), marked)
+
+
+def _is_pair(value: Any) -> bool:
+    """Whether a value is two steps, the first at most the second."""
+    return isinstance(value, list) and [type(each) for each in value] == [int, int] and 0 <= value[0] <= value[1]
 
 
 def _is_metric(name: str) -> bool:

@@ -37,8 +37,8 @@ _SIZE = (5.0, 3.6)  # inches per panel
 _DIFFERENCE_INCHES = 0.3  # per row
 _LEGEND_INCHES, _LEGEND_COLUMNS = 0.24, 3
 _PERCENT = 100.0
-_BOUNDS = {"%": (0, 1), "correct (%)": (0, 1), "probability": (0, 1), "rollout/entropy_estimate": (0, np.inf)}
-"""The range of a unit's or metric's values before scaling; wide bands are cut there."""
+_SIGNED = ("reward", "score", "loss", "the function's", "critic/explained_variance", "loss/entropy_coef")
+"""The units and metrics whose values may be negative."""
 
 
 def plot_results(results: Results, folder: Path) -> list[Path]:
@@ -130,7 +130,9 @@ def differences_figure(results: Results) -> "Figure | None":
 def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) -> None:
     is_accuracy = panel.metric == ACCURACY
     unit, scale = ("correct (%)", _PERCENT) if is_accuracy else _unit(panel.metric)
-    frame(axes, title="Held-out accuracy" if is_accuracy else panel.metric, unit=unit)
+    frame(axes, title=plain_text(panel.title) or ("Held-out accuracy" if is_accuracy else panel.metric), unit=unit)
+    for first, last in panel.windows:
+        axes.axvspan(first - 0.5, last + 0.5, color=INK, alpha=0.08, linewidth=0)
     axes.yaxis.set_label_coords(-0.13, 0.5)
     axes.set_xlabel(AXIS_NAMES[panel.against], color=INK)
     for index, (name, seeds) in enumerate(rows.items()):
@@ -139,8 +141,8 @@ def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) ->
             continue
         grid, mean, low, high = mean_curve(curves, is_by_step=panel.against == "steps")
         colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
-        floor, ceiling = _BOUNDS.get(panel.metric, _BOUNDS.get(unit, (-np.inf, np.inf)))
-        low, high = np.clip(low, floor, ceiling), np.clip(high, floor, ceiling)
+        floor, ceiling = _range(panel.metric)
+        low, high = np.clip(low, min(floor, mean.min()), ceiling), np.clip(high, floor, ceiling)
         axes.fill_between(grid, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
         marker = "o" if len(grid) == 1 or (is_accuracy and panel.against == "steps") else None
         axes.plot(
@@ -191,6 +193,13 @@ def mean_curve(
 def _unit(metric: str) -> tuple[str, float]:
     row = metric_of(metric)
     return ("%" if row.scale == _PERCENT else row.unit), row.scale
+
+
+def _range(metric: str) -> tuple[float, float]:
+    """The range of a metric's values before scaling; bands over few seeds are cut there."""
+    unit = "fraction" if metric == ACCURACY else metric_of(metric).unit
+    is_signed = unit in _SIGNED or metric in _SIGNED or metric.startswith("audit/")
+    return -np.inf if is_signed else 0.0, 1.0 if unit in ("fraction", "probability") else np.inf
 
 
 def _legend(figure: "Figure", axes: "Axes", height: float, *, seeds: int) -> None:

@@ -7,7 +7,7 @@ its last evaluation, after its last step. The final value of a metric is its mea
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -62,7 +62,8 @@ class Results:
 
     @property
     def panels(self) -> list[Panel]:
-        return [Panel(each["metric"], each["against"]) for each in self.facts["experiment"]["plots"]]
+        plots = self.facts["experiment"]["plots"]
+        return [Panel(**{**each, "windows": tuple(map(tuple, each.get("windows", ())))}) for each in plots]
 
     @property
     def conditions(self) -> list[str]:
@@ -136,7 +137,7 @@ def describe_experiment(experiment: Experiment) -> dict[str, Any]:
             for each in experiment.variants
         ],
         "baseline": experiment.baseline,
-        "plots": [{"metric": panel.metric, "against": panel.against} for panel in experiment.panels],
+        "plots": [{key: value for key, value in asdict(panel).items() if value} for panel in experiment.panels],
     }
 
 

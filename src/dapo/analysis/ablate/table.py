@@ -19,7 +19,7 @@ def make_table(results: Results) -> list[dict[str, Any]]:
 
 def _condition(results: Results, condition: str) -> dict[str, Any]:
     runs = {each["name"]: results.finished(condition, each["name"]) for each in results.variants}
-    judged = _judged_everywhere(runs)
+    judged = judged_everywhere(runs)
     before = {run["seed"]: run["accuracy_before"] for row in runs.values() for run in row.values()}
     known = [value for value in before.values() if value is not None]
     baseline = results.facts["experiment"]["baseline"]
@@ -50,7 +50,7 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
     }
 
 
-def _judged_everywhere(runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[int]:
+def judged_everywhere(runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> list[int]:
     """The problems, by index, with an accuracy in every finished run of a condition."""
     tables = [run["accuracies"] for row in runs.values() for run in row.values()]
     return [i for i, values in enumerate(zip(*tables, strict=True)) if None not in values]
