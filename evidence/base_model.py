@@ -1,12 +1,13 @@
-"""The base model of the experiments, trained from scratch: `python -m evidence.base_model`.
+"""The base models of the experiments, trained from scratch: `python -m evidence.base_model`.
 
-A Llama of a million weights over single characters learns, by predicting the next one, the written-out solutions of
-`evidence.corpus` to training problems of `evidence/base.yaml`; held-out problems are never among them. It comes out as
-pretrained models are: it knows how problems are worked out, mostly right, and does so only now and then.
+A Llama of a million weights over single characters learns the written-out solutions of `evidence.corpus` to training
+problems of `evidence/base.yaml` by predicting the next character; held-out problems are never among them. The result
+resembles a pretrained model: it can work problems out, mostly right, and rarely does.
 
-The model is kept in the user's cache folder, beside what it was made from, and made again where that has changed. It is
-a function of the code alone on one kind of processor: every random number has a key, and one thread adds up in one
-order. Another processor or another release of torch rounds otherwise, and gives another model that behaves like it.
+`--seed` trains another base model on other texts, so that an experiment can cross several base models with its seeds.
+Each model is cached in a folder of its own, along with its recipe, and is trained again when the recipe has changed.
+On one kind of processor the code determines the model: every random number is keyed, and one thread adds in a fixed
+order. Another processor or another release of torch rounds differently and gives a different model.
 """
 
 import argparse
@@ -59,12 +60,18 @@ class Recipe:
     warmup_updates: int = 50
     beta2: float = 0.98
     seed: int = 1000
-    """The seed of problems and texts; the problems of runs have other seeds."""
+    """The seed of problems and texts, which differs from those of runs; the initial weights do not depend on it."""
+
+    @property
+    def name(self) -> str:
+        """The model's folder: `evidence-base`, then the seed and the number of updates if they are not the defaults."""
+        changed = [getattr(self, key) for key in ("seed", "updates") if getattr(self, key) != getattr(Recipe, key)]
+        return "-".join([NAME, *map(str, changed)])
 
 
-def model_directory() -> Path:
-    """The folder of the model, as named in `evidence/base.yaml`."""
-    return cache_folder() / "models" / NAME
+def model_directory(recipe: Recipe | None = None) -> Path:
+    """The folder of a recipe's model, as experiments name it; by default that of `evidence/base.yaml`."""
+    return cache_folder() / "models" / (recipe.name if recipe else NAME)
 
 
 def new_model(recipe: Recipe) -> LoadedModel:
@@ -83,7 +90,7 @@ def new_model(recipe: Recipe) -> LoadedModel:
 
 
 def training_config(recipe: Recipe) -> Config:
-    """The options of the training: those of the experiments, with the recipe's optimiser."""
+    """The options of the training: the experiments' options with the recipe's optimizer."""
     overrides = [
         f"rollout.prompts_per_step={recipe.problems_per_update}",
         f"train.minibatch_groups={recipe.problems_per_update}",
@@ -99,7 +106,7 @@ def training_config(recipe: Recipe) -> Config:
 
 
 def corpus_problems(config: Config, recipe: Recipe) -> list[Problem]:
-    """The training problems that texts are written for, in order, each as often as it is sampled."""
+    """The training problems of the texts, in order; a problem that is sampled twice is listed twice."""
     source = config.data.train_source
     assert isinstance(source, TaskSource)
     size = recipe.updates * recipe.problems_per_update
@@ -138,7 +145,7 @@ def _sample(group: int, prompt: tuple[int, ...], ids: list[int]) -> Sample:
 
 
 def train(recipe: Recipe, log: Callable[[str], None]) -> tuple[Policy, LoadedModel, dict[str, Any]]:
-    """Train the model; returns the policy, what it was before, and what was measured."""
+    """Train the model; return the policy, the model before training, and measurements."""
     config, loaded = training_config(recipe), new_model(recipe)
     threads, started = torch.get_num_threads(), time.perf_counter()
     torch.set_num_threads(config.train.threads or 1)
@@ -160,7 +167,7 @@ def train(recipe: Recipe, log: Callable[[str], None]) -> tuple[Policy, LoadedMod
 
 
 def recipe_of(recipe: Recipe) -> dict[str, Any]:
-    """Everything that decides what the model becomes, as it is kept beside the model."""
+    """Everything that determines the model, as stored along with it."""
     source = load_config(CONFIG).data.train_source
     assert isinstance(source, TaskSource)
     rates = {name: getattr(corpus, name) for name in ("RIGHT_GUESSES", "SLIP_RATE", "ENDLESS", "GO_ON")}
@@ -170,14 +177,14 @@ def recipe_of(recipe: Recipe) -> dict[str, Any]:
 def base_model(
     log: Callable[[str], None], *, recipe: Recipe | None = None, again: bool = False
 ) -> tuple[Path, dict[str, Any]]:
-    """The directory of the model and what it was made from; trained where there is none by this recipe, or `again`."""
+    """The folder of a recipe's model and the record of its training; trains it if it is missing, or with `again`."""
     recipe = recipe or Recipe()
-    folder, wanted = model_directory(), json.loads(json.dumps(recipe_of(recipe)))
+    folder, wanted = model_directory(recipe), json.loads(json.dumps(recipe_of(recipe)))
     if not again and (folder / ORIGIN).is_file():
         origin: dict[str, Any] = read_json(folder / ORIGIN)
         if origin["recipe"] == wanted:
             return folder, origin
-    log(f"training the base model of the experiments; it is kept in {folder}")
+    log(f"training a base model of the experiments; it is kept in {folder}")
     policy, loaded, measured = train(recipe, log)
     origin = {
         "recipe": wanted,
@@ -199,11 +206,14 @@ def base_model(
 
 
 def main() -> None:
-    """Make the model if it is not there, and print where it is and what it was made from."""
+    """Train the model if it is missing, and print its folder and its record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--again", action="store_true", help="train it anew, with the code of this checkout")
+    parser.add_argument("--again", action="store_true", help="train it again, with the code of this checkout")
+    parser.add_argument("--seed", type=int, default=Recipe.seed, help="the seed of its problems and texts")
+    parser.add_argument("--updates", type=int, default=Recipe.updates, help="the number of its updates")
     given = parser.parse_args()
-    folder, origin = base_model(partial(print, file=sys.stderr, flush=True), again=given.again)
+    recipe = Recipe(seed=given.seed, updates=given.updates)
+    folder, origin = base_model(partial(print, file=sys.stderr, flush=True), recipe=recipe, again=given.again)
     print(folder)
     print(json.dumps(origin, indent=1))
 
