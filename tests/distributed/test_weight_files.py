@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import stat
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from torch import Tensor
 
 from contracts.launcher_contract import Weights
 from dapo.core.errors import EngineError
-from dapo.distributed.ray.weights import PREFIX, shared_file
+from dapo.core.files import remove
+from dapo.distributed.ray.weights import PREFIX, private_folder, shared_file
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, host_pieces, write_weights
 from dapo.types import WeightLayout
 from helpers.fork_server import ForkServer
@@ -189,3 +191,32 @@ def test_what_a_killed_process_left_on_a_node_goes_when_another_version_is_fetch
     with shared_file(new, lambda path: path.write_text("new") and None):
         assert not left.exists()
     assert not list(folder.iterdir())
+
+
+def test_the_folder_of_a_nodes_weights_is_closed_to_other_users(tmp_path: Path) -> None:
+    folder = private_folder(tmp_path)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert private_folder(tmp_path) == folder
+
+
+def test_a_folder_that_another_user_made_or_may_enter_is_refused(tmp_path: Path) -> None:
+    """Whoever makes it first in a folder that all may write to could read the weights, or give others."""
+
+    def opened() -> None:
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o755)
+
+    def linked() -> None:
+        (tmp_path / "private").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "private")
+
+    def of_another() -> None:
+        folder.mkdir(mode=0o700)
+        os.chown(folder, os.getuid() + 1, -1)
+
+    folder = tmp_path / f"{PREFIX}{os.getuid()}"
+    for make in (opened, linked, *([of_another] if os.getuid() == 0 else [])):
+        make()
+        with pytest.raises(EngineError, match="other users may enter"):
+            private_folder(tmp_path)
+        remove(folder)

@@ -7,6 +7,7 @@ and the last to read it removes it. The object store holds a version only while 
 import contextlib
 import fcntl
 import os
+import stat
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,8 +20,7 @@ from dapo.core.errors import EngineError
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, shared_folder, write_chunks
 
 PREFIX = "dapo-node-weights-"
-CHUNK_BYTES = 4 * PIECE_BYTES
-"""The largest size of an object in the store."""
+CHUNK_BYTES = 4 * PIECE_BYTES  # the largest size of an object in the store
 
 
 class RayWeights:
@@ -68,7 +68,7 @@ class WeightsObject:
         Raises EngineError if they are gone or do not arrive in time.
         """
         with (
-            shared_file(shared_folder() / self.name, self._fetch) as path,
+            shared_file(private_folder(shared_folder()) / self.name, self._fetch) as path,
             WeightsFile(path, self.version).open() as weights,
         ):
             yield weights
@@ -82,6 +82,16 @@ class WeightsObject:
         except ray.exceptions.RayError as error:
             late = f"the weights of version {self.version} did not arrive within {self.timeout_s:g} s"
             raise EngineError(f"{late}: {error}") from error
+
+
+def private_folder(parent: Path) -> Path:
+    """This user's folder, which no other user may enter. Raises EngineError if it is not private."""
+    folder = parent / f"{PREFIX}{os.getuid()}"
+    folder.mkdir(0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise EngineError(f"weights are not written to {folder}, which other users may enter: remove it")
+    return folder
 
 
 @contextlib.contextmanager
