@@ -21,6 +21,8 @@ PROGRAM_ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([*WORKER_ENVIRONMENT.values(), os.environ.get("PYTHONPATH", "")])
 }
 """The environment of a program that imports this file."""
+SECRETS = {"WANDB_API_KEY": "a-key", "HF_TOKEN": "a-token"}
+"""Variables of the environment in which a launcher's workers are started."""
 COUNTING_WORKER = WorkerSpec("helpers.fake_workers:CountingWorker", environment=WORKER_ENVIRONMENT)
 
 
@@ -103,6 +105,12 @@ class LauncherContract:
         worker = launcher.start(["x"], [spec])[0]
         assert worker.call("variable", "OMP_NUM_THREADS").result(120) == "3"
         read_weights(launcher, worker)
+
+    def test_a_worker_gets_only_the_secrets_that_its_spec_names(self, launcher: Launcher) -> None:
+        spec = WorkerSpec(COUNTING_WORKER.factory, {}, WORKER_ENVIRONMENT, secrets=("HF_TOKEN",))
+        for workers, token in ((launcher.start(["x"], [spec]), "a-token"), ([start(launcher)], None)):
+            found = {name: workers[0].call("variable", name).result(120) for name in (*SECRETS, "HOME")}
+            assert found == {"WANDB_API_KEY": None, "HF_TOKEN": token, "HOME": os.environ["HOME"]}
 
 
 def read_weights(launcher: Launcher, worker) -> None:

@@ -1,5 +1,6 @@
 """Secrets are refused as options and masked elsewhere, and nothing harmless is taken for one."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,7 +10,15 @@ from dapo.config import build_config, dump_config, load_config
 from dapo.config.option_fields import options_of
 from dapo.core.errors import ConfigError, DataError, RewardError
 from dapo.core.openai_client import ChatClient
-from dapo.core.secrets import find_secrets, is_secret_name, mask_options, mask_secrets, mask_text
+from dapo.core.secrets import (
+    HUB_VARIABLES,
+    find_secrets,
+    is_secret_name,
+    mask_options,
+    mask_secrets,
+    mask_text,
+    public_environment,
+)
 from dapo.rewards import get_verifier
 from dapo.rewards.verdicts import error_verdict
 from dapo.runs.manifest import make_manifest
@@ -178,3 +187,21 @@ def test_errors_do_not_repeat_secrets(monkeypatch: pytest.MonkeyPatch):
             assert K not in masked
             assert "***" in masked
     assert mask_text("PWD is no password: " + str(Path.cwd())) == "PWD is no password: " + str(Path.cwd())
+
+
+def test_a_process_gets_no_secret_of_its_parent_but_those_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {
+        "WANDB_API_KEY": "abc",
+        "HF_TOKEN": "hf_" + "a" * 20,
+        "DATABASE": "postgres://me:word@host/db",
+        "NOTES": "ghp_" + "b" * 36,
+        "MY_PASSWORD": "x",
+    }
+    harmless = {"PWD": "/tmp", "HOME": "/root", "TOKENIZERS_PARALLELISM": "false", "MAX_TOKENS": "12", "RAY_PATH": "/x"}
+    for name in [*os.environ]:
+        monkeypatch.delenv(name)
+    for name, value in (secrets | harmless).items():
+        monkeypatch.setenv(name, value)
+    assert public_environment() == harmless
+    assert public_environment(["HF_TOKEN"]) == harmless | {"HF_TOKEN": secrets["HF_TOKEN"]}
+    assert public_environment(HUB_VARIABLES) == harmless | {"HF_TOKEN": secrets["HF_TOKEN"]}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts.launcher_contract import LauncherContract, Weights, start
+from contracts.launcher_contract import SECRETS, LauncherContract, Weights, start
 from dapo.core.errors import EngineError, WorkerDied
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.weight_files import WeightsFolder
@@ -31,7 +31,9 @@ def start_in(tmp_path: Path) -> Iterator[Callable[[float], LocalLauncher]]:
 
 
 @pytest.fixture
-def launcher(start_in: Callable[[float], LocalLauncher]) -> LocalLauncher:
+def launcher(start_in: Callable[[float], LocalLauncher], monkeypatch: pytest.MonkeyPatch) -> LocalLauncher:
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
     return start_in(60)
 
 

@@ -16,7 +16,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from dapo.cli.train import start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, EngineError, OutOfMemory
-from dapo.distributed.vllm_spec import vllm_engine_spec, vllm_options, weight_shapes
+from dapo.distributed.vllm_spec import require_vllm, vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine, sampling_arguments
 from dapo.types import GenerationRequest
@@ -43,7 +43,7 @@ def test_memory_that_ends_while_vllm_starts_names_its_options(monkeypatch: pytes
     def start(arguments: dict[str, object]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has 3 MiB in use.")
 
-    vllm = SimpleNamespace(EngineArgs=dict, LLMEngine=SimpleNamespace(from_engine_args=start))
+    vllm = SimpleNamespace(EngineArgs=dict, SamplingParams=dict, LLMEngine=SimpleNamespace(from_engine_args=start))
     platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: False))
     for name, module in {"vllm": vllm, "vllm.platforms": platforms}.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -174,6 +174,24 @@ def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None
 def test_an_interpreter_that_is_not_there_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.vllm\.python=/nowhere/python"):
         vllm_engine_spec(tiny("rollout.vllm.python=/nowhere/python"), threads=1)
+
+
+@pytest.mark.parametrize("has_ray", [True, False])
+def test_an_interpreter_without_ray_is_refused_before_ray_would_start_an_engine_with_it(
+    tmp_path: Path, has_ray: bool
+) -> None:
+    if has_ray:
+        (tmp_path / "ray.py").touch()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    options = (f"rollout.vllm.python={python}", "model=tiny-random")
+    require_vllm(tiny(*options))
+    if has_ray:
+        require_vllm(tiny(*options, "launcher=ray"))
+    else:
+        with pytest.raises(ConfigError, match=r"rollout\.vllm\.python=.*/python has no Ray.*-m pip install ray"):
+            require_vllm(tiny(*options, "launcher=ray"))
 
 
 def test_a_model_that_is_more_than_its_weights_is_refused() -> None:

@@ -6,7 +6,7 @@ text that it writes, such as the command line and error messages.
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
@@ -61,6 +61,11 @@ _LOCATION_WORDS = (
     *("project", "root", "scratch"),
 )
 _NO_PASSWORDS = ("PWD", "OLDPWD")
+HUB_VARIABLES = (
+    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+)
+"""Variables that may be secret and that a process needs to load a model from the Hugging Face hub."""
 _MIN_VALUE_CHARS = 6  # shorter values of variables occur in ordinary words
 
 
@@ -119,6 +124,15 @@ def mask_text(text: str) -> str:
 def may_be_written(variable: str) -> bool:
     """Whether a configuration may use `${oc.env:VARIABLE}`: the variable holds a place or a user's name."""
     return variable in ("USER", "PWD", "LOGNAME", "TMPDIR") or (_words(variable) or [""])[-1] in _LOCATION_WORDS
+
+
+def public_environment(keep: Collection[str] = ()) -> dict[str, str]:
+    """The variables of this process for a process that it starts: all but secrets, and the secrets named in `keep`."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in keep or name in _NO_PASSWORDS or not any(find_secrets({name: value}))
+    }
 
 
 _Names = tuple[str, ...]

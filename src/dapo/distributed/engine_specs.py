@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from dapo.config import Config, RolloutConfig
+from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.engines.engine import RolloutEngine
@@ -63,7 +64,7 @@ def engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> Wo
     """
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
     options = {"config": config, "threads": threads, "gpu_processes": gpu_processes}
-    return WorkerSpec("dapo.distributed.engine_specs:open_engine", options, environment=environment, cpus=threads)
+    return WorkerSpec("dapo.distributed.engine_specs:open_engine", options, environment, HUB_VARIABLES, cpus=threads)
 
 
 def open_engine(*, config: Config, threads: int, gpu_processes: float = 1) -> RolloutEngine:

@@ -19,6 +19,7 @@ from typing import Any
 
 from dapo.core.errors import WorkerDied
 from dapo.core.files import open_no_link
+from dapo.core.secrets import public_environment
 from dapo.distributed.channel import Channel
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec
@@ -34,17 +35,17 @@ class LocalWorker:
     def __init__(self, name: str, spec: WorkerSpec, log: Path) -> None:
         self.name = name
         self.log = log
-        self.ready: Future[None] = Future()
-        """Done when the object exists; raises the error of its factory."""
+        self.ready: Future[None] = Future()  # done when the object exists; raises the error of its factory
         self._lock = threading.Lock()
         self._pending: deque[Future[Any]] = deque([self.ready])
         self._is_dead = False
+        variables = {**spec.environment, "PYTHONPATH": import_path(spec.environment)}
         ours, theirs = socket.socketpair()
         with theirs, open_no_link(log, "ab") as output:
             self._process = subprocess.Popen(
                 # -P: a file of the current directory called queue.py must not run
                 [spec.python or sys.executable, "-P", "-m", "dapo.distributed.worker_main", str(theirs.fileno())],
-                env=os.environ | spec.environment | {"PYTHONPATH": import_path(spec.environment)},
+                env=public_environment(spec.secrets) | variables,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -1,7 +1,7 @@
 """The interface between the controller and the other processes of a run: remote objects that answer calls."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager
@@ -24,6 +24,8 @@ class WorkerSpec:
     options: Mapping[str, Any] = field(default_factory=dict)  # picklable
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that are set before the worker's interpreter starts."""
+    secrets: Collection[str] = ()
+    """The secret variables that the worker needs of the controller's or its node's; it gets no others."""
     python: str | None = None  # another interpreter, which can import this package; None: the controller's own
     cpus: float = 1.0
     gpus: float = 0.0
@@ -86,16 +88,9 @@ class Launcher(Protocol):
 
 
 def wait_for_result(future: "Future[Any]", *, timeout_s: float, what: str, since: float | None = None) -> Any:
-    """The result of a call; the worker survives a timeout.
+    """The result of a call. Raises WorkerDied if the worker died, or is silent for `timeout_s`, which it survives.
 
-    Args:
-        future: The call.
-        timeout_s: Seconds from `since`.
-        what: The worker's name, for the message.
-        since: When the call was made, by `time.monotonic`; None: now.
-
-    Raises:
-        WorkerDied: The worker died, or did not answer in time.
+    The time counts from `since`, by `time.monotonic`; None: from now. `what` is the worker's name, for the message.
     """
     try:
         return future.result(timeout_s if since is None else max(0.0, since + timeout_s - time.monotonic()))

@@ -15,6 +15,7 @@ from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.memory import collections_paused
+from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
@@ -45,14 +46,10 @@ class TrainerGroup:
         self._timeout_s = call_timeout_s
         self._lock = threading.Lock()
         self._lost: str | None = None
-        self._batch = 0
-        """Counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one."""
-        self._num_recorded = 0
-        """The number of those samples, which are numbered from 0."""
-        self._rank_of: dict[int, int] = {}
-        """The rank that holds each of those samples, by number."""
-        self.skipped_in_a_row = 0
-        """The number of updates skipped since the last one that was not."""
+        self._batch = 0  # counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one
+        self._num_recorded = 0  # the number of those samples, which are numbered from 0
+        self._rank_of: dict[int, int] = {}  # the rank that holds each of those samples, by number
+        self.skipped_in_a_row = 0  # the number of updates skipped since the last one that was not
         self._folder = WeightsFolder()
         specs = trainer_specs(config, launcher.nodes)
         names = [f"trainer-{rank}" for rank in range(len(specs))]
@@ -174,7 +171,9 @@ class TrainerGroup:
             self._all("export_weights", path, version)
         else:
             size = self._all("export_weights", None, version)[0]
-            chunks = (self._of_rank_0("read_weights", at, PIECE_BYTES) for at in range(0, size, PIECE_BYTES))
+            starts = range(0, size, PIECE_BYTES)
+            reads = (self._request_each("read_weights", [(start, PIECE_BYTES)], ranks=1) for start in starts)
+            chunks = (self._answers(read, self._timeout_s)[0] for read in reads)
             write_chunks(path, chunks, size=size)
         return self._folder.keep(path, version)
 
@@ -202,7 +201,7 @@ class TrainerGroup:
     def _init_process_group(self, *, on_one_machine: bool) -> None:
         rendezvous: Any = self._folder.path / "rendezvous"
         if not on_one_machine:
-            request = self._workers[0].call("rendezvous_address")
+            request = self._workers[0].call("open_gate")
             [rendezvous] = self._answers([request], START_TIMEOUT_S)
         self._all("init_process_group", rendezvous, timeout_s=self._timeout_s)
 
@@ -223,10 +222,6 @@ class TrainerGroup:
     def _all(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
         requests = self._request_each(method, (arguments for _ in self._workers), **options)
         return self._answers(requests, self._timeout_s)
-
-    def _of_rank_0(self, method: str, *arguments: Any) -> Any:
-        requests = self._request_each(method, [arguments], ranks=1)
-        return self._answers(requests, self._timeout_s)[0]
 
     def _request_each(
         self, method: str, arguments: Iterable[Sequence[Any]], *, ranks: int | None = None, **options: Any
@@ -290,4 +285,4 @@ def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     factory = "dapo.distributed.trainer_worker:TrainerWorker"
     path = [] if config.loss.function is None else [entry for entry in sys.path if entry]
     options = [{"config": config, "rank": rank, "threads": threads, "path": path} for rank in range(ranks)]
-    return [WorkerSpec(factory, own, environment, cpus=threads, gpus=gpus) for own in options]
+    return [WorkerSpec(factory, own, environment, HUB_VARIABLES, cpus=threads, gpus=gpus) for own in options]

@@ -3,7 +3,8 @@
 import hashlib
 import importlib.util
 import os
-import tempfile
+import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import dapo
 from dapo.config import Config
 from dapo.core.errors import ConfigError
 from dapo.core.files import cache_folder
+from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.policy.hf_io import config_of
@@ -30,6 +32,7 @@ def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) 
         "dapo.engines.vllm.start:open_vllm_engine",
         {"options": replace(vllm_options(config), gpu_processes=gpu_processes)},
         environment=vllm_environment(threads=max(1, threads // vllm.tensor_parallel)) | _import_path(vllm.python),
+        secrets=HUB_VARIABLES if config.model.trust_remote_code else (),
         python=None if vllm.python is None else _interpreter(vllm.python),
         cpus=threads,
     )
@@ -38,7 +41,13 @@ def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) 
 def require_vllm(config: Config) -> None:
     """Raise ConfigError before anything is started, if vLLM is not installed or `vllm_engine_spec` would raise it."""
     if config.rollout.vllm.python is not None:
-        _interpreter(config.rollout.vllm.python)
+        python = _interpreter(config.rollout.vllm.python)
+        program = "import sys; from importlib.util import find_spec; sys.exit(find_spec('ray') is None)"
+        if config.uses_ray and subprocess.run([python, "-P", "-c", program], check=False).returncode:
+            raise ConfigError(
+                f"rollout.vllm.python={config.rollout.vllm.python} has no Ray, which starts engines there with "
+                f"launcher={config.launcher}; install this environment's version in it: {python} -m pip install ray"
+            )
     elif not config.uses_ray and importlib.util.find_spec("vllm") is None:
         raise ConfigError(f"rollout.engine=vllm needs the Python package vllm, which is not installed here; {INSTALL}")
     vllm_options(config)
@@ -105,10 +114,7 @@ def _import_path(python: str | None) -> dict[str, str]:
     package = Path(dapo.__file__).parent
     folder = cache_folder() / "import" / hashlib.sha256(str(package).encode()).hexdigest()[:16]
     link = folder / package.name
-    if not link.is_symlink():
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder)) / package.name
-        temporary.symlink_to(package, target_is_directory=True)
-        os.replace(temporary, link)  # another process may be creating it as well
-        temporary.parent.rmdir()
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # its name has the package's path, so that it points there already
+        link.symlink_to(package, target_is_directory=True)
     return {"PYTHONPATH": str(folder)}

@@ -3,14 +3,17 @@
 import os
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import dapo
+from dapo.core.secrets import public_environment
 from dapo.distributed.worker_main import try_call
+
+AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,11 @@ class ActorInfo:
 class WorkerActor:
     """Executes calls one at a time, in the main thread of its process, and answers as `try_call` does."""
 
-    def __init__(self) -> None:
+    def __init__(self, secrets: Collection[str] = ()) -> None:
+        """Forget the node's secrets but the named ones, so that neither this process nor its children use them."""
         self._target: Any = None
+        for name in os.environ.keys() - public_environment({*secrets, *AUTHENTICATION}).keys():
+            del os.environ[name]
 
     def handshake(self, name: str, logs: Path, weights: Path | None) -> tuple[bool, ActorInfo]:
         """Redirect the output to the run's logs if the node sees them, and report where the actor runs."""
@@ -56,7 +62,7 @@ def _redirect_output(log: Path) -> None:
     """Redirect stdout and stderr, including the output of libraries written in C."""
     sys.stdout.flush()
     sys.stderr.flush()
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
