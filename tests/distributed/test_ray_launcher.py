@@ -19,6 +19,7 @@ import torch
 from contracts.launcher_contract import (
     COUNTING_WORKER,
     PROGRAM_ENVIRONMENT,
+    SECRETS,
     WORKER_ENVIRONMENT,
     LauncherContract,
     Weights,
@@ -29,7 +30,7 @@ from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import LaunchError, WorkerDied
 from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.protocol import WorkerSpec
-from dapo.distributed.ray.cluster import PRESTART
+from dapo.distributed.ray.cluster import PRESTART, describe_exposure
 from dapo.distributed.ray.launcher import RayLauncher, RayWorker
 from dapo.distributed.ray.weights import PREFIX
 from dapo.engines.checked import CheckedEngine
@@ -40,7 +41,7 @@ from dapo.types import Generation
 from helpers.launchers import LightLauncher, engine_spec
 from helpers.processes import is_alive, wait_until, wait_until_ended
 from helpers.sockets import descendants, is_private, listeners
-from helpers.tiny_runs import CONFIGS, contents, differences, new_run, tiny
+from helpers.tiny_runs import CONFIGS, EVENTFUL, contents, differences, new_run, tiny
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
@@ -54,8 +55,8 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as environment:
-        for name in PRESTART:
-            environment.setenv(name, "0")
+        for name, value in {**dict.fromkeys(PRESTART, "0"), **SECRETS}.items():
+            environment.setenv(name, value)
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS, "include_dashboard": False})
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         yield cluster
@@ -292,6 +293,25 @@ def test_a_cluster_that_cannot_be_joined_is_an_error_that_names_the_address() ->
     assert "HOST:PORT" in client
 
 
+@pytest.mark.parametrize(
+    ("machines", "has_token", "options", "named"),
+    [
+        (1, False, ["distributed.trainer_ranks=2"], None),
+        (2, True, ["rollout.engines=2"], None),
+        (2, False, ["rollout.engines=2"], ["Ray"]),
+        (3, True, ["distributed.trainer_ranks=2", "train.device=cpu"], ["gloo"]),
+        (3, False, ["distributed.trainer_ranks=2"], ["Ray", "gloo", "NCCL"]),
+    ],
+)
+def test_connections_without_a_secret_are_named_where_there_are_several_machines(
+    machines: int, has_token: bool, options: list[str], named: list[str] | None
+) -> None:
+    note = describe_exposure(tiny(*options, "launcher=ray"), machines=machines, has_token=has_token)
+    found = None if note is None else [name for name in ("Ray", "gloo", "NCCL") if name in note]
+    assert found == named
+    assert note is None or (f"{machines} machines" in note and "firewall" in note)
+
+
 # --- whole runs
 
 OPTIONS = ("train.num_steps=3", "train.save_every=1", "train.eval_every=2", "train.threads=1")
@@ -422,3 +442,29 @@ def test_a_ray_run_whose_driver_is_killed_is_resumed_and_ends_like_a_local_one(
     resume_run(run, ["rollout.engines=1"])  # the ranks' weights reach an engine in another process
     assert differences(contents(run), contents(local_run)) == []
     assert {path.name for path in (run / "logs").iterdir()} == {"engine-0.log", "trainer-0.log", "trainer-1.log"}
+
+
+@pytest.mark.parametrize("predict", ["proportional", "thompson"])
+def test_a_ray_run_that_predicts_signals_decides_and_trains_as_a_local_one(
+    cluster: Any, tmp_path: Path, predict: str
+) -> None:
+    options = (*EVENTFUL, f"dynamic_sampling.predict={predict}", "dynamic_sampling.weights=inverse")
+    options = (*options, "rollout.engines=2", "distributed.trainer_ranks=2", "train.num_steps=4")
+    runs = {launcher: tmp_path / launcher.partition(":")[0] for launcher in ("local", f"ray:{cluster.address}")}
+    for launcher, run in runs.items():
+        start_run(tiny(*options, f"launcher={launcher}"), run_dir=run, config_name="tiny")
+    expected, found = map(contents, runs.values())
+    assert sum(row.get("rollout/problems_skipped", 0) for row in expected["metrics"]) > 0
+    assert differences(found, expected) == []
+    wait_for_free_cpus(HEAD_CPUS)
+
+
+def test_a_run_on_two_addresses_names_what_carries_no_secret_before_its_first_step(
+    cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = cluster.add_node(num_cpus=1, node_ip_address="127.0.0.2")
+    options = ("rollout.engines=1", "train.num_steps=1", f"launcher=ray:{cluster.address}")
+    start_run(tiny(*options), run_dir=tmp_path / "run", config_name="tiny")
+    cluster.remove_node(node)
+    note, step = "this run uses 2 machines, and connections between them carry no secret: Ray, which runs", "step 1/1"
+    assert next(line for line in capsys.readouterr().out.splitlines() if note in line or step in line).startswith(note)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,11 @@ from dapo.cli.train import export_run, resume_run, start_run
 from dapo.config import Config
 from dapo.core.errors import NumericsError, OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.distributed.trainer_group import TrainerGroup
-from dapo.distributed.trainer_worker import TrainerWorker
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.model import load_model
 from dapo.training.assemble.inputs import device_for_inputs
 from dapo.training.train import train
-from helpers.sockets import listeners
 from helpers.tiny_policies import groups_of
 from helpers.tiny_runs import metrics, new_run, saved_steps, tiny
 
@@ -226,7 +223,7 @@ class FakeWorker:
 
     def __init__(self, name: str, answers: dict[str, Any]) -> None:
         self.name = name
-        always = {"rendezvous_address": ("here", 1), "init_process_group": ..., "can_access": True, "store": ...}
+        always = {"open_gate": ..., "init_process_group": ..., "can_access": True, "store": ...}
         self.answers = always | answers
         self.calls: dict[str, Any] = {}
         """The first argument of the last call of each method."""
@@ -364,14 +361,6 @@ def test_weights_come_in_a_message_where_rank_0_runs_on_another_machine(trainer_
     )
     weights = trainer_group.weights(version=1)
     assert {name: tensor.tolist() for name, tensor in weights.named_tensors()} == {"a": [1, 1], "b": [1, 1]}
-
-
-def test_ranks_of_several_machines_meet_on_one_address_and_not_on_all() -> None:
-    worker = TrainerWorker(tiny("distributed.trainer_ranks=2"), rank=0, threads=1)
-    host, port = worker.rendezvous_address()
-    [listener] = [found for found in listeners({os.getpid()}) if found.port == port]
-    assert listener.address == host
-    assert not ip_address(host).is_unspecified
 
 
 def test_ranks_of_one_machine_meet_in_a_folder_of_their_user_alone(trainer_group_of: Any) -> None:

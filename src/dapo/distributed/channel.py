@@ -18,11 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BUFFERS_PER_WRITE = 1024
-"""The number of buffers that Linux takes in one call (IOV_MAX)."""
+BUFFERS_PER_WRITE = 1024  # the number of buffers that Linux takes in one call (IOV_MAX)
 
-MIN_SHARED_BYTES = 2**16
-"""Fewer bytes go through the socket, which buffers them without waiting for the other end."""
+MIN_SHARED_BYTES = 2**16  # fewer bytes go through the socket, which buffers them without waiting for the other end
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ class _Sizes:
     """The placeholder of buffers in the message that precedes them."""
 
     sizes: tuple[int, ...]
-    is_shared: bool
-    """Whether the descriptor of a shared file follows instead of the bytes."""
+    is_shared: bool  # whether the descriptor of a shared file follows instead of the bytes
 
 
 class Channel:

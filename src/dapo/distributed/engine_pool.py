@@ -157,22 +157,16 @@ class EnginePool(EngineState):
         call_timeout_s: float = CALL_TIMEOUT_S,
         max_restarts: int = MAX_RESTARTS,
     ) -> None:
-        """Start the engines.
+        """Start an engine per spec; the caller closes the launcher after the pool. `log` gets a line per replacement.
 
-        Args:
-            launcher: Starts and replaces processes; the caller closes it after the pool.
-            specs: The spec of each engine.
-            log: Called with one line for each replaced process.
-            reproducible: Lockstep and full replay.
-            shares_gpus: Engines and trainers take turns on GPUs: engines give up their weights during updates.
-            call_timeout_s: Time after which a process without an answer counts as lost.
-            max_restarts: Replacements in all; the loss after that is an EngineError.
+        `reproducible` means lockstep and full replay. Engines that share GPUs with trainers drop their weights during
+        updates. A process counts as lost `call_timeout_s` after an unanswered call; the loss after `max_restarts`
+        replacements is an EngineError.
         """
         super().__init__(version=0)
         self._launcher, self._log = launcher, log
         self._reproducible, self._max_restarts = reproducible, max_restarts
-        self.restarts = 0
-        """The number of processes replaced so far."""
+        self.restarts = 0  # the number of processes replaced so far
         self._shares_gpus, self._call_timeout_s = shares_gpus, call_timeout_s
         self._owner: dict[str, EngineHandle] = {}
         names = [f"engine-{i}" for i in range(len(specs))]

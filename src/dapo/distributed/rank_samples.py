@@ -61,13 +61,6 @@ def decode(buffers: Buffers) -> dict[int, Sample]:
     return samples
 
 
-def decode_columns(buffers: Buffers) -> dict[int, dict[str, Any]]:
-    """Decode columns without response ids, by the number of the sample."""
-    header = json.loads(buffers.parts[0].tobytes())
-    columns = _columns(header, iter(buffers.parts[1:]))
-    return {number: {name: rows[i] for name, rows in columns.items()} for i, number in enumerate(header["numbers"])}
-
-
 def join(buffers: Buffers) -> bytes:
     """Concatenate the buffers of `encode`."""
     return b"".join([len(buffers.parts[0]).to_bytes(8, "little"), *(part.data for part in buffers.parts)])
@@ -118,8 +111,7 @@ def _view(code: Any, part: NDArray[np.uint8]) -> "array[Any] | memoryview":
 class NumberedPass:
     """The samples of one forward and backward of a rank."""
 
-    numbers: tuple[int, ...]
-    """Empty for a dummy microbatch."""
+    numbers: tuple[int, ...]  # empty for a dummy microbatch
     weights: tuple[float, ...]
 
 
@@ -141,8 +133,11 @@ class RankSamples:
 
     def add_columns(self, buffers: Buffers) -> None:
         """Add the columns that scoring does not need."""
-        for number, columns in decode_columns(buffers).items():
-            self._samples[number] = replace(self._samples[number], **columns)
+        header = json.loads(buffers.parts[0].tobytes())
+        columns = _columns(header, iter(buffers.parts[1:]))
+        for i, number in enumerate(header["numbers"]):
+            values: dict[str, Any] = {name: rows[i] for name, rows in columns.items()}
+            self._samples[number] = replace(self._samples[number], **values)
 
     def set_old_logprobs(self, rows: Mapping[int, Sequence[float]]) -> None:
         for number, row in rows.items():

@@ -17,13 +17,11 @@ from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples, decode, microbatches_of
+from dapo.distributed.rendezvous import Gate, connect_store, serve_store
 from dapo.distributed.weight_files import WeightsFolder, write_weights
 from dapo.policy.fsdp.policy import ShardedPolicy
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.model import LoadedModel, device_of, load_for_sharding
-
-# nothing is sent to it: connecting a UDP socket only selects the local address of the default route
-UNROUTED_ADDRESS = ("10.255.255.255", 1)
 
 
 class TrainerWorker:
@@ -48,25 +46,16 @@ class TrainerWorker:
         self._folder: WeightsFolder | None = None
         self._exported: Path | None = None
 
-    def rendezvous_address(self) -> tuple[str, int]:
-        """Open the store through which ranks of several machines meet, on rank 0; returns its host and port.
+    def open_gate(self) -> Gate:
+        """Open the store through which ranks of several machines meet, on rank 0."""
+        self._store, gate = serve_store(self._start_timeout)
+        return gate
 
-        It listens on this one address, not on all of the machine's; whoever reaches that may read and write it.
-        """
-        host = _own_address()
-        with socket.create_server((host, 0)) as listener:
-            port, handle = listener.getsockname()[1], listener.detach()
-        options: Any = {"is_master": True, "wait_for_workers": False, "master_listen_fd": handle}
-        self._store = dist.TCPStore(host, port, timeout=self._start_timeout, **options)
-        return host, port
-
-    def init_process_group(self, rendezvous: Path | tuple[str, int], *, timeout_s: float) -> None:
+    def init_process_group(self, rendezvous: Path | Gate, *, timeout_s: float) -> None:
         """Connect to the other ranks, which call this at the same time, and load this rank's part of the model.
 
-        Args:
-            rendezvous: Where the ranks meet: a file in a private folder of the machine on which all of them are, or the
-                host and port of rank 0's store.
-            timeout_s: For every collective operation after this one.
+        Ranks of one machine meet in a file of a private folder, others at the gate of rank 0's store. `timeout_s`
+        bounds every later collective operation.
         """
         size = self._config.distributed.trainer_ranks
         if isinstance(rendezvous, Path):
@@ -74,7 +63,7 @@ class TrainerWorker:
             self._store = dist.FileStore(str(rendezvous), size)
             self._store.set_timeout(self._start_timeout)
         elif self._store is None:
-            self._store = dist.TCPStore(*rendezvous, is_master=False, timeout=self._start_timeout)
+            self._store = connect_store(rendezvous, self._start_timeout)
         dist.init_process_group(
             "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=self._store,
@@ -167,13 +156,11 @@ class TrainerWorker:
 
     def has_written(self) -> tuple[bool, str | None]:
         """Whether the snapshot is written, and the message of an OSError if the disk refused it."""
-        if not self._written.done():
-            return False, None
-        try:
-            self._written.result()
-        except OSError as error:
-            return True, str(error)
-        return True, None
+        is_done = self._written.done()
+        error = self._written.exception() if is_done else None
+        if error is not None and not isinstance(error, OSError):
+            raise error
+        return is_done, None if error is None else str(error)
 
     def load(self, directory: Path) -> int:
         """Load a checkpoint; returns the number of updates skipped in a row."""
@@ -188,13 +175,3 @@ def _device(config: Config, rank: int) -> torch.device:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def _own_address() -> str:
-    """The address of this machine on its default route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(UNROUTED_ADDRESS)
-        except OSError:  # no route: a machine without a network
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])

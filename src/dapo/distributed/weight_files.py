@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -25,8 +25,7 @@ METADATA = "__metadata__"
 TYPE_CODES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """The names of types in a safetensors header."""
 _TYPES = {code: dtype for dtype, code in TYPE_CODES.items()}
-PIECE_BYTES = 2**26
-"""The largest copy at a time between a device, main memory and another machine."""
+PIECE_BYTES = 2**26  # the largest copy at a time between a device, main memory and another machine
 VERSION_KEY = "version"
 TIED_KEY = "tied"
 PREFIX = "dapo-weights-"
@@ -60,7 +59,8 @@ class WeightsFile:
                 entry = file.get_slice(name)
                 dtype = _TYPES[entry.get_dtype()]
                 tensors[name] = str(dtype).removeprefix("torch."), tuple(entry.get_shape())
-            return WeightLayout(tensors, _tied(file))
+            pairs = (file.metadata() or {}).get(TIED_KEY, "").split()
+            return WeightLayout(tensors, dict(pair.split("=", 1) for pair in pairs))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its name, mapped from the file."""
@@ -70,12 +70,6 @@ class WeightsFile:
                 yield name, file.get_tensor(name)
             for name, stored in layout.tied.items():
                 yield name, file.get_tensor(stored)
-
-
-def _tied(file: Any) -> dict[str, str]:
-    """Each further name of a tied weight -> the name under which an open weights file stores it."""
-    pairs = (file.metadata() or {}).get(TIED_KEY, "").split()
-    return dict(pair.split("=", 1) for pair in pairs)
 
 
 def shared_folder() -> Path:
@@ -131,7 +125,7 @@ def write_weights(path: Path, weights: WeightSource, version: int) -> None:
     size = len(header) + sum(_num_bytes(layout, name) for name in layout.tensors)
     with _new_file(path, size=size) as file:
         file.write(header)
-        for start, piece in host_pieces(_placed(weights, layout, starts)):
+        for start, piece in host_pieces((starts[name], tensor) for name, tensor in stored_tensors(weights, layout)):
             file.seek(start)
             file.write(piece)
 
@@ -165,7 +159,8 @@ def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, in
     The safetensors library cannot write one tensor at a time. The widest types come first, so that every weight is
     aligned to its type.
     """
-    entries: dict[str, Any] = {METADATA: {VERSION_KEY: str(version), TIED_KEY: _format_tied(layout)}}
+    tied = " ".join(f"{name}={stored}" for name, stored in layout.tied.items())
+    entries: dict[str, Any] = {METADATA: {VERSION_KEY: str(version), TIED_KEY: tied}}
     end, starts = 0, dict[str, int]()
     for name in sorted(layout.tensors, key=lambda name: -_dtype(layout, name).itemsize):
         start, end = end, end + _num_bytes(layout, name)
@@ -198,14 +193,8 @@ def host_pieces(
     """The bytes of tensors, each given with the position of its first byte, in pieces in main memory.
 
     A tensor in main memory is not copied. A tensor on a device is copied in pieces through two pinned buffers: one
-    piece is used while the next is copied. A piece is valid until the next one is requested.
-
-    Args:
-        tensors: Read one at a time; each may be freed when the next is requested.
-        staging: Two byte buffers, used in turn for all pieces; None: pinned ones for tensors on a device.
-
-    Yields:
-        The position and the bytes of each piece, at most `PIECE_BYTES`, or as many as a buffer holds.
+    piece is used while the next is copied. A piece is valid until the next one is requested, and a tensor may be freed
+    then. With `staging`, two byte buffers, all pieces are copied, and have at most their size instead of `PIECE_BYTES`.
     """
     waiting: tuple[int, Tensor, Callable[[], None]] | None = None
     index = 0
@@ -242,11 +231,6 @@ def _finished(start: int, piece: Tensor, wait: Callable[[], None]) -> tuple[int,
     return start, piece.numpy().data
 
 
-def _placed(weights: WeightSource, layout: WeightLayout, starts: Mapping[str, int]) -> Iterator[tuple[int, Tensor]]:
-    for name, tensor in stored_tensors(weights, layout):
-        yield starts[name], tensor
-
-
 def _dtype(layout: WeightLayout, name: str) -> torch.dtype:
     dtype = getattr(torch, layout.tensors[name][0])
     if dtype not in TYPE_CODES:
@@ -257,10 +241,6 @@ def _dtype(layout: WeightLayout, name: str) -> torch.dtype:
 
 def _num_bytes(layout: WeightLayout, name: str) -> int:
     return math.prod(layout.tensors[name][1]) * _dtype(layout, name).itemsize
-
-
-def _format_tied(layout: WeightLayout) -> str:
-    return " ".join(f"{name}={stored}" for name, stored in layout.tied.items())
 
 
 def _locked(folder: Path) -> int:

@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dapo.config import Config
 from dapo.core.errors import LaunchError
+from dapo.distributed.ray.actor import AUTHENTICATION
 
 CONNECT_TIMEOUT_S = 10.0
-AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")
 PRESTART = ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart")
 
 
@@ -40,6 +41,31 @@ def import_ray() -> Any:
     except ImportError as error:
         raise LaunchError("launcher=ray needs Ray, which is not installed: pip install 'dapo-rl[ray]'") from error
     return ray
+
+
+def exposure_note(config: Config) -> str | None:
+    """A line on connections between the machines of the joined cluster that carry no secret; None without any."""
+    import ray
+    from ray import _raylet
+
+    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    raylet: Any = _raylet
+    has_token = raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
+    return describe_exposure(config, machines=len(machines), has_token=has_token)
+
+
+def describe_exposure(config: Config, *, machines: int, has_token: bool) -> str | None:
+    """The line of `exposure_note`."""
+    exposed = [] if has_token else ["Ray, which runs code for whoever connects (set RAY_AUTH_MODE=token)"]
+    if config.distributed.trainer_ranks > 1:
+        between_ranks = "gloo" if config.train.device == "cpu" else "gloo and NCCL"
+        exposed.append(f"{between_ranks} between trainer ranks")
+    if machines < 2 or not exposed:
+        return None
+    return (
+        f"this run uses {machines} machines, and connections between them carry no secret: {'; '.join(exposed)}. "
+        "Use a private network, or a firewall that admits only these machines"
+    )
 
 
 class PrivateCluster:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import dapo
+from dapo.config import Config
 from dapo.core.errors import LaunchError, WorkerDied, WorkerFault
 from dapo.core.text import one_line, shorten
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.distributed.ray.actor import ActorInfo, WorkerActor
-from dapo.distributed.ray.cluster import PrivateCluster, connect, import_ray
+from dapo.distributed.ray.cluster import PrivateCluster, connect, exposure_note, import_ray
 from dapo.distributed.ray.placement import Reservation, cluster_nodes, reserve, total
 from dapo.distributed.ray.weights import RayWeights
 from dapo.distributed.weight_files import WeightsFolder
@@ -31,8 +32,7 @@ class RayWorker:
         self, name: str, actor: Any, reservation: Reservation, gpus: float, callbacks: ThreadPoolExecutor
     ) -> None:
         self.name, self.gpus = name, gpus
-        self.info: ActorInfo | None = None
-        """Set when the actor's process has answered the handshake."""
+        self.info: ActorInfo | None = None  # set when the actor's process has answered the handshake
         self._actor, self._reservation, self._callbacks = actor, reservation, callbacks
         self._lock = threading.Lock()
         self._pending: dict[Future[Any], Sequence[Any]] = {}
@@ -75,8 +75,7 @@ class RayWorker:
     def kill(self) -> None:
         self._mark_dead(f"{self.name} was ended by this run")
 
-    def close(self) -> None:
-        self.kill()
+    close = kill
 
     @property
     def _known_info(self) -> ActorInfo:
@@ -155,12 +154,10 @@ class RayLauncher:
     def __init__(
         self, logs: Path, *, timeout_s: float, address: str | None = None, use_shared_memory: bool = True
     ) -> None:
-        """Args:
-        logs: The folder for logs.
-        timeout_s: Time limit of a start, until all objects exist.
-        address: A cluster's `HOST:PORT`, or `auto`; None: a private cluster.
-        use_shared_memory: Pass weights through shared memory to workers that see it. Other workers, or all workers if
-            this is off, get them through Ray's object store.
+        """`timeout_s` bounds a start, until all objects exist. `address` is a cluster's `HOST:PORT`, or `auto`.
+
+        Workers that see this machine's shared memory get weights through it, unless `use_shared_memory` is off; other
+        workers get them through Ray's object store.
         """
         self._logs, self._timeout_s = logs.resolve(), timeout_s
         self._address, self._use_shared_memory = address, use_shared_memory
@@ -175,6 +172,11 @@ class RayLauncher:
         """The live nodes of the cluster. Raises LaunchError if it cannot be reached."""
         self._connect()
         return cluster_nodes()
+
+    def exposure_note(self, config: Config) -> str | None:
+        """A line on connections between several machines that carry no secret. Raises LaunchError as `nodes`."""
+        self._connect()
+        return exposure_note(config)
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[RayWorker]:
         self._connect()
@@ -273,4 +275,4 @@ def _actor(spec: WorkerSpec, reservation: Reservation, index: int) -> Any:
         "scheduling_strategy": PlacementGroupSchedulingStrategy(reservation.group, placement_group_bundle_index=index),
         "runtime_env": runtime_env,
     }
-    return ray.remote(WorkerActor).options(**options).remote()
+    return ray.remote(WorkerActor).options(**options).remote(tuple(spec.secrets))

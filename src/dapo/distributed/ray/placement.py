@@ -54,21 +54,11 @@ def reserve(
     counts_cpus: bool,
     gpus_left: float | None,
 ) -> list[tuple[Reservation, int]]:
-    """Reserve resources for workers; nodes that join the cluster in the meantime are used.
+    """Reserve resources; returns the placement group of each worker, and the index of its bundle.
 
-    Args:
-        names: The workers' names, for messages.
-        specs: Their resources.
-        together: Reserve one placement group for all workers instead of one for each.
-        timeout_s: How long to wait for the resources.
-        counts_cpus: Reserve CPUs too; otherwise processes share them.
-        gpus_left: GPUs that this run has not reserved yet; None: the cluster may grow.
-
-    Returns:
-        The placement group of each worker, and the index of its bundle.
-
-    Raises:
-        LaunchError: After `timeout_s`, or at once for more than `gpus_left`.
+    Workers get a group each, or `together` one for all. Nodes that join the cluster meanwhile are used. Without
+    `counts_cpus` processes share the CPUs. `gpus_left` is the number of GPUs that this run has not reserved; None: the
+    cluster may grow. Raises LaunchError after `timeout_s`, or at once for more than `gpus_left`.
     """
     deadline = time.monotonic() + timeout_s
     if gpus_left is not None and sum(spec.gpus for spec in specs) > gpus_left:

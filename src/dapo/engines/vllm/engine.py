@@ -48,14 +48,9 @@ class VllmEngine(checks.EngineState):
         temperatures: tuple[float, float],
         max_sequences: int,
     ) -> None:
-        """Wrap a `vllm.LLMEngine`, whose own weights are never sampled from.
+        """Wrap a started `vllm.LLMEngine`, whose own weights are never sampled from; other values as in VllmOptions.
 
-        Args:
-            llm_engine: The engine, started.
-            sampling_params: Converts a request to vLLM's `SamplingParams`.
-            weight_shapes: Shapes of all weights by their Hugging Face names, tied ones under each of them.
-            temperatures: The lowest and the highest besides 0.
-            max_sequences: Sequences that run at a time.
+        `sampling_params` converts a request to vLLM's `SamplingParams`.
         """
         super().__init__(version=None)
         self._engine: Any = llm_engine

@@ -13,7 +13,6 @@ import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,7 @@ INSTALL = (
 )
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 CPU_CACHE_GIB = 2.0  # the value of `rollout.vllm.cache_gib: auto` on a CPU
-GPU_MEMORY = 0.9
-"""The fraction of a GPU's memory that its processes divide where `rollout.vllm.cache_gib` is `auto`."""
+GPU_MEMORY = 0.9  # the fraction of a GPU's memory that its processes divide where `rollout.vllm.cache_gib` is `auto`
 _GIB = 2**30
 # prefix caching shares whole blocks only: vLLM's default for CPUs, 128, is longer than most prompts
 _CPU_BLOCK_TOKENS = 32
@@ -79,7 +77,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     if is_eager(options, on_cpu=not torch.cuda.is_available()):
         os.environ["TORCH_COMPILE_DISABLE"] = "1"  # read when vLLM is imported, and by its worker processes
     try:
-        from vllm import EngineArgs, LLMEngine
+        from vllm import EngineArgs, LLMEngine, SamplingParams
         from vllm.platforms import current_platform
     except ImportError as error:
         raise EngineError(
@@ -106,7 +104,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         ) from None
     return VllmEngine(
         engine,
-        sampling_params=partial(sampling_params, seeded=options.reproducible),
+        sampling_params=lambda each: SamplingParams(**sampling_arguments(each, seeded=options.reproducible)),
         weight_shapes=options.weight_shapes,
         temperatures=options.temperatures,
         max_sequences=options.max_sequences,
@@ -175,13 +173,6 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapp
             "max_num_batched_tokens": max(options.max_tokens, options.max_sequences, _BATCH_TOKENS),
         }
     return arguments
-
-
-def sampling_params(request: GenerationRequest, *, seeded: bool) -> Any:
-    """The request as `vllm.SamplingParams`."""
-    from vllm import SamplingParams
-
-    return SamplingParams(**sampling_arguments(request, seeded=seeded))
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:

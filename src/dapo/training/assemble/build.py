@@ -56,7 +56,7 @@ def build_run(
     stop_ids = inputs.loaded.stop_ids
     judge.log = display.message
     with ExitStack() as stack:
-        launcher = stack.enter_context(open_launcher(config, directory.logs))
+        launcher = stack.enter_context(open_launcher(config, directory.logs, display.message))
         engine = build_engine(config, inputs.loaded, launcher, log=display.message)
         stack.callback(engine.close)
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
@@ -190,10 +190,13 @@ def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan
 
 
 @contextmanager
-def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher | None]:
+def open_launcher(
+    config: Config, logs: Path | None = None, log: Callable[[str], None] = lambda text: None
+) -> Iterator[Launcher | None]:
     """Open the launcher of `config`; None for a run of one process.
 
-    The output of workers goes to files in `logs`, or else in a temporary folder.
+    The output of workers goes to files in `logs`, or else in a temporary folder. `log` gets a line on connections
+    between several machines that carry no secret.
     """
     if not config.is_multiprocess:
         yield None
@@ -204,9 +207,13 @@ def open_launcher(config: Config, logs: Path | None = None) -> Iterator[Launcher
         if config.uses_ray:
             from dapo.distributed.ray.launcher import RayLauncher
 
-            launcher = RayLauncher(folder, timeout_s=START_TIMEOUT_S, address=config.ray_address)
+            launcher = stack.enter_context(
+                closing(RayLauncher(folder, timeout_s=START_TIMEOUT_S, address=config.ray_address))
+            )
+            if (note := launcher.exposure_note(config)) is not None:
+                log(note)
         else:
             from dapo.distributed.local import LocalLauncher
 
-            launcher = LocalLauncher(folder, timeout_s=START_TIMEOUT_S)
-        yield stack.enter_context(closing(launcher))
+            launcher = stack.enter_context(closing(LocalLauncher(folder, timeout_s=START_TIMEOUT_S)))
+        yield launcher
