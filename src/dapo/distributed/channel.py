@@ -25,10 +25,7 @@ MIN_SHARED_BYTES = 2**16  # fewer bytes go through the socket, which buffers the
 
 @dataclass(frozen=True)
 class Buffers:
-    """A large positional argument of a call, sent without pickling its bytes.
-
-    Ray keeps numpy arrays in shared memory as well.
-    """
+    """A large positional argument of a call, sent without pickling its bytes, in shared memory by Ray, too."""
 
     parts: tuple[NDArray[np.uint8], ...]
 
@@ -83,10 +80,7 @@ class Channel:
         self._connection.send_bytes(b"")
 
     def receive(self) -> tuple[Any, ...]:
-        """The next message; buffers in shared memory are read-only.
-
-        Raises EOFError after the last message, OSError, and any unpickling error.
-        """
+        """The next message; raises EOFError after the last one, OSError, and any unpickling error."""
         return _map_members(self._filled, self._connection.recv())
 
     def _filled(self, value: Any) -> Any:

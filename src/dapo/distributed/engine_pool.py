@@ -114,10 +114,7 @@ class EngineHandle:
         """Yield the calls that bring a new process to the state of the lost one, and receive their results.
 
         On a device whose rounding varies a response may end earlier or later than the first time. Early responses are
-        kept, and delivered ones are aborted: every request is still answered exactly once.
-
-        Returns:
-            The pending call.
+        kept, and delivered ones are aborted: every request is still answered exactly once. Returns the pending call.
         """
         active_ids: dict[str, None] = {}
         known = {generation.request_id for generation in self.undelivered}

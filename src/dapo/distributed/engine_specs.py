@@ -20,10 +20,7 @@ from dapo.policy.model import device_of, load_model
 
 
 def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]:
-    """One spec for each of the `config.engine_processes`; `auto` must be resolved.
-
-    `nodes` are the launcher's. If it has none, the processes see this machine's GPUs, which are divided here.
-    """
+    """One spec per engine process; without nodes of the launcher, this machine's GPUs are divided here."""
     count, gpus_per_engine = config.engine_processes, config.gpus_per_engine
     if config.uses_ray:
         gpus = config.distributed.gpus_per_process
@@ -84,10 +81,7 @@ def open_in_process(rollout: RolloutConfig, model: PreTrainedModel, gpu_processe
 
 
 def engine_threads(config: Config, available: int) -> int:
-    """CPU threads per engine: `train.threads`, or an equal share of the `available` ones.
-
-    Trainer ranks count as well if they update while the engines sample.
-    """
+    """CPU threads per engine: `train.threads`, or a share equal to that of trainers which update at the same time."""
     if config.train.threads is not None:
         return config.train.threads
     trainers = config.distributed.trainer_ranks if config.schedule == "one_step_off" else 0

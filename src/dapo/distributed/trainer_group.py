@@ -38,10 +38,7 @@ class TrainerGroup:
     """
 
     def __init__(self, config: Config, launcher: Launcher, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Start the ranks and let them shard the model. `config.model.dtype` must be resolved.
-
-        Raises LaunchError, and the errors of loading and sharding the model.
-        """
+        """Start the ranks, which shard the model. Raises LaunchError, and the errors of loading and sharding."""
         self._config = config
         self._timeout_s = call_timeout_s
         self._lock = threading.Lock()
@@ -63,10 +60,7 @@ class TrainerGroup:
             raise
 
     def update(self, minibatch: Sequence[Sample], *, step: int) -> dict[str, float]:
-        """One update as `Policy.update`, on the same rows with the same loss weights.
-
-        Samples of `record_old_logprobs` are on the ranks; the tokens of other samples are sent.
-        """
+        """Like `Policy.update`, on the same rows; only the tokens of samples that were not recorded are sent."""
         partitions = partition_minibatch(minibatch, self._config, ranks=len(self._workers))
         requests: list[Future[Any]] = []
         if any(sample.rank_record is None for sample in minibatch):
@@ -162,10 +156,7 @@ class TrainerGroup:
         return moved if any(numbers for by_rank in moved for numbers in by_rank) else None
 
     def weights(self, *, version: int) -> WeightsFile:
-        """The current weights in the model's compute dtype, in a file; readable until the next version but one.
-
-        Raises NumericsError where a weight is not finite.
-        """
+        """The current weights in a file, readable until the next version but one. Raises NumericsError."""
         path = self._folder.path_of(version)
         if self._has_shared_memory:
             self._all("export_weights", path, version)

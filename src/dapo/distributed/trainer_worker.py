@@ -86,10 +86,7 @@ class TrainerWorker:
         self._samples.store(buffers, first=first)
 
     def score(self, buffers: Buffers, passes: Sequence[NumberedPass], *, is_first: bool) -> None:
-        """Store samples of a step with their log-probabilities under the current policy.
-
-        The first ones replace all samples stored before.
-        """
+        """Store samples with their log-probabilities under the current policy; the first of a step replace all."""
         if is_first:
             self._samples.store(buffers, first=0)
         else:
@@ -125,10 +122,7 @@ class TrainerWorker:
         return metrics, self._policy.skipped_in_a_row
 
     def export_weights(self, path: Path | None, version: int) -> int:
-        """Gather all weights, one at a time and on every rank; rank 0 writes them to a file and returns its size.
-
-        Without a path the file is in the shared memory of rank 0's machine, for `read_weights`.
-        """
+        """Gather all weights on every rank; rank 0 writes them to `path`, or to shared memory, and returns the size."""
         weights = self._policy.weights()
         if self._rank:
             for _ in weights.named_tensors():

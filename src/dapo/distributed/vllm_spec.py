@@ -104,11 +104,7 @@ def _interpreter(python: str) -> str:
 
 
 def _import_path(python: str | None) -> dict[str, str]:
-    """PYTHONPATH for another interpreter: a folder with a link to this package alone.
-
-    The folder that holds this package may be this environment's site-packages, whose torch would hide the one that
-    vLLM needs.
-    """
+    """PYTHONPATH of this package alone: torch of this environment's site-packages would hide vLLM's."""
     if python is None:
         return {}
     package = Path(dapo.__file__).parent

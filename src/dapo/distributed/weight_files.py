@@ -154,11 +154,7 @@ def _new_file(path: Path, *, size: int) -> Iterator[IO[bytes]]:
 
 
 def file_header(layout: WeightLayout, version: int) -> tuple[bytes, dict[str, int]]:
-    """The header of a weights file, and the position of each stored weight in the file.
-
-    The safetensors library cannot write one tensor at a time. The widest types come first, so that every weight is
-    aligned to its type.
-    """
+    """The header of a weights file, and each weight's position: wide types come first, so that all are aligned."""
     tied = " ".join(f"{name}={stored}" for name, stored in layout.tied.items())
     entries: dict[str, Any] = {METADATA: {VERSION_KEY: str(version), TIED_KEY: tied}}
     end, starts = 0, dict[str, int]()

@@ -27,10 +27,7 @@ class RolloutEngine(Protocol):
         """Sample from these weights from now on. Only while nothing is in flight; raises EngineError otherwise."""
 
     def drop_weights(self) -> None:
-        """Free the memory of the weights if the engine can, until the next `load_weights`. Only with nothing in flight.
-
-        Weights must be loaded before the next submit. An engine that cannot free its weights does nothing.
-        """
+        """Free the weights' memory until `load_weights`, if the engine can. Only with nothing in flight."""
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         """Queue requests, served first come first served. The G requests of a group are adjacent."""

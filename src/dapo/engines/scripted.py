@@ -41,14 +41,10 @@ class ScriptedEngine(EngineState):
         slots: int | None = None,
         logprob: float | Callable[[int], Sequence[float]] = -1.0,
     ) -> None:
-        """Raises EngineError for fewer than one slot.
+        """Raises EngineError for fewer than one slot: the number of requests that run at a time, None for all.
 
-        Args:
-            script: returns the response to each request. The first stop id ends it (`stop`), or `max_new_tokens`
-                (`length`); otherwise its finish is the script's.
-            delay: decides the order of finishing; by default each token takes one poll.
-            slots: requests that run at a time, first come first served; None: all.
-            logprob: log-probability of every token, or a function from the number of tokens to their values.
+        `delay` decides the order of finishing; by default each token takes one poll. `logprob` is every token's, or a
+        function from the number of tokens to their values.
         """
         super().__init__(version=0)
         if slots is not None and slots < 1:

@@ -38,10 +38,7 @@ class RayWeights:
         return self._file.open()
 
     def for_worker(self, *, reads_files: bool) -> "WeightsFile | WeightsObject":
-        """The file, or its chunks in the object store for a worker that cannot see it. Raises EngineError without it.
-
-        The object store frees the chunks when nothing refers to the result any more.
-        """
+        """The file, or its chunks, which the object store keeps while the result exists. Raises EngineError."""
         if reads_files:
             return self._file
         if (sent := self._sent()) is None:
@@ -63,10 +60,7 @@ class WeightsObject:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[WeightsFile]:
-        """Fetch the weights to this node unless they are already on it; any process of the node can read the path.
-
-        Raises EngineError if they are gone or do not arrive in time.
-        """
+        """Fetch the weights unless they are on this node, whose processes can read the path. Raises EngineError."""
         with (
             shared_file(private_folder(shared_folder()) / self.name, self._fetch) as path,
             WeightsFile(path, self.version).open() as weights,

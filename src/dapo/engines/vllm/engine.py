@@ -48,10 +48,7 @@ class VllmEngine(checks.EngineState):
         temperatures: tuple[float, float],
         max_sequences: int,
     ) -> None:
-        """Wrap a started `vllm.LLMEngine`, whose own weights are never sampled from; other values as in VllmOptions.
-
-        `sampling_params` converts a request to vLLM's `SamplingParams`.
-        """
+        """Wrap a started `vllm.LLMEngine`, whose own weights are never sampled from; see VllmOptions."""
         super().__init__(version=None)
         self._engine: Any = llm_engine
         self._sampling_params, self._weight_shapes, self._max_sequences = sampling_params, weight_shapes, max_sequences

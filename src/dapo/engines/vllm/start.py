@@ -69,10 +69,7 @@ class VllmOptions:
     then="start again",
 )
 def open_vllm_engine(options: VllmOptions) -> VllmEngine:
-    """Start vLLM in this process, with memory for keys and values and random weights.
-
-    Raises EngineError if the package is missing, or where vLLM refuses the model or the sizes.
-    """
+    """Start vLLM with random weights. Raises EngineError where it is missing, or refuses the model or the sizes."""
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override rollout.vllm.cache_gib
     if is_eager(options, on_cpu=not torch.cuda.is_available()):
         os.environ["TORCH_COMPILE_DISABLE"] = "1"  # read when vLLM is imported, and by its worker processes
@@ -117,10 +114,7 @@ def is_eager(options: VllmOptions, *, on_cpu: bool) -> bool:
 
 
 def listen_on_loopback() -> None:
-    """Make torch's store, which even a group of one process needs, listen on the given address alone.
-
-    By default it listens on all addresses, even for `tcp://127.0.0.1:PORT`, and checks no secret.
-    """
+    """Make torch's store, which even one process needs and which checks no secret, listen on one address alone."""
     use_loopback_interface()
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous.TCPStore
@@ -176,10 +170,7 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapp
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:
-    """Arguments of `vllm.SamplingParams`; seeds have 63 bits there, too.
-
-    vLLM samples all requests without a seed together, and those with one in a loop.
-    """
+    """Arguments of `vllm.SamplingParams`; vLLM samples requests without a seed together, others in a loop."""
     return {
         "temperature": request.temperature,
         "top_p": request.top_p,
