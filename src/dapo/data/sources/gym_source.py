@@ -1,7 +1,6 @@
 """Problems of reasoning-gym, an optional package of procedural tasks with verifiers."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from dapo.core.errors import DataError
 from dapo.core.loading import require_package
+from dapo.core.secrets import public_environment
 from dapo.core.text import did_you_mean
 from dapo.data.sources.rows import json_value, problem_id
 from dapo.types import Problem
@@ -65,7 +65,7 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         raise DataError(f"gym: options must be numbers, strings, lists or mappings ({error})") from None
     # -P: modules in the script's folder must not shadow installed ones of the same name
     command = [sys.executable, "-P", str(_SCRIPT)]
-    env = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"}
+    env = public_environment() | {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, input=request, capture_output=True, encoding="utf-8", env=env, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
