@@ -56,7 +56,7 @@ import sys, tomllib
 
 with open(sys.argv[1], "rb") as file:
     project = tomllib.load(file)["project"]
-extras = [name for extra in ("lora", "ray") for name in project["optional-dependencies"][extra]]
+extras = [name for extra in ("hub", "lora", "ray") for name in project["optional-dependencies"][extra]]
 print("\n".join([*project["dependencies"], *extras]))
 PYTHON
     pip_of dapo install --constraint "$SOURCE/constraints.txt" --requirement "$requirements"

@@ -126,6 +126,12 @@ def test_versions_are_those_of_the_constraints_and_of_the_makefile():
     assert named <= pins.keys()
 
 
+def test_the_image_can_read_the_data_of_the_shipped_configurations():
+    extras = re.findall(r"for extra in \((.*)\)", SCRIPT.read_text(encoding="utf-8"))
+    assert any("hub:" in path.read_text(encoding="utf-8") for path in (ROOT / "configs").glob("*.yaml"))
+    assert '"hub"' in extras[0]
+
+
 @pytest.mark.parametrize(
     ("words", "message"), [("", "which step?"), ("tourch cpu", "no step tourch"), ("torch", "torch cuda, or")]
 )
