@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from dapo.cli.train import start_run
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, EngineError, OutOfMemory
+from dapo.distributed.local import LocalLauncher
 from dapo.distributed.vllm_spec import require_vllm, vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import engine_arguments, open_vllm_engine, sampling_arguments
@@ -157,6 +159,12 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
         check=True,
     )
     assert done.stdout.startswith(str(folder))
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    own = replace(specs[0], factory="helpers.fake_workers:CountingWorker", options={})
+    own = replace(own, environment={"PYTHONPATH": f"{folder}:{TESTS}"})
+    with closing(LocalLauncher(tmp_path / "logs", timeout_s=60)) as launcher:
+        [worker] = launcher.start(["one"], [own])
+        assert worker.call("variable", "PYTHONPATH").result(60) == f"{folder}:{TESTS}"
 
 
 def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from math import ceil
@@ -12,7 +12,7 @@ from typing import Any
 import dapo
 from dapo.config import Config
 from dapo.core.errors import LaunchError
-from dapo.distributed.protocol import Node
+from dapo.distributed.protocol import Node, WorkerSpec
 
 LOG_TAIL_LINES = 5
 LOG_TAIL_BYTES = 16384
@@ -53,11 +53,13 @@ def wait_until_ready(future: "Future[Any]", *, since: float, timeout_s: float, w
         raise LaunchError(f"{late}; {see}") from error
 
 
-def import_path(environment: Mapping[str, str]) -> str:
-    """PYTHONPATH of a worker: this package first, wherever it is installed, then the worker's own and the user's."""
-    ours = str(Path(dapo.__file__).parents[1])
-    given = [environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
-    return os.pathsep.join([ours, *filter(None, given)])
+def import_path(spec: WorkerSpec) -> str:
+    """PYTHONPATH of a worker: this package first, wherever it is installed, then the worker's own and the user's.
+
+    Another interpreter gets this package by its own path alone: next to this one may lie another version of torch.
+    """
+    ours = None if spec.python is not None else str(Path(dapo.__file__).parents[1])
+    return os.pathsep.join(filter(None, [ours, spec.environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]))
 
 
 def log_tail(log: Path) -> str:

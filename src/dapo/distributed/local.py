@@ -39,7 +39,7 @@ class LocalWorker:
         self._lock = threading.Lock()
         self._pending: deque[Future[Any]] = deque([self.ready])
         self._is_dead = False
-        variables = {**spec.environment, "PYTHONPATH": import_path(spec.environment)}
+        variables = {**spec.environment, "PYTHONPATH": import_path(spec)}
         ours, theirs = socket.socketpair()
         with theirs, open_no_link(log, "ab") as output:
             self._process = subprocess.Popen(

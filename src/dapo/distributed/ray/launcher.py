@@ -262,7 +262,7 @@ def _actor(spec: WorkerSpec, reservation: Reservation, index: int) -> Any:
 
     # Ray leaves CUDA_VISIBLE_DEVICES unchanged for an actor without GPUs
     hidden = {} if spec.gpus else {"CUDA_VISIBLE_DEVICES": ""}
-    variables = {**hidden, **spec.environment, "PYTHONPATH": import_path(spec.environment), "PYTHONSAFEPATH": "1"}
+    variables = {**hidden, **spec.environment, "PYTHONPATH": import_path(spec), "PYTHONSAFEPATH": "1"}
     runtime_env: dict[str, Any] = {"env_vars": variables}
     if spec.python is not None:
         runtime_env["py_executable"] = spec.python
