@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dapo.config import Config, load_config
+from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.engine_specs import engine_specs
 from dapo.distributed.launch import threads_on_cluster
 from dapo.distributed.protocol import Node
@@ -69,6 +70,14 @@ def test_segments_of_torchs_allocator_grow_in_ranks_and_native_engines_but_not_i
     assert variable not in trainer_specs(config.changed("train", device="cpu"), NODES)[0].environment
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     assert variable not in trainer_specs(config, NODES)[0].environment
+
+
+def test_only_processes_that_load_a_model_by_its_name_get_secrets_and_only_the_hubs(config: Config) -> None:
+    native = load_config(TINY, ["rollout.engines=1", "launcher=ray"])
+    assert {spec.secrets for spec in (*trainer_specs(config, NODES), *engine_specs(native))} == {HUB_VARIABLES}
+    assert {spec.secrets for spec in engine_specs(config, NODES)} == {()}
+    trusting = config.changed("model", trust_remote_code=True)
+    assert {spec.secrets for spec in engine_specs(trusting, NODES)} == {HUB_VARIABLES}
 
 
 def test_an_engine_is_one_process_per_gpu_without_ray_and_its_weights_and_cache_fit(config: Config) -> None:
