@@ -94,6 +94,28 @@ def test_a_fit_counts_each_problem_by_its_age():
     assert fit_beta(correct, wrong, np.zeros(4)) == UNIFORM
 
 
+@pytest.mark.parametrize("number", range(8))
+def test_a_fit_to_a_few_problems_of_unequal_weight_is_the_formula_written_out(number: int):
+    """Among 5 to 20 problems each one's own part in the sums is seen; 3,000 problems hide it."""
+    rng = np.random.Generator(np.random.Philox(key=number))
+    count = int(rng.integers(5, 21))
+    trials = rng.integers(2, 40, count)
+    correct = rng.binomial(trials, rng.uniform(0.05, 0.95, count))
+    ages = rng.uniform(0.1, 1.0, count)
+    weights = [float(age * n) for age, n in zip(ages, trials, strict=True)]
+    whole, squares = sum(weights), sum(w * w for w in weights)
+    rates = [c / n for c, n in zip(correct, trials, strict=True)]
+    problems = whole * whole / squares
+    mean = (problems * sum(w * x for w, x in zip(weights, rates, strict=True)) / whole + 0.5) / (problems + 1)
+    variance = sum(w * (x - mean) ** 2 for w, x in zip(weights, rates, strict=True))
+    flips = sum(w * (1 - w / whole) / n for w, n in zip(weights, trials, strict=True))
+    correlation = (variance / (mean * (1 - mean)) - flips) / (whole - squares / whole - flips)
+    assert 0.05 < correlation < 0.95  # no bound hides the terms
+    shrunk = (problems * correlation + 4 / 3) / (problems + 4)
+    expected = mean * (1 / shrunk - 1), (1 - mean) * (1 / shrunk - 1)
+    assert fit_beta(correct.astype(float), (trials - correct).astype(float), ages) == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_group_is_kept_unless_all_of_it_is_correct_or_all_incorrect():
     assert chance_at(0.5, 2) == 0.5
     assert chance_at(0.25, 4) == pytest.approx(1 - 1 / 256 - 81 / 256)

@@ -13,7 +13,7 @@ from dapo.cli.main import main
 from dapo.cli.train import resume_run, start_run
 from dapo.config import dump_config
 from dapo.runs.directory import RunDirectory
-from dapo.runs.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, write_rollouts
+from dapo.runs.rollout_table import OPTIONAL_COLUMNS, ROLLOUT_SCHEMA, write_rollouts
 from dapo.training.rules.all_rules import LiveRules
 from helpers.run_files import log_metrics
 from helpers.tiny_runs import tiny
@@ -132,7 +132,7 @@ def test_tables_of_runs_before_the_audit_are_read(tmp_path: Path, capsys: pytest
 
     audited = STEP | {"audit/gap": 0.5, "audit/mean": 0.0, "audit/responses": 4}
     path = a_run(tmp_path / "run", [audited | {"audit/gap": 0.5 + i / 100} for i in range(6)])
-    old = pa.schema([field for field in ROLLOUT_SCHEMA if field.name not in AUDIT_COLUMNS])
+    old = pa.schema([field for field in ROLLOUT_SCHEMA if field.name not in OPTIONAL_COLUMNS])
     pq.write_table(pa.Table.from_pylist([row(6, 0)], schema=old), path / "rollouts" / "step_000006.parquet")
     _, printed = doctor(capsys, str(path))
     assert "error: audit_gap, since step 3" in printed

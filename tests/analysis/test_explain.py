@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from pyarrow.parquet import read_table
+from pyarrow.parquet import read_table, write_table
 
 from conformance import naive
 from dapo.analysis.explain import explain_group
+from dapo.analysis.replay import plan_replay
 from dapo.core.errors import CheckpointError, DataError
 from dapo.core.rng import keyed_permutation
 from dapo.policy.model import load_model
+from dapo.runs.directory import RunDirectory
 from dapo.training.train import train
 from helpers.commands import run as command
 from helpers.run_files import edit_options
@@ -158,6 +160,36 @@ def test_a_replayed_step_equals_the_run_to_the_last_bit_also_from_the_initial_mo
         assert (replay["from_step"], replay["to_step"]) == (start, STEPS)
         assert replay["metrics_equal"] == replay["metrics_compared"] > 10
         assert replay["largest_relative_difference"] == 0
+
+
+def test_inverse_weights_are_replayed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    weighted = ("dynamic_sampling.predict=proportional", "dynamic_sampling.weights=inverse", "train.save_every=0")
+    config = tiny(*OPTIONS, *RUNS["dapo"], *weighted, f"train.num_steps={STEPS}")
+    with new_run(config, run) as started:
+        train(started)
+    replay = explain_group(run, STEPS)["eq8"]["ratios"]["replay"]
+    assert replay["metrics_equal"] == replay["metrics_compared"] > 10
+    path = run / f"rollouts/step_{STEPS:06d}.parquet"
+    table = read_table(path)
+    stored = {row["group_id"]: row["weight"] for row in table.to_pylist()}
+    trained = {row["group_id"] for row in table.to_pylist() if row["outcome"] == "trained"}
+    assert {group for group, weight in stored.items() if weight is not None} == trained
+    group = max(trained, key=lambda each: abs(stored[each] - 1))
+    assert abs(stored[group] - 1) > 0.01
+    eq8 = (found := explain_group(run, STEPS, group))["eq8"]
+    assert eq8["group_weight"] == stored[group]
+    assert found["responses"][0]["weight"] == pytest.approx(stored[group] / eq8["trained_tokens"], rel=1e-12)
+    assert f"times {stored[group]:.4g}, the group's" in command(
+        capsys, "explain", str(run), "--step", str(STEPS), "--group", str(group)
+    )[1].replace("\n", " ")
+    write_table(table.drop_columns(["weight"]), path)  # as an older version wrote it
+    found = explain_group(run, STEPS, group)
+    assert "lacks the group's loss weight" in " ".join(found["notes"])
+    if not found["eq8"]["ratios"]["known"]:
+        assert "lacks the groups' loss weights" in found["eq8"]["ratios"]["why"]
+    with pytest.raises(DataError, match="lacks the groups' loss weights"):
+        plan_replay(RunDirectory(run), config, STEPS)
 
 
 def test_another_learning_rate_than_the_runs_shows_in_the_compared_metrics(

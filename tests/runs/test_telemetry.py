@@ -30,7 +30,7 @@ from dapo.runs.console import (
 from dapo.runs.curves import plot_curves, reliability
 from dapo.runs.metric_table import metric_of
 from dapo.runs.metrics_file import JsonlSink, read_metrics, truncate_after
-from dapo.runs.rollout_table import AUDIT_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
+from dapo.runs.rollout_table import OPTIONAL_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
 from dapo.runs.sinks import TensorBoardSink, TrackioSink, WandbSink
 from helpers.run_files import append_bytes, log_metrics
 
@@ -377,7 +377,7 @@ class TestRollouts:
         table = read_table(tmp_path / "rollouts" / "step_000012.parquet")
         assert table.schema == ROLLOUT_SCHEMA
         listed = [{**row, "response_ids": list(row["response_ids"])} for row in rows]
-        audit = dict.fromkeys(AUDIT_COLUMNS)  # null where there was no audit
+        audit = dict.fromkeys(OPTIONAL_COLUMNS)  # null where there was no audit
         assert table.to_pylist() == [{**row, "engine_logprobs": list(row["engine_logprobs"])} | audit for row in listed]
         assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step_000012.parquet"]
 

@@ -282,7 +282,7 @@ class TestFullDisks:
         shutil.move(begun, run)
         ballast = small_disk / "ballast"
         fill(ballast)
-        with pytest.raises(StorageError, match=r"\(No space left on device: .*make room") as error:
+        with pytest.raises(StorageError, match=r"\(No space left on device: .*free space there") as error:
             resume_run(run, ["train.num_steps=4"])
         assert error.value.exit_code == 1
         assert "step_000002" in saved_steps(run)

@@ -36,6 +36,14 @@ def test_visits_responses_and_the_last_step_are_counted_by_problem(tmp_path: Pat
     assert copy.table() == problem_stats.table()
 
 
+def test_a_response_without_a_verdict_or_with_a_score_alone_is_no_wrong_one_to_predictions():
+    problem_stats = ProblemStats()
+    problem_stats.record([group("a", RIGHT, FAILED, FAILED, WRONG), group("b", FAILED, GRADED)], step=1)
+    problem_stats.record([group("a", FAILED, RIGHT)], step=1)
+    history = problem_stats.history()
+    assert (history.correct.tolist(), history.wrong.tolist()) == ([2.0, 0.0], [1.0, 0.0])
+
+
 def test_any_id_and_any_score_is_kept_to_the_bit_and_the_copy_does_not_change(tmp_path: Path):
     problem_stats = ProblemStats()
     problem_stats.record([group("b\x00", Verdict(None, 0.1), Verdict(None, 0.2)), group("\ud83d ü", RIGHT)], step=3)

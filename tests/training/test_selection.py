@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from functools import cache
 from math import comb
 from pathlib import Path
 
@@ -99,6 +100,16 @@ def test_thin_asks_by_the_chance_and_thompson_by_that_of_a_sampled_success_rate(
     )
 
 
+@pytest.mark.parametrize("predict", MODES)
+def test_a_problem_without_a_chance_is_sampled_with_the_floor_and_the_calibration_sample(predict: str):
+    hopeless = Problem("a", "?", "!", "s")
+    stats = ProblemStats()
+    stats.record([group(hopeless, 0)] * 100, step=1)
+    decision = selector(stats, predict).decide(0, hopeless)
+    assert decision.chance < FLOOR / 2
+    assert decision.probability == 0.02 + 0.98 * 0.05
+
+
 def test_a_selector_does_not_change_while_its_step_is_sampled():
     stats = seen([("a", "s", 6), ("b", "s", 3)])
     found, asked = selector(stats), [Problem(name, "?", "!", "s") for name in ("a", "b", "c")]
@@ -164,7 +175,7 @@ def sampled_gradients(predict: str, *, batches: int = 40) -> tuple[np.ndarray, n
         stats.record(map(group, problems, rng.binomial(G, rates).tolist()), step=step)
     by_count = [gradients_of(rate, direction) for rate, direction in zip(rates, directions, strict=True)]
     found, stream = selector(stats, predict, step=4, weights="inverse"), ProblemStream(problems, seed=1)
-    gradients, weights = [], []
+    gradients, weights, of_batches = [], [], sampler()
     for _ in range(batches):
         decisions: list[Decision] = []
         trained: dict[int, tuple[Group, np.ndarray]] = {}
@@ -174,7 +185,9 @@ def sampled_gradients(predict: str, *, batches: int = 40) -> tuple[np.ndarray, n
             j = int(problem.id)
             if decisions[-1].is_sampled and 0 < (k := rng.binomial(G, rates[j])) < G:
                 trained[position] = group(problem, k, position=position), by_count[j][k]
-        of_batch = found.summarize(decisions, [], [each for each, _ in trained.values()]).weights
+        scale, groups = of_batches.weight_scale, [each for each, _ in trained.values()]
+        of_batch = found.summarize(decisions, [], groups, scale=scale).weights
+        of_batches.count_selection([(each.probability, each.chance) for each in decisions])
         gradients += [gradient for _, gradient in trained.values()]
         weights += [of_batch[i] for i in trained]
     return np.array(gradients), np.array(weights)[:, None]
@@ -196,6 +209,44 @@ def test_with_inverse_weights_2000_groups_have_the_gradient_of_sampling_every_pr
     assert np.linalg.norm(weighted.mean(axis=0)) == pytest.approx(np.linalg.norm(expected), rel=0.25)
     # what it costs: the variance of one group's gradient
     assert 1 < weighted.var(axis=0).sum() / plain.var(axis=0).sum() < 10
+
+
+@cache
+def exactly_predicted(predict: str) -> tuple[list[Decision], list[Group], set[int]]:
+    """A long stream of `synthetic` problems with exact predictions: decisions, groups that train, the useful ones."""
+    problems, rates, _ = synthetic()
+    chances = [chance_at(rate, G) for rate in rates]
+    likely = [float(chance >= largest_chance(G) / 2) for chance in chances]
+    shares = likely if predict == "thompson" else [chance / largest_chance(G) for chance in chances]
+    q = [CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * max(FLOOR, share) for share in shares]
+    rng = np.random.Generator(np.random.Philox(key=5))
+    kinds = rng.permuted(np.tile(np.arange(len(rates)), (6000, 1)), axis=1).ravel()
+    keeps = rng.random(len(kinds)) < np.array(q)[kinds] * np.array(chances)[kinds]
+    decisions = [Decision(i, chances[j], q[j], True, False) for i, j in enumerate(kinds)]
+    trained = [Group(problems[kinds[i]], (), (), (), id=int(i)) for i in np.flatnonzero(keeps)]
+    return decisions, trained, {each.id for each in trained if kinds[each.id] >= EASY + HARD}
+
+
+@pytest.mark.parametrize("predict", MODES)
+@pytest.mark.parametrize("prompts", [1, 2, 4, 8, 16, 512])
+def test_inverse_weights_are_unbiased_at_every_batch_size(predict: str, prompts: int):
+    decisions, trained, useful = exactly_predicted(predict)
+    chances = [chance_at(rate, G) for rate in synthetic()[1]]
+    truth = sum(chances[EASY + HARD :]) / sum(chances)
+    assert truth == pytest.approx(0.346, abs=0.002)
+    found, k, start, weights = selector(ProblemStats(), predict, weights="inverse"), sampler(), 0, {}
+    for first in range(0, len(trained) - prompts + 1, prompts):
+        groups = trained[first : first + prompts]
+        of_batch = decisions[start : groups[-1].id + 1]
+        weights |= found.summarize(of_batch, [], groups, scale=k.weight_scale).weights
+        k.count_selection([(each.probability, each.chance) for each in of_batch])
+        start = groups[-1].id + 1
+    assert len(weights) > 50_000
+    share = sum(weight for i, weight in weights.items() if i in useful) / sum(weights.values())
+    assert share == pytest.approx(truth, abs=0.01)
+    constant = {i: 1 / decisions[i].probability for i in weights}  # the same draws with a K that cannot be biased
+    assert share == pytest.approx(sum(constant[i] for i in weights if i in useful) / sum(constant.values()), abs=0.004)
+    assert np.mean(list(weights.values())) == pytest.approx(1, abs=0.03)  # and K keeps the gradient as long
 
 
 # collecting a batch
@@ -242,6 +293,35 @@ def test_the_selection_does_not_depend_on_the_speed_of_the_engine(history: Probl
     batches = [sampled(selector(history, group_size=4, weights="inverse"), delay=delay)[0] for delay in (0, 1, 5)]
     assert len({tuple(group.id for group, _ in batch.decided) for batch in batches}) == 1
     assert batches[0].prediction == batches[1].prediction == batches[2].prediction
+
+
+def test_the_scale_of_weights_is_of_the_batches_before_and_survives_a_checkpoint(history: ProblemStats):
+    """K = sum q chance / sum chance, each batch half as heavy after ten; at first q of an unknown problem."""
+    found = selector(history, group_size=4, weights="inverse")
+    unknown = selector(ProblemStats(), group_size=4).decide(0, FEW[0]).probability
+    _, sampling = sampled(found)
+    sampling.stream.rewind(0)
+    sampling.sampler = sampler(6, 60)
+    scale, above, below, start = unknown, 0.0, 0.0, 0
+    for step in range(2, 6):
+        batch = collect(sampling, step=step)
+        assert batch.prediction is not None
+        decided = [found.decide(i, sampling.stream.problem_at(i)) for i in range(start, sampling.stream.position)]
+        expected = {group.id: scale / decided[group.id - start].probability for group in batch.groups}
+        assert batch.prediction.weights == pytest.approx(expected)
+        above = above * 0.5**0.1 + sum(each.probability * each.chance for each in decided)
+        below = below * 0.5**0.1 + sum(each.chance for each in decided)
+        scale, start = above / below, sampling.stream.position
+        copy = sampler(6, 60)
+        copy.load_state_dict(json.loads(json.dumps(sampling.sampler.state_dict())))
+        assert copy.weight_scale == sampling.sampler.weight_scale == pytest.approx(scale)
+        assert copy.state_dict() == sampling.sampler.state_dict()
+    sampling.roll_back(finished_steps=4)
+    assert sampling.sampler.weight_scale != copy.weight_scale  # the failed step's decisions do not count
+    old = sampling.sampler.state_dict()
+    old.pop("selection")
+    copy.load_state_dict(old)
+    assert copy.weight_scale is None
 
 
 def test_skipping_problems_without_a_signal_generates_fewer_groups_for_as_full_a_batch(history: ProblemStats):

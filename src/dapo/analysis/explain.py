@@ -131,7 +131,7 @@ def _describe(config: Config, stored: StoredGroup, update: GroupUpdate | None) -
         "eps": STD_EPS,
         "rewards": len(rewards),
     }
-    result["eq8"] = _eq8(config, group.id, update)
+    result["eq8"] = _eq8(config, group.id, update) | {"group_weight": stored.weight}
     for i, sample in enumerate(update.samples):
         if sample.group_id == group.id:
             own = _sample(config, stored, update, i, encoder)
@@ -311,8 +311,8 @@ def _notes(config: Config, stored: StoredGroup) -> list[str]:
     if config.loss.entropy_coef > 0 or config.loss.entropy_target is not None:
         name = "entropy_coef" if config.loss.entropy_target is None else "entropy_target"
         notes.append(f"losses and gradients here leave out the entropy term (loss.{name})")
-    if config.dynamic_sampling.weights != "none":
-        notes.append("the group's own loss weight (dynamic_sampling.weights=inverse) is stored nowhere and left out")
+    if config.dynamic_sampling.weights != "none" and stored.outcome == "trained" and stored.weight is None:
+        notes.append("the table of this older run lacks the group's loss weight (dynamic_sampling.weights=inverse)")
     if config.uses_trainer_group:
         notes.append("the run trained in separate processes: one process gives the same numbers up to rounding")
     return notes

@@ -9,7 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo.analysis.stored_groups import RunProblems, read_groups, saved_steps, with_prompt_ids
+from dapo.analysis.stored_groups import (
+    RunProblems,
+    read_groups,
+    require_weights,
+    saved_steps,
+    weights_of,
+    with_prompt_ids,
+)
 from dapo.config import Config
 from dapo.core.errors import CheckpointError, DataError
 from dapo.data.prompts import PromptEncoder
@@ -57,10 +64,6 @@ class ReplayedUpdate:
 
 def plan_replay(directory: RunDirectory, config: Config, step: int) -> ReplayPlan:
     """Plan the replay of a step. Raises CheckpointError that names what is missing and the option that keeps it."""
-    if config.dynamic_sampling.weights != "none":
-        raise CheckpointError(
-            "no file holds the groups' loss weights (dynamic_sampling.weights=inverse), so the step cannot be replayed"
-        )
     needs_engine = config.loss.engine_correction is not None or config.loss.old_logprobs == "engine"
     if needs_engine and config.log.rollouts == "no-logprobs":
         raise CheckpointError(
@@ -70,6 +73,7 @@ def plan_replay(directory: RunDirectory, config: Config, step: int) -> ReplayPla
     begins = [0, *(saved for saved in saved_steps(directory) if saved < step)]
     for start in reversed(begins):
         if stored.issuperset(range(start + 1, step + 1)):
+            require_weights(directory, config, range(start + 1, step + 1))
             return ReplayPlan(start, step)
     lost = max(set(range(begins[-1] + 1, step + 1)) - stored)
     raise CheckpointError(
@@ -124,7 +128,8 @@ class Replay:
     def _updates_of(self, step: int) -> list[list[Sample]]:
         groups = [each for each in read_groups(self._directory, step) if each.outcome == "trained"]
         stored = [with_prompt_ids(self._problems.complete(each), self.encoder).group for each in groups]
-        samples = estimate_advantages(stored, self._policy, self._config, step=step)
+        weights = weights_of(groups)
+        samples = estimate_advantages(stored, self._policy, self._config, step=step, weights=weights)
         return prepare_updates(samples, self._policy, self._config, step=step)
 
     def _scored(self, minibatch: Sequence[Sample], *, step: int) -> ReplayedUpdate:

@@ -2,7 +2,7 @@
 
 import json
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -19,7 +19,7 @@ from dapo.policy.model import load_local_tokenizer
 from dapo.runs.checkpoints import numbered, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import Outcome
-from dapo.runs.rollout_table import read_rollouts, rows_of, short_fields
+from dapo.runs.rollout_table import all_columns, read_rollouts, rows_of, short_fields
 from dapo.training.preflight import NO_COLUMNS, load_rows
 from dapo.types import Generation, Group, Problem, Verdict
 
@@ -44,6 +44,8 @@ class StoredGroup:
     """The advantage of each response; None: it did not train."""
     fields: str | None
     """The problem's short columns, as JSON."""
+    weight: float | None = None
+    """The group's factor in the loss (`dynamic_sampling.weights`); None: it had none, or an old table lacks it."""
 
 
 def saved_steps(directory: RunDirectory) -> list[int]:
@@ -130,7 +132,25 @@ def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> Stor
         prompt_tokens=first["prompt_tokens"],
         advantages=tuple(row["advantage"] for row in rows),
         fields=first["fields"],
+        weight=first.get("weight"),
     )
+
+
+def weights_of(groups: Iterable[StoredGroup]) -> dict[int, float]:
+    """Return the factors of groups in the loss by id, where they have one."""
+    return {each.group.id: each.weight for each in groups if each.weight is not None}
+
+
+def require_weights(directory: RunDirectory, config: Config, steps: Iterable[int]) -> None:
+    """Raise DataError if groups had weights in the loss, and the tables of some steps lack them."""
+    if config.dynamic_sampling.weights == "none":
+        return
+    for step in steps:
+        if "weight" not in all_columns(directory.rollouts(step)):
+            raise DataError(
+                f"{directory.rollouts(step)} lacks the groups' loss weights (dynamic_sampling.weights=inverse): an "
+                "older version of dapo wrote it"
+            )
 
 
 class RunProblems:

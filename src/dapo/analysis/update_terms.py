@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dapo.algo.loss import LOG_RATIO_BOUND, clip_log_ratio
 from dapo.analysis.replay import CannotReplay, Replay, ReplayedUpdate, plan_replay
-from dapo.analysis.stored_groups import StoredGroup
+from dapo.analysis.stored_groups import StoredGroup, weights_of
 from dapo.config import Config, LossConfig
 from dapo.policy.objective import corrected_weights, gradient_terms, objective_gradient, objective_sums
 from dapo.policy.policy import loss_weights
@@ -155,7 +155,8 @@ def find_update(
     log: Callable[[str], None],
 ) -> GroupUpdate | None:
     """Find the update that trains a group, or the step's last update; None if none trains it."""
-    samples = with_advantages([each.group for each in groups if each.outcome == "trained"], config)
+    trained = [each for each in groups if each.outcome == "trained"]
+    samples = with_advantages([each.group for each in trained], config, weights_of(trained))
     updates = minibatches(samples, config, step=step)
     members = [{sample.group_id for sample in update} for update in updates]
     taking_part = [i for i, ids in enumerate(members) if group is None or group in ids]

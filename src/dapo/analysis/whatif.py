@@ -197,7 +197,9 @@ def _notes(old: Config, new: Config, scorer: _Scorer, missing: Sequence[int]) ->
             f"dynamic_sampling.predict={old.dynamic_sampling.predict} chose the problems by the original verdicts"
         )
     if old.dynamic_sampling.weights != "none":
-        notes.append("in gradients all groups have the same weight: dynamic_sampling.weights=inverse is stored nowhere")
+        notes.append(
+            "in gradients all groups weigh the same, because dynamic_sampling.weights is known of trained ones only"
+        )
     if old.model_dump(include=_EFFECTIVE) != new.model_dump(include=_EFFECTIVE):
         notes.append(
             "the responses were sampled under the original options: from its second step on, a run with the changed "

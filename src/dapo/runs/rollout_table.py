@@ -53,10 +53,11 @@ ROLLOUT_SCHEMA = pa.schema(
         pa.field("audit_correct", pa.bool_()),  # by audit.verifier; null: not audited, or it gives only a score
         pa.field("audit_score", pa.float64()),  # null: not audited, or no verdict
         pa.field("audit_error", pa.string()),  # the reason for no verdict; null: not audited, or with a verdict
+        pa.field("weight", pa.float64()),  # the group's factor in the loss by `dynamic_sampling.weights`; null: none
     ]
 )
-"""One row per response. Tables of older runs lack AUDIT_COLUMNS."""
-AUDIT_COLUMNS = ("audit_correct", "audit_score", "audit_error")
+"""One row per response. Tables of older runs lack OPTIONAL_COLUMNS."""
+OPTIONAL_COLUMNS = ("audit_correct", "audit_score", "audit_error", "weight")
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 CURVES = ("reward", "accuracy", "entropy", "length")
@@ -73,7 +74,7 @@ _DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "respo
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with exactly the columns of ROLLOUT_SCHEMA; AUDIT_COLUMNS may be missing.
+    """Write rows with exactly the columns of ROLLOUT_SCHEMA; OPTIONAL_COLUMNS may be missing.
 
     With one pyarrow version, equal rows give equal bytes. Lone surrogates, which a tokenizer may decode to and UTF-8
     cannot hold, become U+FFFD. The file is written atomically. Raises ValueError for a row with other columns.
@@ -90,7 +91,7 @@ def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     for row in rows:
         # pyarrow silently drops unknown columns and fills missing ones with nulls
-        if odd := sorted((row.keys() | set(AUDIT_COLUMNS)) ^ set(ROLLOUT_SCHEMA.names)):
+        if odd := sorted((row.keys() | set(OPTIONAL_COLUMNS)) ^ set(ROLLOUT_SCHEMA.names)):
             raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
     columns = [column_of([row.get(field.name) for row in rows], field.type) for field in ROLLOUT_SCHEMA]
     return pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA)

@@ -238,7 +238,9 @@ class _Collector:
             return None
         final = [each for each in self.decisions if each.position < self.sampling.stream.position]
         judged = [group for group, outcome in self.judged if outcome != "excess"]
-        return self.sampling.selector.summarize(final, judged, self.accepted)
+        found = self.sampling.selector.summarize(final, judged, self.accepted, scale=self.sampling.sampler.weight_scale)
+        self.sampling.sampler.count_selection([(each.probability, each.chance) for each in final])
+        return found
 
     def check_or_abort(self) -> None:
         try:
@@ -330,10 +332,14 @@ class _Collector:
             self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step, self.outcomes_so_far())
 
     def abort_excess(self) -> None:
-        """Drop and count the groups submitted beyond the closed batch; their problems return to the stream."""
+        """Close the batch right after its last decided group: drop and count later groups, and rewind the stream.
+
+        A problem that was skipped beyond that group is decided again, whether a group was in flight beyond it or not:
+        otherwise the end of the batch would depend on the speed of the engine.
+        """
+        self.sampling.stream.rewind(self.judged[-1][0].id + 1)
         if not self.undecided:
             return
-        self.sampling.stream.rewind(self.undecided[0].position)
         self.abort_all()
         if self.by_request:
             raise EngineError(f"the engine did not answer the abort of {next(iter(self.by_request))!r}")

@@ -119,29 +119,38 @@ class ProblemSelector:
         return Decision(
             position,
             chance,
-            probability=CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * admitted,
+            probability=_probability(admitted),
             is_sampled=bool(u < admitted or v < CALIBRATION_SHARE),
             is_calibration=bool(v < CALIBRATION_SHARE),
         )
 
-    def summarize(self, decisions: Sequence[Decision], judged: Sequence[Group], trained: Sequence[Group]) -> Prediction:
+    def summarize(
+        self,
+        decisions: Sequence[Decision],
+        judged: Sequence[Group],
+        trained: Sequence[Group],
+        *,
+        scale: float | None = None,
+    ) -> Prediction:
         """Summarize the decisions on a batch and the outcomes of its calibration sample.
 
-        With `dynamic_sampling.weights: inverse` the weight of a group is K / q, where K = sum q chance / sum chance
-        over all decisions: if predictions hold, the mean weight of the trained groups is 1.
+        With `dynamic_sampling.weights: inverse` the weight of a group is K / q. Weights of 1 / q make the expected
+        gradient the one of sampling every problem. K keeps its length: with K = sum q chance / sum chance the mean
+        weight of trained groups is 1 if predictions hold. The sums are over earlier batches, because a K of the batch
+        itself is small where the batch closed on likely problems, which biases small batches towards unlikely ones.
 
         Args:
             decisions: The decisions on all problems of the stream from the batch's first to its last.
             judged: The judged groups.
             trained: The judged groups that train.
+            scale: K; None before the first batch: q of a problem about which nothing is known.
         """
         carried = {group.id: group.is_informative for group in judged if group.size - group.num_errors >= 2}
         skipped = [each.chance for each in decisions if not each.is_sampled]
         calibration = [each for each in decisions if each.is_calibration and each.position in carried]
         weights: dict[int, float] = {}
         if self._is_weighted:
-            total = fsum(each.chance for each in decisions)
-            scale = fsum(each.probability * each.chance for each in decisions) / total
+            scale = _probability(self._of_posterior(UNIFORM)[1]) if scale is None else scale
             sampled_with = {each.position: each.probability for each in decisions}
             weights = {group.id: scale / sampled_with[group.id] for group in trained}
         return Prediction(
@@ -176,6 +185,11 @@ class ProblemSelector:
         low, high = self._interval
         # a sample by inversion is within the interval exactly where a uniform number is between these two
         return chance, max(FLOOR, beta_cdf(high, posterior) - beta_cdf(low, posterior))
+
+
+def _probability(admitted: float) -> float:
+    """Return q: the calibration sample is sampled regardless of predictions."""
+    return CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * admitted
 
 
 def make_selector(
