@@ -29,8 +29,9 @@ from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed
 from dapo.engines.native.engine import NativeEngine
 from dapo.policy.memory_model import RESERVE, ResponseLengths, TrainerMemory
+from dapo.policy.minibatch import partition_minibatch
 from dapo.policy.model_dimensions import dimensions_of
-from dapo.policy.policy import Policy, partition_minibatch
+from dapo.policy.policy import Policy
 from dapo.types import GenerationRequest, Sample
 
 GENERATION_SHARE, UPDATE_SHARE = 0.04, 0.10

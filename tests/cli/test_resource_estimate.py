@@ -20,10 +20,10 @@ from dapo.cli.check.estimate import ResourceEstimate, hardware_profile_for
 from dapo.cli.check.report import describe_estimate, find_problems, resolve_estimate
 from dapo.config import Config, ModelConfig, build_config, load_config
 from dapo.core.errors import ConfigError
-from dapo.policy.logprobs import hidden_states, use_packed_forward
+from dapo.policy.logprobs import hidden_states
 from dapo.policy.model_dimensions import dimensions_of, find_dimensions
+from dapo.policy.packed_forward import recompute_layers, use_packed_forward
 from dapo.policy.packing import pack
-from dapo.policy.policy import recompute_layers
 from dapo.training.assemble.resolve import resolve_auto
 from helpers.model_sizes import sizes_of
 from helpers.paths import CONFIGS

@@ -21,9 +21,10 @@ from dapo.policy.checkpoint import read_tensors
 from dapo.policy.fsdp.checkpoint import stored_like
 from dapo.policy.fsdp.policy import ShardedPolicy
 from dapo.policy.fsdp.ranks import Ranks
+from dapo.policy.minibatch import partition_minibatch
 from dapo.policy.model import LoadedModel, load_for_sharding, load_model
 from dapo.policy.packing import RankMicrobatch
-from dapo.policy.policy import Policy, partition_minibatch
+from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.paths import TESTS
 from helpers.tiny_models import COMMON, randomised

@@ -19,7 +19,7 @@ from dapo.core.errors import CheckpointError, NumericsError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.critic import Critic
-from dapo.policy.logprobs import use_packed_forward
+from dapo.policy.packed_forward import use_packed_forward
 from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.tiny_models import VOCABULARY
@@ -271,7 +271,7 @@ def test_a_saved_policy_and_its_critic_come_back_bit_for_bit_and_an_export_has_n
 
 def test_a_checkpoint_without_a_critic_is_refused_and_one_with_it_serves_another_estimator(tmp_path: Path) -> None:
     make_policy().save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"holds no critic: it was saved with another advantage\.estimator"):
+    with pytest.raises(CheckpointError, match=r"holds no critic, because its run did not use advantage\.estimator=gae"):
         Policy(ppo_config(), loaded()).load(tmp_path)
     both = tmp_path / "both"
     both.mkdir()

@@ -361,10 +361,10 @@ def test_a_sharded_checkpoint_of_another_model_is_refused(two: RankGroup, tmp_pa
     two.all("make", "exact", {})
     tmp_path.joinpath("saved").mkdir()
     two.all("save", tmp_path / "saved")
-    with pytest.raises(CheckpointError, match=r"float64 .*bfloat16|is of another model"):
+    with pytest.raises(CheckpointError, match=r"float64 .*bfloat16|holds another model"):
         unsharded_policy("llama").load(tmp_path / "saved")
     two.all("make", "llama", {})
-    with pytest.raises(CheckpointError, match="is of another model"):
+    with pytest.raises(CheckpointError, match="holds another model"):
         two.all("load", tmp_path / "saved")
     with pytest.raises(CheckpointError, match="cannot be read"):
         two.all("load", tmp_path / "nowhere")

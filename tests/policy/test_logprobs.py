@@ -16,15 +16,14 @@ from transformers.utils import logging as transformers_logging
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import (
     CHUNK_LOGITS,
-    PACKED_TOLERANCE,
     chunk_bytes,
     chunk_tokens,
     chunks,
     hidden_states,
     score_tokens,
     token_logprobs,
-    use_packed_forward,
 )
+from dapo.policy.packed_forward import PACKED_TOLERANCE, use_packed_forward
 from dapo.policy.packing import Microbatch, in_callers_order, pack
 from dapo.types import Sample
 from helpers.fake_cuda import fake_cuda

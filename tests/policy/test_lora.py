@@ -283,7 +283,7 @@ class TestCheckpoints:
         factors_of(make_policy(loaded("llama")), tmp_path / "whole")
         for other, message in (
             ({"rank": 3, "alpha": 9.0}, r"model\.lora=\{rank: 3, alpha: 4\.5\}, and here it is \{rank: 3, alpha: 9\}"),
-            ({"rank": 5, "alpha": 4.5}, "resume with what it was saved with"),
+            ({"rank": 5, "alpha": 4.5}, "resume with the saved value"),
             (None, r"model\.lora=\{rank: 3, alpha: 4\.5\}, and here it is none"),
         ):
             with pytest.raises(CheckpointError, match=message):

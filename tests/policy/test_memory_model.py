@@ -21,8 +21,8 @@ from dapo.policy.memory_model import (
 )
 from dapo.policy.model_dimensions import dimensions_of
 from dapo.policy.packed_attention import use_packed_attention
+from dapo.policy.packed_forward import recompute_layers
 from dapo.policy.packing import pack
-from dapo.policy.policy import recompute_layers
 from dapo.training.assemble.resolve import resolve_auto
 from helpers.fake_cuda import fake_cuda, saved_bytes
 from helpers.fake_models import FAMILIES, fake_model

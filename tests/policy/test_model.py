@@ -134,7 +134,7 @@ def test_weights_that_would_be_left_random_are_an_error(directory: Path) -> None
     weights = load_file(directory / "model.safetensors")
     del weights["model.norm.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=r"1 weights are missing, model\.norm\.weight"):
+    with pytest.raises(ConfigError, match=r"1 weights are missing, the first is model\.norm\.weight"):
         load_model(str(directory), dtype=torch.float32)
 
 

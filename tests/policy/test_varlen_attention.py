@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel, Starcoder2Config, Starcoder2ForCausalLM
 
-from dapo.policy.logprobs import token_logprobs, use_packed_forward
+from dapo.policy.logprobs import token_logprobs
 from dapo.policy.packed_attention import PackedAttentionPlan, packed_attention
+from dapo.policy.packed_forward import recompute_layers, use_packed_forward
 from dapo.policy.packing import pack
-from dapo.policy.policy import recompute_layers
 from dapo.policy.varlen_attention import (
     attends_by_varlen,
     build_varlen_plan,

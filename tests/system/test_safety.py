@@ -62,7 +62,7 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path: Path, model_files: di
         "tokenizer_config.json": json.dumps(tokenizer).encode(),
     }
     directory = write_files(tmp_path / "model", model_files | extra)
-    with pytest.raises(ConfigError, match=r"not run unasked: read it, and set model\.trust_remote_code=true"):
+    with pytest.raises(ConfigError, match=r"read the code, and set model\.trust_remote_code=true"):
         load_model(str(directory), dtype=torch.float32)
     assert not ran.exists()
 

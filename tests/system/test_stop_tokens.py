@@ -120,5 +120,5 @@ def test_a_template_alone_may_name_the_end_and_with_no_end_at_all_a_model_is_ref
     nothing = model_with(tmp_path / "b", template("\n"), has_eos=False)
     with pytest.raises(ConfigError, match="its chat template puts none after an assistant's turn: set eos_token_id"):
         inputs_of(nothing)
-    with pytest.raises(ConfigError, match="names no end token"):
+    with pytest.raises(ConfigError, match="has no end token"):
         inputs_of(model_with(tmp_path / "c", "", has_eos=False))

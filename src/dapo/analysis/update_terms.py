@@ -12,8 +12,8 @@ from dapo.algo.loss import LOG_RATIO_BOUND, clip_log_ratio
 from dapo.analysis.replay import CannotReplay, Replay, ReplayedUpdate, plan_replay
 from dapo.analysis.stored_groups import StoredGroup, weights_of
 from dapo.config import Config, LossConfig
+from dapo.policy.minibatch import loss_weights
 from dapo.policy.objective import corrected_weights, gradient_terms, objective_gradient, objective_sums
-from dapo.policy.policy import loss_weights
 from dapo.runs.directory import RunDirectory
 from dapo.training.samples import minibatches, with_advantages
 from dapo.types import Sample

@@ -20,8 +20,8 @@ from dapo.distributed.launch import allocator_environment, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, WeightsFolder, write_chunks
+from dapo.policy.minibatch import partition_minibatch
 from dapo.policy.packing import RankMicrobatch, partition
-from dapo.policy.policy import partition_minibatch
 from dapo.types import RankRecord, Sample
 
 FAILURE_WAIT_S = 10.0  # after one rank fails: the time for other ranks to fail as well, before they count as stuck

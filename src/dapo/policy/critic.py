@@ -1,7 +1,7 @@
-"""The critic of PPO: a value for each response token, from a copy of the policy's network, trained beside the policy.
+"""The critic of PPO: a value for each response token, from a copy of the policy's network that is trained with it.
 
-A value belongs to the beginning of a sequence up to the token before: where several responses of a microbatch begin
-alike, these values are computed once, as their log-probabilities are.
+The value of a token depends only on the tokens before it: like log-probabilities, the values of a prefix that several
+responses of a microbatch share are computed once.
 """
 
 import copy
@@ -30,19 +30,19 @@ from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
 FOLDER = "critic"
-"""The folder of a checkpoint that holds the critic; the policy's files stand beside it."""
+"""The folder of a checkpoint that holds the critic."""
 
 
 class ValueModel(nn.Module):
-    """A language model whose head to the vocabulary is replaced by a linear layer to one number, of zeros at first."""
+    """A language model with a linear layer to one number in place of its head; that layer starts at zero."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        """Copy the network of `model`, which stays as it is."""
+        """Copy the network of `model`, which does not change."""
         super().__init__()
         self.base_model = copy.deepcopy(model.base_model)
         to_vocabulary: Any = model.get_output_embeddings()
         width, wide = to_vocabulary.weight.shape[1], torch.promote_types(model.dtype, torch.float32)
-        # a layer's own initialisation would draw from the global generator
+        # the layer's own initialisation would draw from the global generator
         self.head: nn.Linear = nn.utils.skip_init(nn.Linear, width, 1, dtype=wide, device=model.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -59,7 +59,7 @@ class Critic:
     """The value function of `advantage.estimator: gae`, with an optimiser of its own."""
 
     def __init__(self, config: Config, model: PreTrainedModel) -> None:
-        """Begin with a copy of `model`, the initial policy, switched to packed attention."""
+        """Start from a copy of `model`, the initial policy with packed attention."""
         self._config = config
         self.model = ValueModel(model)
         self._device = model.device
@@ -72,13 +72,13 @@ class Critic:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """The number of updates skipped since the last one that was made."""
+        """The number of updates skipped since the last successful one."""
         return self._optimizer.skipped_in_a_row
 
     @explain_out_of_memory(torch.OutOfMemoryError, "the critic's values", "lower train.microbatch_tokens")
     @torch.no_grad()
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
-        """V(s_t) of each response token of the samples, whose groups are adjacent: a row for each, in their order."""
+        """V(s_t) of each response token, one row per sample, in order. A group's samples must be adjacent."""
         microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._device)
         return in_callers_order(microbatches, [self.model(each) for each in microbatches], len(samples))
 
@@ -88,9 +88,9 @@ class Critic:
         "lower train.microbatch_tokens or set train.recompute=true",
     )
     def backward(self, minibatch: Sequence[Sample]) -> dict[str, float]:
-        """Compute the gradient on samples with `old_values` and `value_targets`; returns what `apply_gradient` takes.
+        """Compute the gradient on samples with `old_values` and `value_targets`; returns the sums for `apply_gradient`.
 
-        The loss is the mean over the trained tokens of the minibatch, whatever `loss.aggregate` is.
+        The loss is the mean over the trained tokens of the minibatch, for every `loss.aggregate`.
         """
         lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
         groups = torch.tensor([sample.group_id for sample in minibatch])
@@ -102,12 +102,11 @@ class Critic:
         return add_sums([*map(self._backward, passes), self._optimizer.measure()])
 
     def apply_gradient(self, sums: Mapping[str, float], *, step: int) -> dict[str, float]:
-        """One optimiser update by the gradient of `backward`, whose `sums` these are; returns the metrics `critic/*`.
+        """One optimiser update by the gradient of `backward`, which returned `sums`; returns the metrics `critic/*`.
 
-        The learning rate is that of the training step `step` (from 1), with `critic.lr` in place of `optim.lr`. The
-        update is skipped where the loss or the gradient's norm is not finite.
-
-        Raises NumericsError where the update before made a weight infinite or NaN.
+        The learning rate follows the schedule of `optim` at training step `step` (from 1), with `critic.lr` in place of
+        `optim.lr`. The update is skipped if the loss or the gradient's norm is not finite. Raises NumericsError if the
+        previous update made a weight infinite or NaN.
         """
         schedule = schedule_of(self._config.optim, self._config.train.num_steps)
         rate = learning_rate(step, lr=self._config.critic.lr, **schedule)
@@ -120,27 +119,27 @@ class Critic:
     def save(self, directory: Path) -> None:
         """Write weights, AdamW's moments and counters into the folder `critic` of a checkpoint.
 
-        Raises NumericsError, and writes nothing, where a weight is not finite; OSError if the disk refuses.
+        Raises NumericsError, and writes nothing, if a weight is not finite; OSError if writing fails.
         """
         self._optimizer.require_finite()
         _write(directory, state_of(self._optimizer))
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken."""
+        """Copy the state. The returned function writes the copy like `save`, in any thread, until the next snapshot."""
         self._optimizer.require_finite()
         return partial(_write, state=self._copy.take(state_of(self._optimizer)))
 
     def load(self, directory: Path) -> None:
-        """Continue from what `save` wrote into a checkpoint, bit for bit. Raises CheckpointError."""
+        """Restore a state that `save` wrote into a checkpoint, bit for bit. Raises CheckpointError."""
         if not (directory / FOLDER).is_dir():
             raise CheckpointError(
-                f"{directory} holds no critic: it was saved with another advantage.estimator than gae; resume with "
-                "that, or start a new run"
+                f"{directory} holds no critic, because its run did not use advantage.estimator=gae; resume it with "
+                "its own advantage.estimator, or start a new run"
             )
         load_optimizer(self._optimizer, directory / FOLDER)
 
     def _backward(self, rank_microbatch: RankMicrobatch) -> Mapping[str, Tensor | float]:
-        """Add the gradient of a microbatch's loss to what is there; returns the sums over its trained tokens."""
+        """Accumulate the gradient of a microbatch's loss; returns the sums over its trained tokens."""
         microbatch = pack_microbatch(rank_microbatch, self._device)
         tokens = self._per_token(rank_microbatch, microbatch)
         loss, sums = value_loss(self.model(microbatch), **tokens, clip_range=self._config.critic.clip_range)
@@ -148,7 +147,7 @@ class Critic:
         return {**sums, "loss": loss.detach()}
 
     def _per_token(self, rank_microbatch: RankMicrobatch, microbatch: Microbatch) -> dict[str, Tensor]:
-        """`[S]` each, in the order of the targets: what the loss compares values with, brought over in one copy."""
+        """The arguments of `value_loss`: `[S]` each, in the order of the targets, brought to the device in one copy."""
         samples, lengths = rank_microbatch.samples, np.array(microbatch.lengths)
         rows: dict[str, Any] = {
             "old_values": [sample.old_values for sample in samples],
@@ -156,7 +155,7 @@ class Critic:
             "mask": [sample.mask for sample in samples],
         }
         if any(row is None for name in rows for row in rows[name]):
-            raise ValueError("the critic learns from samples with old_values and value_targets")
+            raise ValueError("the critic needs samples with old_values and value_targets")
         numbers = {name: np.concatenate(found).astype(np.float64) for name, found in rows.items()}
         numbers["weights"] = np.repeat(rank_microbatch.weights, lengths)
         in_order = torch.from_numpy(np.stack(list(numbers.values()))[:, microbatch.order])

@@ -1,4 +1,4 @@
-"""Hugging Face formats: weights by name, safetensors files, and model directories that appear whole or not at all."""
+"""Hugging Face formats: weights by name, safetensors files, and model directories that appear complete or never."""
 
 import contextlib
 import copy
@@ -26,7 +26,7 @@ from dapo.types import WeightLayout
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars or advice from transformers inside; errors still raise."""
+    """Silence transformers' progress bars and warnings within the block; errors still raise."""
     verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -39,21 +39,21 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:
-    """Each further name of a tied weight -> the first, under which it is stored."""
+    """Map each further name of a tied weight to its first name, under which it is stored."""
     first = {parameter: name for name, parameter in model.named_parameters()}
     names = model.named_parameters(remove_duplicate=False)
     return {name: first[parameter] for name, parameter in names if first[parameter] != name}
 
 
 def layout_of(weights: Mapping[str, Tensor], tied: Mapping[str, str], dtype: torch.dtype | None = None) -> WeightLayout:
-    """The layout of stored weights in their own types, or all in `dtype`; `tied` is as of `tied_names`."""
+    """The layout of stored weights in their own types, or all in `dtype`; `tied` comes from `tied_names`."""
     types = {name: str(dtype or weight.dtype).removeprefix("torch.") for name, weight in weights.items()}
     return WeightLayout({name: (types[name], tuple(weight.shape)) for name, weight in weights.items()}, tied)
 
 
 @dataclass(frozen=True)
 class NamedWeights:
-    """A `WeightSource`: weights by their Hugging Face names, read anew at each iteration."""
+    """A `WeightSource` of weights by their Hugging Face names, read again at each iteration."""
 
     read: Callable[[], Iterable[tuple[str, Tensor]]]  # every stored weight by name
     stored: WeightLayout
@@ -67,7 +67,7 @@ class NamedWeights:
 
 
 def with_tied(weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Each stored weight, followed by itself under its further names."""
+    """Each stored weight under its name, then under its further names."""
     for name, tensor in weights:
         yield name, tensor
         for further, stored in tied.items():
@@ -76,7 +76,7 @@ def with_tied(weights: Iterable[tuple[str, Tensor]], tied: Mapping[str, str]) ->
 
 
 def config_of(model: PreTrainedModel) -> PreTrainedConfig:
-    """A copy of the configuration that names the model's own class, as a config.json must."""
+    """A copy of the configuration with the name of the model's class, which a config.json requires."""
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     return config
@@ -91,7 +91,7 @@ def write_model_directory(
         config.dtype = next(iter(tensors.values())).dtype
         config.save_pretrained(temporary)
         if model.generation_config is not None:
-            # not save_pretrained: it refuses settings that published models do contain
+            # save_pretrained refuses settings that some published models contain
             model.generation_config.to_json_file(temporary / "generation_config.json")
         with quiet_transformers():
             tokenizer.save_pretrained(temporary)
@@ -99,7 +99,7 @@ def write_model_directory(
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file that transformers and peft read. Raises OSError if the disk refuses."""
+    """Write a safetensors file that transformers and peft read. Raises OSError if writing fails."""
     dense = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(dense, path, metadata={"format": "pt"})
@@ -108,17 +108,17 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
             raise
         code = int(found[1])
         raise OSError(code, os.strerror(code), str(path)) from error
-    path.chmod(0o644)  # the library makes it for its owner alone
+    path.chmod(0o644)  # the library lets only the owner read it
 
 
 @contextlib.contextmanager
 def appearing_directory(out: Path) -> Iterator[Path]:
-    """A temporary directory that takes the name `out` at the end; an error leaves nothing behind."""
+    """A temporary directory that is renamed to `out` at the end of the block; an error leaves nothing behind."""
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         yield temporary
-        temporary.chmod(0o755)  # mkdtemp makes it for its owner alone
+        temporary.chmod(0o755)  # mkdtemp lets only the owner read it
         os.replace(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -132,23 +132,23 @@ def require_new(out: Path) -> None:
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Where each weight of a model lies, under the name and in the shape that it has in the model."""
+    """The file of each weight of a model, which has the same name and shape there as in the model."""
 
     files: Mapping[str, Path]
 
     def rows(self, name: str, rows: slice) -> Tensor:
-        """Rows of a weight, counted along its first dimension; nothing else is read."""
+        """Read only these rows of a weight, along its first dimension."""
         with safe_open(self.files[name], framework="pt") as file:
             found: Tensor = file.get_slice(name)[rows]
         return found
 
 
 def find_stored_weights(name_or_path: str | Path, model: PreTrainedModel) -> StoredWeights | None:
-    """The files of `model`, or None where it takes transformers to read them.
+    """The files of `model`, or None if only transformers can read them.
 
-    That is so without safetensors files, where names or shapes differ from the model's, where more is stored than
-    weights, and where a weight would be changed by more than its number format: quantised ones, those that are kept in
-    float32, tied ones that are stored twice and may differ.
+    That is the case without safetensors files, if names or shapes differ from the model's, if there are buffers, and if
+    transformers would change more of a weight than its number format: quantised weights, weights that are kept in
+    float32, and tied weights that are stored twice and may differ.
     """
     kept = [getattr(model, name, None) for name in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")]
     tied, wanted = tied_names(model), {name: tuple(weight.shape) for name, weight in model.named_parameters()}
@@ -167,7 +167,7 @@ def find_stored_weights(name_or_path: str | Path, model: PreTrainedModel) -> Sto
 
 
 def _weight_files(name_or_path: str | Path) -> list[Path]:
-    """The safetensors files that transformers would load; those of a Hugging Face id are downloaded."""
+    """The safetensors files that transformers would load, downloaded for a Hugging Face id."""
 
     def find(name: str) -> Any:
         return cached_file(str(name_or_path), name, _raise_exceptions_for_missing_entries=False)
@@ -181,6 +181,6 @@ def _weight_files(name_or_path: str | Path) -> list[Path]:
 
 
 def rows_of_rank(size: int, rank: int, ranks: int) -> slice:
-    """The rows of a weight with `size` of them that a rank holds: as torch.chunk divides them."""
+    """The rows of a weight of `size` rows that a rank holds, divided like torch.chunk does."""
     each = -(-size // ranks)
     return slice(min(rank * each, size), min((rank + 1) * each, size))

@@ -1,12 +1,10 @@
 """Log-probabilities and entropies of response tokens, from hidden states and the head's weights, chunk by chunk.
 
-Where gradients are wanted, the caller takes each chunk through its loss and backward before the next one: the forward's
-probabilities are then still there for the backward, and yet nothing of the size `[tokens, vocabulary]` ever exists.
+For gradients, the caller runs loss and backward of each chunk before the next chunk: the backward reuses the forward's
+probabilities, and no tensor of the size `[tokens, vocabulary]` ever exists.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import chain
-from statistics import fmean
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,22 +13,18 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from dapo.policy.packed_attention import IMPLEMENTATION, unsupported_model_error, use_packed_attention
-from dapo.policy.packing import Microbatch, in_callers_order, pack
-from dapo.types import Sample
+from dapo.policy.packing import Microbatch
 
-CHUNK_LOGITS = 2**26  # logits that exist at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152
+CHUNK_LOGITS = 2**26
+"""Logits in memory at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152."""
 
 CUDA_CHUNK_LOGITS = 2**28
 """The same on a GPU, where each chunk also reads and writes the head's whole gradient: 1,766 positions of a vocabulary
-of 152,000, so that the products of a microbatch of 16,384 tokens take ten passes over it."""
+of 152,000, so that a microbatch of 16,384 tokens reads and writes that gradient ten times."""
 
 BLOCK_LOGITS = 2**21
-"""Logits that elementwise work takes at a time on a CPU: its temporaries stay in the cache and their memory is reused.
-On a GPU, where each operation is a kernel to launch, it takes the whole chunk."""
-
-PACKED_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Nats by which packed and plain log-probabilities may differ on average."""
+"""Logits per elementwise operation on a CPU, so that temporaries stay in the cache and their memory is reused. On a
+GPU, where each operation launches a kernel, it is the whole chunk."""
 
 
 def hidden_states(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
@@ -72,16 +66,16 @@ def score_tokens(
 
 
 def chunk_tokens(vocabulary: int, device_type: str) -> int:
-    """The positions whose logits exist at a time on a device of that type: one at least."""
+    """The number of positions whose logits are in memory at a time on a device of that type; at least 1."""
     return max(1, (CUDA_CHUNK_LOGITS if device_type == "cuda" else CHUNK_LOGITS) // vocabulary)
 
 
 def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
-    """The bytes per position of a chunk at their peak, which is the forward: all tensors as wide as the vocabulary.
+    """The peak bytes per position of a chunk, reached in the forward: all tensors as wide as the vocabulary.
 
-    These are the logits in the weights' type `dtype`, their probabilities (in the logits' memory, unless that type is
-    narrower than float32), and on a GPU also their logarithms, which a CPU has of one small block at a time. The
-    backward holds no more.
+    These are the logits in the weights' type `dtype`, the probabilities (in the logits' memory, unless that type is
+    narrower than float32), and on a GPU also their logarithms; a CPU computes those block by block. The backward needs
+    no more.
     """
     wide = torch.promote_types(dtype, torch.float32)
     tensors = [dtype] if wide == dtype else [dtype, wide]
@@ -91,7 +85,7 @@ def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
 
 
 def chunks(num_tokens: int, vocabulary: int, device_type: str) -> Iterator[slice]:
-    """Slices that cover `num_tokens` positions, each of `chunk_tokens` but for the last."""
+    """Slices that cover `num_tokens` positions, each of `chunk_tokens` except the last."""
     return _slices(num_tokens, chunk_tokens(vocabulary, device_type))
 
 
@@ -113,67 +107,6 @@ def hidden_logprobs(hidden: Tensor, head: Any, microbatch: Microbatch, temperatu
             log_p = _log_softmax(logits[block], temperature)
             scores.append(log_p[microbatch.rows[of_block] - start, microbatch.targets[of_block]])
     return torch.cat(scores)
-
-
-def use_packed_forward(model: PreTrainedModel) -> None:
-    """Switch `model` to packed attention, and check on a few tokens that it still computes the same.
-
-    Raises ConfigError if it does not, as with an architecture that mixes tokens outside of attention or changes logits
-    after the head.
-    """
-    if (plain := model.config._attn_implementation) != IMPLEMENTATION:
-        use_packed_attention(model)
-        check_packed_forward(model, plain, lambda ids: model(input_ids=ids, use_cache=False).logits, dtype=model.dtype)
-
-
-@torch.no_grad()
-def check_packed_forward(
-    model: PreTrainedModel,
-    plain: str,
-    logits: Callable[[Tensor], Tensor],
-    *,
-    dtype: torch.dtype,
-    sharded: Any = None,
-) -> None:
-    """Compare log-probabilities of packed sequences to those of single ones.
-
-    Args:
-        model: With packed attention.
-        plain: The name of the attention that single sequences are computed with.
-        logits: The model's own forward: `[1, T]` token ids -> `[1, T, V]`.
-        dtype: The type that the model computes in.
-        sharded: What computes instead of `model` where its weights are sharded over ranks, which all call this.
-
-    Raises:
-        ConfigError: They differ.
-    """
-    try:
-        difference = _packed_difference(model, plain, logits, sharded or model)
-    except torch.OutOfMemoryError:  # which is a RuntimeError
-        raise
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise unsupported_model_error(model, f"it does not run on packed sequences ({error})") from error
-    if not difference <= PACKED_TOLERANCE[dtype]:
-        raise unsupported_model_error(
-            model, f"log-probabilities of packed sequences differ by {difference:.2g} nats from those of single ones"
-        )
-
-
-def _packed_difference(model: PreTrainedModel, plain: str, logits: Callable[[Tensor], Tensor], computes: Any) -> float:
-    """The mean difference in nats between log-probabilities with packed and with `plain` attention."""
-    ids = tuple((7 * i + 3) % model.config.get_text_config().vocab_size for i in range(15))
-    prompts, responses = (ids[:3], ids[3:8]), (ids[8:10], ids[10:14], ids[14:])
-    samples = [
-        Sample(group, prompt, response, 0.0, 0.0, (), None, (True,) * len(response))
-        for group, prompt in enumerate(prompts)
-        for response in responses
-    ]
-    (microbatch,) = pack(samples, max_tokens=1000, device=model.device)
-    packed = in_callers_order([microbatch], [token_logprobs(computes, microbatch, temperature=1.0)], len(samples))
-    model.set_attn_implementation(plain)
-    alone = [_plain_logprobs(logits, sample, model.device) for sample in samples]
-    model.set_attn_implementation(IMPLEMENTATION)
-    return fmean(abs(a - b) for a, b in zip(chain(*packed), chain(*alone), strict=True))
 
 
 class _Score(torch.autograd.Function):
@@ -255,7 +188,7 @@ class _Score(torch.autograd.Function):
 
 
 def _target_slice(part: slice, rows: Tensor, num_rows: int) -> slice:
-    """The targets of some of the rows; of all, as on a GPU, nothing is read."""
+    """The targets of a slice of the rows. A slice of all rows, as on a GPU, reads nothing from the device."""
     if part.stop - part.start == num_rows:
         return slice(0, len(rows))
     return slice(*torch.searchsorted(rows, rows.new_tensor([part.start, part.stop])).tolist())
@@ -273,10 +206,3 @@ def _blocks(logits: Tensor) -> Iterator[slice]:
 
 def _slices(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
-
-
-def _plain_logprobs(logits: Callable[[Tensor], Tensor], sample: Sample, device: torch.device) -> list[float]:
-    """A response's log-probabilities from the model's own forward over the single sequence."""
-    ids = torch.tensor([(*sample.prompt_ids, *sample.response_ids)], device=device)
-    of_response = logits(ids)[0, len(sample.prompt_ids) - 1 : -1]  # [response, V]
-    return _log_softmax(of_response, 1.0).gather(1, ids[0, len(sample.prompt_ids) :, None]).flatten().tolist()

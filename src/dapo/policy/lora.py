@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA): a linear layer's weight W is frozen, and a product of two small factors is trained.
 
-Such a layer computes W x + s B A x with s = alpha / rank. B starts at zero, so training starts from the model as it
-is. Engines and exports get the merged weights W + s B A under the model's own names; with its adapters disabled the
-model is the one that training began with.
+An adapted layer computes W x + s B A x with s = alpha / rank. B starts at zero, so training starts at the loaded model.
+Engines and exports receive the merged weights W + s B A under the model's own names. With its adapters disabled, the
+model is the initial one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from dapo.policy.hf_io import NamedWeights, appearing_directory, layout_of, requ
 from dapo.policy.model import LoadedModel
 
 INSTALL = 'pip install "dapo-rl[lora]"'
-ADAPTER = "default"  # peft's name of the adapter, a part of its parameters' names
+ADAPTER = "default"  # peft's name of the adapter, which is part of its parameters' names
 ADAPTER_FILE = "adapter_model.safetensors"
 
 
@@ -31,14 +31,14 @@ ADAPTER_FILE = "adapter_model.safetensors"
 class Adapters:
     """The adapters that `add_adapters` put into a model."""
 
-    settings: Mapping[str, float]  # rank and alpha, which a checkpoint of the factors must agree with
+    settings: Mapping[str, float]  # rank and alpha; those of a checkpoint must be equal
     frozen: Mapping[str, Tensor]  # the model's own weights by their Hugging Face names, tied ones once
-    tied: Mapping[str, str]  # as of `tied_names`
+    tied: Mapping[str, str]  # from `tied_names`
     layers: Sequence[Any]  # peft's layers, each around a linear layer
     seed: int
 
     def initial_factor(self, name: str) -> Tensor:
-        """A factor as training starts with it, by its name in the model."""
+        """The initial value of a factor, by its name in the model."""
         layer = name.partition(".lora_")[0]
         rows, columns = self.frozen[f"{layer}.weight"].shape
         rank = int(self.settings["rank"])
@@ -47,7 +47,7 @@ class Adapters:
         return _uniform(rank, columns, self.seed, layer)
 
     def merged(self, factors: Mapping[str, Tensor], dtype: torch.dtype) -> NamedWeights:
-        """The model's weights with these factors, by their names in the model, merged into them and rounded."""
+        """The model's weights with `factors` (by their names in the model) merged into them, in `dtype`."""
 
         def read() -> Iterator[tuple[str, Tensor]]:
             merged = merged_weights(self.frozen.items(), factors, self.settings)
@@ -57,7 +57,7 @@ class Adapters:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """In this block the model computes without adapters. Do not use it between a forward and its backward."""
+        """Within the block the model computes without adapters. Do not enter it between a forward and its backward."""
         for layer in self.layers:
             layer.enable_adapters(False)
         try:
@@ -71,7 +71,7 @@ class Adapters:
 def merged_weights(
     frozen: Iterable[tuple[str, Tensor]], factors: Mapping[str, Tensor], settings: Mapping[str, float]
 ) -> Iterator[tuple[str, Tensor]]:
-    """W + s B A for each weight that has factors, else the weight, in float32 (float64 for float64), one at a time."""
+    """Every weight by name, one at a time, in float32 or better: W + s B A if it has factors, else W."""
     for name, weight in frozen:
         wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
         a_name, b_name = factor_names(name.removesuffix(".weight"))
@@ -82,16 +82,16 @@ def merged_weights(
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Adapters:
-    """Put adapters into `model` in place and freeze all its own weights.
+    """Put adapters into `model` in place, and freeze all its own weights.
 
-    A is uniform in +-1 / sqrt(inputs), keyed by `seed` and the layer's name; B is zero. Raises ConfigError where peft
-    is not installed.
+    A is uniform in +-1 / sqrt(inputs), keyed by `seed` and the layer's name; B is zero. Raises ConfigError if peft is
+    not installed.
     """
     peft = _peft()
     names = adapted_layers(model)
     frozen, tied = dict(model.named_parameters()), tied_names(model)
     settings = {"rank": config.rank, "alpha": config.alpha}
-    # peft fills the factors with random numbers, which are replaced below: keep the caller's generator as it was
+    # peft draws initial factors, which are replaced below: leave the caller's generator unchanged
     with torch.random.fork_rng(devices=[]):
         peft.inject_adapter_in_model(_peft_config(model, names, settings), model, adapter_name=ADAPTER)
     layers: list[Any] = [model.get_submodule(name) for name in names]
@@ -103,14 +103,14 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Ad
 
 
 def check_adapters() -> None:
-    """Raise the ConfigError that `add_adapters` would raise."""
+    """Raise ConfigError if peft is not installed."""
     _peft()
 
 
 def adapted_layers(model: PreTrainedModel) -> list[str]:
-    """List the linear layers that get adapters, in the model's order.
+    """The names of the linear layers that get adapters, in the model's order.
 
-    The head and layers with a tied weight get none: an adapter would change one of the weight's two uses.
+    The head and layers with a tied weight get none: an adapter would change only one of the weight's two uses.
     """
     head, tied = model.get_output_embeddings(), tied_names(model)
     shared = tied.keys() | set(tied.values())
@@ -122,10 +122,10 @@ def adapted_layers(model: PreTrainedModel) -> list[str]:
 
 
 def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights | NamedWeights:
-    """A saved policy's complete weights, whether all of them were trained or adapters of `model`.
+    """A saved policy's complete weights, whether all weights were trained or only adapters of `model`.
 
-    `model` is the one that training began with, without adapters. Raises CheckpointError where the adapters do not fit
-    it, or nothing can be read.
+    `model` is the initial model, without adapters. Raises CheckpointError if the adapters do not fit it, or if the
+    files cannot be read.
     """
     saved = SavedWeights(directory)
     if saved.lora is None:
@@ -140,9 +140,8 @@ def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights
 def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Path) -> None:
     """Write a saved policy's adapters in peft's own format, for `peft.PeftModel.from_pretrained(model, out_dir)`.
 
-    `source` is the model that training began with. The directory appears whole or not at all. Raises ConfigError if it
-    is there already and not empty, if peft is missing, or if all weights were trained; CheckpointError as
-    `saved_weights`.
+    `source` is the initial model. The directory appears complete or not at all. Raises ConfigError if it exists and is
+    not empty, if peft is missing, or if all weights were trained; CheckpointError like `saved_weights`.
     """
     out, saved = Path(out_dir), SavedWeights(directory)
     require_new(out)
@@ -192,13 +191,13 @@ def _kinds(names: Sequence[str]) -> list[str]:
 
 
 def _uniform(rows: int, columns: int, seed: int, layer: str) -> Tensor:
-    """`[rows, columns]` of variance 1 / (3 columns), so that A x has the size of x up to sqrt(3)."""
+    """`[rows, columns]` uniform numbers of variance 1 / (3 columns)."""
     uniforms = keyed_uniforms(keyed_seed("lora", seed, layer), rows * columns)
     return torch.from_numpy((2 * uniforms - 1).reshape(rows, columns) / columns**0.5)
 
 
 def _saved_factors(saved: SavedWeights, directory: str | Path, frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All factors of a checkpoint. Raises CheckpointError unless they fit the model whose weights are `frozen`."""
+    """All factors of a checkpoint. Raises CheckpointError unless they fit the model with the weights `frozen`."""
     assert saved.lora is not None
     rank, factors = int(saved.lora["rank"]), dict(saved.named_tensors())
     shapes: dict[str, tuple[int, ...]] = {}
@@ -211,6 +210,7 @@ def _saved_factors(saved: SavedWeights, directory: str | Path, frozen: Mapping[s
     found = {name: tuple(factor.shape) for name, factor in factors.items()}
     for name in sorted(found.keys() | shapes.keys()):
         if (there := found.get(name)) != (here := shapes.get(name)):
-            message = f"{directory} holds adapters of another model: {name} is {there} there and {here} here"
-            raise CheckpointError(message)
+            raise CheckpointError(
+                f"{directory} holds adapters of another model: {name} is {there} in the checkpoint and {here} here"
+            )
     return factors

@@ -49,13 +49,13 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     stop_ids: tuple[int, ...]  # all end tokens that the model's files name, ascending; base models often have two
     name: str
-    stored: StoredWeights | None = None  # of a model on the meta device: where its weights can be read in part
+    stored: StoredWeights | None = None  # for a model on the meta device, if its weights can be read in part
 
     def layout(self) -> WeightLayout:
         return layout_of(dict(self.model.named_parameters()), tied_names(self.model))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight by its name, tied ones under each of their names: this is a `WeightSource`."""
+        """Every weight by its name, tied ones under each of their names, as in a `WeightSource`."""
         return self.model.named_parameters(remove_duplicate=False)
 
 
@@ -81,12 +81,12 @@ def device_of(config: Config, process: str = "torch") -> str:
 def load_model(
     name: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", trust_remote_code: bool = False
 ) -> LoadedModel:
-    """A model by alias (one of MODEL_ALIASES), directory or Hugging Face id, with its weights in `dtype` on `device`.
+    """Load a model by alias (one of MODEL_ALIASES), directory or Hugging Face id, in `dtype` on `device`.
 
-    On the device `meta` no weight is read, and the others' buffers, such as RoPE's frequencies, are on the CPU.
-    `trust_remote_code` runs Python code that comes with the model. Raises ConfigError if there is no such model, a
-    directory lacks configuration, weights or tokenizer, some weights would stay random, or nothing ends a response:
-    the files name no end token, and there is no chat template that could.
+    On the device `meta` no weight is read, and buffers, such as RoPE's frequencies, are on the CPU. `trust_remote_code`
+    runs Python code that comes with the model. Raises ConfigError if there is no such model, if a directory lacks
+    configuration, weights or tokenizer, if some weights would stay random, or if nothing ends a response: the files
+    name no end token, and there is no chat template that could.
     """
     model: Any
     stored = None
@@ -102,7 +102,7 @@ def load_model(
     stop_ids = find_stop_ids(model, tokenizer)
     if not stop_ids and not tokenizer.chat_template:
         raise ConfigError(
-            f"model {name!r} names no end token: set eos_token_id in its generation_config.json, or no response ends"
+            f"model {name!r} has no end token, so no response would end: set eos_token_id in generation_config.json"
         )
     if torch.device(device).type != "meta":
         model.to(device)
@@ -110,7 +110,7 @@ def load_model(
 
 
 def load_for_sharding(name: str, *, dtype: torch.dtype, trust_remote_code: bool = False) -> LoadedModel:
-    """A model of which a rank reads its own rows later; or with all weights, where they cannot be read in part."""
+    """Load a model without weights if each rank can read its own rows later, else with all weights."""
     loaded = load_model(name, dtype=dtype, device="meta", trust_remote_code=trust_remote_code)
     if loaded.stored is not None:
         return loaded
@@ -118,9 +118,9 @@ def load_for_sharding(name: str, *, dtype: torch.dtype, trust_remote_code: bool 
 
 
 def load_meta_model(name: str, *, trust_remote_code: bool = False, local_files_only: bool = False) -> PreTrainedModel:
-    """The model without its weights (on the meta device): its configuration, and the names and shapes of its weights.
+    """Load a model on the meta device: its configuration, and the names and shapes of its weights, without values.
 
-    Raises ConfigError if there is no such model; with `local_files_only` it is looked for on this machine only.
+    Raises ConfigError if there is no such model; `local_files_only` restricts the search to this machine.
     """
     if name == "tiny-random":
         return tiny_random(torch.float32)[0]
@@ -133,7 +133,7 @@ def load_meta_model(name: str, *, trust_remote_code: bool = False, local_files_o
 
 
 def _without_weights(config: Any, dtype: torch.dtype, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """A model with its weights on the meta device, and its buffers, which no file holds, on the CPU."""
+    """A model with its weights on the meta device and its buffers on the CPU, because no file holds those."""
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, trust_remote_code=trust_remote_code
@@ -149,7 +149,7 @@ def _meta_model(
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         model = _without_weights(config, dtype, trust_remote_code=trust_remote_code)
-        with contextlib.suppress(OSError):  # without the file the model's own settings stay
+        with contextlib.suppress(OSError):  # without the file keep the model's own settings
             model.generation_config = GenerationConfig.from_pretrained(name_or_path)
         return model, tokenizer, find_stored_weights(name_or_path, model)
 
@@ -157,7 +157,7 @@ def _meta_model(
 def load_local_tokenizer(
     name: str, *, trust_remote_code: bool = False
 ) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]] | None:
-    """A model's tokenizer and the end tokens that its files name; None where they are not on this machine."""
+    """A model's tokenizer and the end tokens that its files name; None if they are not on this machine."""
     if name == "tiny-random":
         model, tokenizer = tiny_random(torch.float32)
         return tokenizer, find_stop_ids(model, tokenizer)
@@ -188,18 +188,18 @@ def _union_of_ends(*sources: object) -> tuple[int, ...]:
 
 
 def export_model(tensors: Iterable[tuple[str, Tensor]], source: LoadedModel, out_dir: str | Path) -> None:
-    """Write `tensors`, as `WeightSource.named_tensors` gives them, as a directory for `from_pretrained`.
+    """Write `tensors`, from `WeightSource.named_tensors`, as a directory for `from_pretrained`.
 
-    Configuration, tokenizer and generation settings are those of `source`; a tied weight is written once. The
-    directory appears whole or not at all. Raises ConfigError if it is there already and not empty, and ValueError if
-    the names are not those of the model.
+    Configuration, tokenizer and generation settings come from `source`; a tied weight is written once. The directory
+    appears complete or not at all. Raises ConfigError if it exists and is not empty, and ValueError if the names are
+    not those of the model.
     """
     out = Path(out_dir)
     require_new(out)
     given = dict(tensors)
     stored, tied = dict(source.model.named_parameters()).keys(), tied_names(source.model).keys()
     if differing := sorted(given.keys() ^ (stored | tied)):
-        raise ValueError(f"{len(differing)} names are not those of {source.name}: {differing[0]} first")
+        raise ValueError(f"{len(differing)} weight names differ from {source.name}'s, the first is {differing[0]}")
     write_model_directory({name: given[name] for name in stored}, source.model, source.tokenizer, out)
 
 
@@ -212,15 +212,15 @@ def _from_pretrained(
             name_or_path, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     model, info = loaded
-    # transformers would go on with random numbers in their place
+    # transformers would fill them with random numbers
     if lost := sorted([*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])]):
-        raise ConfigError(f"model {name!r} is incomplete: {len(lost)} weights are missing, {lost[0]} first")
+        raise ConfigError(f"model {name!r} is incomplete: {len(lost)} weights are missing, the first is {lost[0]}")
     return model, tokenizer
 
 
 @contextlib.contextmanager
 def _as_config_error(name: str) -> Iterator[None]:
-    """An error of loading the model becomes a ConfigError of one line."""
+    """Turn an error of loading the model into a ConfigError of one line."""
     try:
         yield
     except torch.OutOfMemoryError:  # which is a RuntimeError
@@ -231,13 +231,13 @@ def _as_config_error(name: str) -> Iterator[None]:
             f"cannot be loaded as an alias ({', '.join(MODEL_ALIASES)}), a directory or a Hugging Face id: {cause}"
         )
         if "trust_remote_code" in str(error):
-            problem = "comes with Python code of its own, which is not run unasked: read it, and set "
+            problem = "comes with its own Python code, which does not run by default: read the code, and set "
             problem += "model.trust_remote_code=true if you trust it"
         raise ConfigError(f"model {name!r} {problem}") from error
 
 
 def _resolve(name: str) -> str | Path:
-    """The directory or id by which transformers finds the model. Raises ConfigError for an incomplete directory."""
+    """The directory or id under which transformers finds the model. Raises ConfigError for an incomplete directory."""
     if name == "smollm2-135m-instruct":
         name = str(smollm2_directory())
     path = Path(name).expanduser()

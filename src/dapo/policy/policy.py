@@ -9,17 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from dapo.algo.entropy import EntropyBonus
 from dapo.algo.kl import token_kl
-from dapo.algo.loss import aggregation_weights
 from dapo.config import Config, LossConfig
-from dapo.core.errors import ConfigError
 from dapo.core.memory import explain_out_of_memory
 from dapo.policy.checkpoint import (
     ReadTensors,
@@ -40,9 +35,9 @@ from dapo.policy.logprobs import (
     hidden_states,
     score_tokens,
     token_logprobs,
-    use_packed_forward,
 )
 from dapo.policy.lora import add_adapters
+from dapo.policy.minibatch import loss_tokens, partition_minibatch
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
 from dapo.policy.objective import (
     add_sums,
@@ -55,59 +50,14 @@ from dapo.policy.objective import (
     require_engine_agrees,
 )
 from dapo.policy.optim import MasterAdamW, learning_rate, schedule_of
-from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch, partition
+from dapo.policy.packed_forward import recompute_layers, use_packed_forward
+from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch
 from dapo.policy.reference import REFERENCE, REFERENCE_STEP, Reference
-from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
 
-def recompute_layers(model: torch.nn.Module) -> int:
-    """Make every decoder layer of `model` keep only its input for the backward; returns how many there are.
-
-    Gradients are the same to the bit. Not transformers' own switch, which works in training mode only: a policy is in
-    evaluation mode, without dropout. Call it before the layers are sharded. Raises ConfigError for a model without such
-    layers.
-    """
-    layers: list[torch.nn.Module] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if not layers:
-        raise ConfigError(f"train.recompute: no layers to compute again were found in a {type(model).__name__}")
-    for layer in layers:
-        # the packed forward uses no random numbers
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-    return len(layers)
-
-
-def partition_minibatch(
-    minibatch: Sequence[Sample], config: Config, *, ranks: int, every_sample: bool = False
-) -> list[tuple[RankMicrobatch, ...]]:
-    """The passes of an update on each rank: the samples that can carry a gradient, with their loss weights.
-
-    A loss weight is Eq. 12's over the whole minibatch, samples without a gradient included, times the group's factor
-    `Sample.weight`. No denominator counts that factor, so it stays one over a probability. Samples with an advantage of
-    exactly 0 are left out, unless the KL or entropy term or a custom loss (`loss.function`) can need them, or
-    `every_sample` is set.
-    """
-    if len({sample.old_logprobs is None for sample in minibatch}) > 1:
-        raise ValueError("either all samples of a minibatch have old_logprobs or none has")
-    weights = loss_weights(minibatch, config)
-    every_sample = every_sample or config.loss.needs_every_sample
-    chosen = [
-        i for i, sample in enumerate(minibatch) if sample.num_trained_tokens and (every_sample or sample.has_signal)
-    ]
-    samples, max_tokens = [minibatch[i] for i in chosen], config.microbatch_tokens
-    return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
-
-
-def loss_weights(minibatch: Sequence[Sample], config: Config) -> Tensor:
-    """`[N]` float64: the loss weight of each trained token of each sample of a minibatch (Eq. 12)."""
-    lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
-    group_ids, max_length = torch.tensor([s.group_id for s in minibatch]), config.rollout.max_response_tokens
-    weights = aggregation_weights(lengths, group_ids, aggregate=config.loss.aggregate, max_length=max_length)
-    return weights * torch.tensor([sample.weight for sample in minibatch], dtype=weights.dtype)
-
-
 def peak_gpu_memory(device: torch.device, cuda: Any = torch.cuda) -> dict[str, float]:
-    """The metric `time/peak_gpu_memory_gib` since the last call, for a GPU; nothing for a CPU."""
+    """The metric `time/peak_gpu_memory_gib` since the last call on a GPU; empty on a CPU."""
     if device.type != "cuda" or not cuda.is_available():
         return {}
     peak = cuda.max_memory_allocated(device)
@@ -122,16 +72,16 @@ SMALLER_MICROBATCHES = "lower train.microbatch_tokens or set train.recompute=tru
 
 
 class PolicyCore:
-    """pi_theta with its optimiser; the part that one process and sharded ranks have in common."""
+    """pi_theta and its optimiser: the parts shared by a policy in one process and a sharded one."""
 
     @explain_out_of_memory(torch.OutOfMemoryError, "preparing the policy", LESS_ON_A_GPU, then="start again")
     def __init__(self, config: Config, loaded: LoadedModel) -> None:
-        """Take over `loaded.model`, which is trained in place.
+        """Take ownership of `loaded.model` and train it in place.
 
-        With `loss.kl_coef` above 0 the model as it is now becomes the reference, in a frozen copy: to resume, make the
-        policy from the initial model, then call `load`. With `model.lora` adapters are trained, and the reference is
-        the model without them. Raises ConfigError for models that cannot be packed, recomputed or adapted, and for a
-        `loss.function` that cannot be used.
+        With `loss.kl_coef` above 0 a frozen copy of the model becomes the reference. To resume, therefore, construct
+        the policy from the initial model and then call `load`. With `model.lora` adapters are trained, and the
+        reference is the model without them. Raises ConfigError for models that cannot be packed, recomputed or adapted,
+        and for a `loss.function` that cannot be used.
         """
         self._config = config
         self._custom_loss = load_loss(config.loss.function)
@@ -148,7 +98,7 @@ class PolicyCore:
         target = config.loss.entropy_target
         self._entropy_bonus = None if target is None else EntropyBonus(target)
         self.critic: Critic | None = None
-        """The value function of `advantage.estimator: gae`, which each update trains too."""
+        """The value function of `advantage.estimator: gae`, also trained by each update."""
         if config.has_critic:
             self.critic = Critic(config, self._model)
         if config.train.recompute:
@@ -160,7 +110,7 @@ class PolicyCore:
 
     @property
     def skipped_in_a_row(self) -> int:
-        """The number of updates skipped since the last one that was made, of the policy or of its critic."""
+        """The number of updates skipped since the last successful one, of the policy or of its critic."""
         of_critic = 0 if self.critic is None else self.critic.skipped_in_a_row
         return max(self._optimizer.skipped_in_a_row, of_critic)
 
@@ -172,7 +122,7 @@ class PolicyCore:
         return MasterAdamW(self._model, self._config.optim, lora=lora)
 
     def _reference_logprobs(self, microbatch: Microbatch) -> Tensor:
-        """`[S]` log-probabilities of the reference; with adapters it is the model without them, and needs no copy."""
+        """`[S]` log-probabilities of the reference: the frozen copy, or the model without its adapters."""
         if self._reference is not None:
             return self._score(microbatch, self._reference.model)
         assert self._adapters is not None
@@ -189,24 +139,24 @@ class PolicyCore:
         return model
 
     def _local_weights(self, model: Any) -> dict[str, Tensor]:
-        """The weights of a model from `_distribute` that this process holds."""
+        """The weights that this process holds of a model from `_distribute`."""
         return {name: weight.detach() for name, weight in model.named_parameters()}
 
     def _begin_step(self, step: int) -> None:
-        """Update the reference, if it is due, before step `step` uses it."""
+        """Update the reference before step `step` uses it, if an update is due."""
         if self._reference is not None and self._reference.is_updated:
             self._reference.sync_to(self._optimizer.model_weights, step=step)
 
     @property
     def _loss(self) -> LossConfig:
-        """The options of the next update's loss, with the present weight of the entropy."""
+        """The options of the next update's loss, with the current entropy weight."""
         loss = self._config.loss
         if loss.entropy_target is None or self._entropy_bonus is None:
             return loss
         return loss.model_copy(update={"entropy_coef": self._entropy_bonus.weight})
 
     def _state(self) -> State:
-        """The content of a checkpoint; later updates change its tensors."""
+        """The content of a checkpoint. Later updates change its tensors in place."""
         tensors, counters = state_of(self._optimizer)
         if self._entropy_bonus is not None:
             counters = {**counters, ENTROPY_BONUS: asdict(self._entropy_bonus)}
@@ -216,7 +166,7 @@ class PolicyCore:
         return State(tensors, counters)
 
     def _load(self, directory: Path, read: ReadTensors = read_tensors) -> None:
-        """Restore a checkpoint. If it has no updated reference, or no entropy bonus, a new one starts."""
+        """Restore a checkpoint; a reference or entropy bonus that it lacks keeps its initial state."""
         load_optimizer(self._optimizer, directory, read=read)
         counters = read_counters(directory)
         if self._reference is not None and self._reference.is_updated and REFERENCE_STEP in counters:
@@ -229,9 +179,9 @@ class PolicyCore:
         return token_logprobs(model, microbatch, temperature=self._config.rollout.temperature)
 
     def _apply_gradient(self, sums: Mapping[str, float], *, step: int) -> dict[str, float]:
-        """Update the weights by the gradient that has been added up, unless it is invalid; returns the metrics.
+        """Update the weights by the accumulated gradient unless it is invalid; returns the metrics.
 
-        `sums` are those of the loss and what the optimiser has measured, over all ranks.
+        `sums` are the loss sums and the optimiser's measurements, added over all ranks.
         """
         optim = self._config.optim
         rate = learning_rate(step, lr=optim.lr, **schedule_of(optim, self._config.train.num_steps))
@@ -250,7 +200,7 @@ class PolicyCore:
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
-        """The layer that scores chunks of a microbatch; its weights have their whole gradient when the block ends."""
+        """The layer that scores chunks of a microbatch; its weights' gradient is complete when the block ends."""
         yield self._model.get_output_embeddings()
 
     def _backward(
@@ -258,13 +208,16 @@ class PolicyCore:
     ) -> Mapping[str, Tensor | float]:
         """Accumulate the gradient of a microbatch's loss; returns the sums over its trained tokens.
 
-        The loss is a sum over tokens, so each chunk of predictors goes with its targets through the head, the loss and
-        back to the hidden states on its own, and the layers follow with all of them. `custom` is the user's own loss;
-        it is not called for the masked token of a dummy microbatch.
+        The loss is a sum over tokens, so each chunk of predictors passes forward and backward through head and loss on
+        its own; the layers' backward then runs once for all chunks. `custom` is the user's loss; it is not called for
+        the masked token of a dummy microbatch.
         """
         microbatch, loss = pack_microbatch(rank_microbatch, self._model.device), self._loss
         own_loss = custom if rank_microbatch.indices else None
-        tokens = self._per_token(rank_microbatch, microbatch)
+        dtype = torch.promote_types(self._model.dtype, torch.float32)
+        tokens = loss_tokens(rank_microbatch, microbatch, loss, dtype, self._model.device)
+        if loss.has_kl_term:
+            tokens["reference"] = self._reference_logprobs(microbatch)
         terms = gradient_terms(tokens, loss)
         of_entropies = microbatch.sum_over_targets(terms.pop("entropy")) if "entropy" in terms else None  # [M]
         hidden = hidden_states(self._model, microbatch)  # [M, hidden]
@@ -303,55 +256,16 @@ class PolicyCore:
             return sums
         return {**sums, "positions": microbatch.num_tokens, "separate_positions": microbatch.separate_tokens}
 
-    def _per_token(self, rank_microbatch: RankMicrobatch, microbatch: Microbatch) -> dict[str, Tensor]:
-        """`[S]` each, in the order of the targets: the `tokens` of `gradient_terms`, brought over in one copy."""
-        samples = rank_microbatch.samples
-        dtype, lengths = torch.promote_types(self._model.dtype, torch.float32), torch.tensor(microbatch.lengths)
-
-        def of_samples(values: Sequence[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float64).to(dtype).repeat_interleave(lengths)
-
-        def of_tokens(rows: Sequence[Sequence[float]]) -> Tensor:
-            return torch.from_numpy(np.concatenate(rows)).to(dtype)
-
-        numbers = {
-            "advantages": of_samples([sample.advantage for sample in samples]),
-            "weights": of_samples(rank_microbatch.weights),
-            "mask": of_tokens([sample.mask for sample in samples]),
-        }
-        if per_token := [sample.token_advantages for sample in samples if sample.token_advantages is not None]:
-            numbers["advantages"] = of_tokens(per_token)
-        if old := [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]:
-            numbers["old"] = of_tokens(old)
-        if all(sample.engine_logprobs for sample in samples):
-            numbers["engine"] = of_tokens([sample.engine_logprobs for sample in samples])
-        elif self._config.loss.engine_correction is not None:
-            raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
-        if any(len(values) != sum(microbatch.lengths) for values in numbers.values()):
-            raise ValueError(
-                "mask, token_advantages, old_logprobs and engine_logprobs must have one value for each response token"
-            )
-        in_order = torch.stack(list(numbers.values()))[:, torch.from_numpy(microbatch.order)]
-        on_device = to_device(in_order, self._model.device)
-        tokens = dict(zip(numbers, on_device.unbind(), strict=True))
-        tokens["mask"] = tokens["mask"].bool()
-        if self._config.loss.needs_whole_responses:
-            responses = torch.arange(len(samples)).repeat_interleave(lengths)[torch.from_numpy(microbatch.order)]
-            tokens["responses"] = to_device(responses, self._model.device)
-        if self._config.loss.has_kl_term:
-            tokens["reference"] = self._reference_logprobs(microbatch)
-        return tokens
-
 
 class Policy(PolicyCore):
     """A policy in one process."""
 
     def weights(self, *, version: int) -> NamedWeights:
-        """The weights for engines, adapters merged, as the model computes with them; read when they are iterated over.
+        """The weights for engines: adapters merged, in the type that the model computes in.
 
-        Master weights are rounded to the model's type where they are, before anything travels. Checkpoints keep them
-        unrounded (`save`). `version` names weights that are written to a file; here they are read in place. Raises
-        NumericsError where a weight is not finite.
+        They are read when they are iterated over. `version` is ignored here: it names weights that a trainer group
+        writes to a file. Checkpoints hold the master weights unrounded (`save`). Raises NumericsError if a weight is
+        not finite.
         """
         self._optimizer.require_finite()
         if self._adapters is not None:
@@ -362,17 +276,17 @@ class Policy(PolicyCore):
 
     @explain_out_of_memory(torch.OutOfMemoryError, "the old log-probabilities", SMALLER_MICROBATCHES)
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The same samples in the same order with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
+        """The samples, in order, with `old_logprobs`: pi_old of a step with several updates (Eq. 6)."""
         rows = self._score_all(samples, lambda microbatch: self._score(microbatch, self._model))
         return [replace(sample, old_logprobs=row) for sample, row in zip(samples, rows, strict=True)]
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
-        """The critic's value of each response token, a row for each sample; with `advantage.estimator: gae` only."""
+        """The critic's value of each response token, one row per sample. Needs `advantage.estimator: gae`."""
         assert self.critic is not None, "values need a critic: advantage.estimator=gae"
         return self.critic.values(samples)
 
     def reference_logprobs(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
-        """Log-probabilities of the samples' tokens under the reference of a step, which `loss.kl_coef` keeps near."""
+        """Log-probabilities of the samples' tokens under the reference of step `step`."""
         self._begin_step(step)
         return self._score_all(samples, self._reference_logprobs)
 
@@ -380,8 +294,8 @@ class Policy(PolicyCore):
     def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
         """The divergence from the policy to the reference at each token, by `loss.kl_estimator`, for rewards.
 
-        Masked tokens are included; `loss.kl_coef` is not applied. The policy is the one before step `step` updates it,
-        with that step's reference. There is no gradient.
+        Masked tokens are included, and `loss.kl_coef` is not applied. Call it before step `step` updates the policy;
+        the reference is that step's. There is no gradient.
         """
         self._begin_step(step)
         return self._score_all(samples, self._token_kl)
@@ -398,17 +312,25 @@ class Policy(PolicyCore):
     def update(self, minibatch: Sequence[Sample], *, step: int, custom: CustomLoss | None = None) -> dict[str, float]:
         """One optimiser update on whole groups, at the learning rate of training step `step` (from 1).
 
-        Samples without `old_logprobs` are on policy: their ratio is 1. Samples whose advantage is exactly 0 are
-        computed only where KL, entropy or a custom loss need them; they count in the loss weights (Eq. 12) in any case.
-        A critic is updated on the same minibatch; in its first `critic.pretrain_steps` steps nothing else is. The
-        update is skipped where the loss or the gradient's norm is not finite, or `loss/approx_kl` above
-        `loss.max_approx_kl`. `custom` is a loss for this update in place of the one of `loss.function`.
+        Samples without `old_logprobs` are on policy: their ratio is 1. Samples with an advantage of exactly 0 count in
+        the loss weights (Eq. 12), but are computed only if KL, entropy or a custom loss need them. A critic is updated
+        on the same minibatch; during the first `critic.pretrain_steps` steps only the critic is. The update is skipped
+        if the loss or the gradient's norm is not finite, or if `loss/approx_kl` exceeds `loss.max_approx_kl`.
 
-        Returns the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
-        `time/peak_gpu_memory_gib`.
-        Raises NumericsError where the update before made a weight infinite or NaN; `weights`, `save` and `snapshot`
-        find that of the last one. EngineError, with the policy as it was, where `loss.old_logprobs: engine` cannot be.
-        LossFailed, with the policy as it was, where a custom loss fails.
+        Args:
+            minibatch: the samples; those of a group are adjacent.
+            step: the training step.
+            custom: a loss for this update that replaces `loss.function`.
+
+        Returns:
+            The metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
+            `time/peak_gpu_memory_gib`.
+
+        Raises:
+            NumericsError: the previous update made a weight infinite or NaN; `weights`, `save` and `snapshot` raise it
+                for the last update.
+            EngineError: the engine's log-probabilities do not fit `loss.old_logprobs: engine`. The policy is unchanged.
+            LossFailed: a custom loss failed. The policy is unchanged.
         """
         if self.critic is not None and step <= self._config.critic.pretrain_steps:
             of_critic = self.critic.apply_gradient(self.critic.backward(minibatch), step=step)
@@ -418,15 +340,15 @@ class Policy(PolicyCore):
         (passes,) = partition_minibatch(minibatch, self._config, ranks=1, every_sample=custom is not None)
         self._optimizer.zero_grad()
         sums = list(map(partial(self._backward, custom=custom), passes))
-        # both gradients before either is applied: an update that fails in between has changed nothing
+        # both gradients before either is applied: an update that fails in between changes nothing
         of_critic = {} if self.critic is None else self.critic.backward(minibatch)
         metrics = self._apply_gradient(add_sums([*sums, self._optimizer.measure()]), step=step)
         return metrics if self.critic is None else metrics | self.critic.apply_gradient(of_critic, step=step)
 
     def gradient(self, minibatch: Sequence[Sample], loss: LossConfig) -> dict[str, Tensor]:
-        """The gradient of a loss on whole groups by the name of each trained weight, before it is clipped.
+        """The unclipped gradient of a loss on whole groups by the name of each trained weight.
 
-        No weight and no moment changes. A custom loss is ignored.
+        Weights and moments do not change. A custom loss is ignored.
         """
         config = self._config
         self._config = config.model_copy(update={"loss": loss})
@@ -434,7 +356,7 @@ class Policy(PolicyCore):
         try:
             for rank_microbatch in partition_minibatch(minibatch, self._config, ranks=1)[0]:
                 self._backward(rank_microbatch)
-            self._optimizer.measure()  # a weight that no sample has reached gets a gradient of zeros
+            self._optimizer.measure()  # gives weights that no sample reached a gradient of zeros
             weights = self._optimizer.master_weights
             return {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
         finally:
@@ -442,9 +364,9 @@ class Policy(PolicyCore):
             self._optimizer.zero_grad()
 
     def save(self, directory: str | Path) -> None:
-        """Write the trained weights, AdamW's moments and counters into `directory`, which exists; a critic's below it.
+        """Write the trained weights, AdamW's moments and counters into an existing `directory`, a critic's below it.
 
-        Raises NumericsError, and writes nothing, where a weight is not finite; OSError if the disk refuses.
+        Raises NumericsError, and writes nothing, if a weight is not finite; OSError if writing fails.
         """
         self._optimizer.require_finite()
         if self.critic is not None:
@@ -452,9 +374,9 @@ class Policy(PolicyCore):
         write_state(Path(directory), self._state())
 
     def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state; the result writes the copy like `save`, in any thread, until the next snapshot is taken.
+        """Copy the state. The returned function writes the copy like `save`, in any thread, until the next snapshot.
 
-        Raises NumericsError where a weight is not finite.
+        Raises NumericsError if a weight is not finite.
         """
         self._optimizer.require_finite()
         write_critic = None if self.critic is None else self.critic.snapshot()
@@ -468,7 +390,7 @@ class Policy(PolicyCore):
         return write
 
     def load(self, directory: str | Path) -> None:
-        """Continue from what `save` wrote, bit for bit. Raises CheckpointError.
+        """Restore a state that `save` wrote, bit for bit. Raises CheckpointError.
 
         The reference is restored only if it is updated during training (`loss.reference_every`).
         """

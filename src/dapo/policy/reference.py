@@ -1,4 +1,4 @@
-"""The frozen model that the KL divergence is measured against: the initial policy, or the policy of an earlier step."""
+"""The reference model of the KL divergence: the initial policy, or the policy of an earlier step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,38 +13,38 @@ REFERENCE_STEP = "reference_step"
 
 
 class Reference:
-    """A copy of the policy in the type that the policy computes in, sharded over the same ranks."""
+    """A frozen copy of the policy in the type that the policy computes in, sharded over the same ranks."""
 
     def __init__(self, model: Any, weights: Mapping[str, Tensor], *, every: int | None) -> None:
-        """Take over a copy of the initial policy.
+        """Take ownership of a copy of the initial policy.
 
         Args:
             model: the copy, which scores tokens.
             weights: its weights by name; if it is sharded, this rank's rows.
-            every: the number of steps between copies of the policy; None: it is never updated.
+            every: the number of steps between copies of the policy; None: never.
         """
         self.model = model
         self.weights = weights
         self.step = 0
-        """The training step whose policy this is; 0: the initial policy."""
+        """The training step whose policy the reference copies; 0: the initial policy."""
         self._every = every
 
     @property
     def is_updated(self) -> bool:
-        """Whether it copies later policies, so that a checkpoint must hold it."""
+        """Whether it copies later policies, so that checkpoints must include it."""
         return self._every is not None
 
     def sync_to(self, policy: Mapping[str, Tensor], *, step: int) -> None:
-        """Copy the weights of `policy`, if a copy is due before training step `step` (from 1) changes them.
+        """Copy the weights of `policy` if a copy is due before training step `step` (from 1) changes them.
 
-        This depends on the number of the step alone, so a resumed run does the same.
+        Whether it is due depends only on the step number, so a resumed run copies at the same steps.
         """
         if self._every is not None and (due := (step - 1) // self._every * self._every) > self.step:
             self.restore(policy, step=due)
 
     @torch.no_grad()
     def restore(self, weights: Mapping[str, Tensor], *, step: int) -> None:
-        """Copy `weights`, the policy after `step` steps, rounded to the type of the reference."""
+        """Copy `weights`, the policy after `step` steps, in the type of the reference."""
         for name, weight in self.weights.items():
             weight.copy_(weights[name])
         self.step = step

@@ -1,4 +1,4 @@
-"""The pieces of a packed stream that attend as one sequence."""
+"""Segments: the parts of a packed stream that attend as one sequence."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,27 +8,27 @@ import numpy as np
 
 
 class Segment(NamedTuple):
-    """Consecutive tokens of the stream with the context before them, which may be anywhere in it."""
+    """Consecutive tokens of the stream, with their context, which may lie anywhere in the stream."""
 
     keys: np.ndarray
-    """Stream indices in the order of their positions: of the context, then of the segment's own tokens."""
+    """Stream indices of the context, then of the segment's own tokens, in the order of their positions."""
     length: int  # of its own tokens, the last of `keys`
 
     @property
     def context_length(self) -> int:
-        """How many tokens of other segments come before its own."""
+        """The number of context tokens."""
         return len(self.keys) - self.length
 
     @property
     def start(self) -> int:
-        """The stream index of the first of its own tokens."""
+        """The stream index of its first own token."""
         return int(self.keys[-self.length])
 
 
 def bucket_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
     """Lists of segments whose lengths differ by less than a factor of two: less than half of a batch is padding.
 
-    Segments without context are not mixed with others: they need no mask.
+    Segments without context need no mask, so they get buckets of their own.
     """
     buckets: dict[tuple[int, int, bool], list[Segment]] = defaultdict(list)
     for segment in segments:

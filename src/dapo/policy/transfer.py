@@ -1,4 +1,4 @@
-"""Copies between main memory and a device: upwards they do not wait for the device, downwards one copy serves many."""
+"""Copies between main memory and a device: to the device without waiting, back in one copy for many numbers."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """`values` of main memory on `device`; the copy to a GPU waits neither for it nor for its work.
+    """Copy `values` from main memory to `device`, without waiting for a GPU or its queued work.
 
-    Copies to a GPU start from page-locked memory, which torch keeps until they have ended.
+    Copies to a GPU start from page-locked memory, which torch keeps until they end.
     """
     if device.type == "cuda" and torch.cuda.is_available():
         values = values.pin_memory()
@@ -17,5 +17,5 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def to_numbers(scalars: Sequence[Tensor]) -> list[float]:
-    """The 0-dim tensors of one device as numbers, brought to main memory in one copy, which waits for the device."""
+    """The 0-dim tensors of one device as numbers, in one copy that waits for the device."""
     return torch.stack([scalar.double() for scalar in scalars]).tolist() if scalars else []

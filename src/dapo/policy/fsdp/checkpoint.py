@@ -1,6 +1,6 @@
 """Sharded tensors on disk: torch's distributed checkpoints in safetensors files, without pickle.
 
-What N ranks have written, any other number reads, one process included; and all of them read a plain safetensors file.
+Any number of ranks, or one process, reads the files of any other number of ranks, and plain safetensors files.
 """
 
 import json
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGroup) -> None:
     """Write this rank's part of `tensors` (DTensors in main memory) into `folder`. Every rank of `group` calls it.
 
-    Raises OSError, on every rank, where one of them cannot write.
+    Raises OSError on every rank if one of them cannot write.
     """
     with _as_os_error(folder):
         writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
@@ -32,10 +32,10 @@ def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGrou
 def read_shards(path: Path, into: Mapping[str, Tensor], group: ProcessGroup | None = None) -> None:
     """Fill `into` from a file or a folder: full tensors, or, with a `group` whose ranks all call it, DTensors.
 
-    Raises OSError where that fails.
+    Raises OSError if the files cannot be read.
     """
     with _as_os_error(path), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # without a group that is intended
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended without a group
         dcp.load(dict(into), storage_reader=_reader(path), process_group=group, no_dist=group is None)
 
 
@@ -46,7 +46,7 @@ def stored_like(path: Path) -> dict[str, Tensor]:
 
 
 class _StableFiles(FileSystem):
-    """Writes safetensors files whose bytes depend on nothing but their tensors."""
+    """Writes safetensors files whose bytes depend only on their tensors."""
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
@@ -57,20 +57,20 @@ class _StableFiles(FileSystem):
 
 
 def sort_metadata(path: Path) -> None:
-    """Put the metadata of a safetensors file in the order of their names: the library writes a hash map's."""
+    """Sort the metadata of a safetensors file by name: the library writes it in the order of a hash map."""
     with open(path, "r+b") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-        if len(text) > size:  # spaces may follow the header: a shorter one is filled up
-            raise OSError(f"{path}: the header of {size} bytes became {len(text)} bytes in another order")
+        if len(text) > size:  # a shorter header can be padded with spaces
+            raise OSError(f"{path}: the header of {size} bytes grew to {len(text)} bytes when it was sorted")
         file.seek(8)
         file.write(text.ljust(size))
 
 
 class _OneFile(FileSystem):
-    """Lists a single file as if it were the content of a folder."""
+    """Lists a single file as the content of a folder."""
 
     def ls(self, path: Any) -> list[str]:
         return [str(path)]
@@ -85,7 +85,7 @@ def _reader(path: Path) -> Any:
 
 @contextmanager
 def _as_os_error(path: Path) -> Iterator[None]:
-    """torch wraps the errors of all ranks into one that is not an Exception; the first of them is raised instead."""
+    """Raise the first rank's error: torch wraps the errors of all ranks into one that is not an Exception."""
     try:
         yield
     except dcp.CheckpointException as error:

@@ -1,8 +1,8 @@
-"""A policy whose weights, gradients and optimiser are sharded over ranks (FSDP2): what one of the ranks does.
+"""One rank's part of a policy whose weights, gradients and optimiser state are sharded over ranks (FSDP2).
 
 Every rank holds a shard of each weight and calls the same methods in the same order; most of them are collective. A
-layer's weights are gathered when it computes. Those of the embedding, the last norm and the head stay gathered from the
-forward to the end of the backward, so that between the two the head can be applied chunk by chunk.
+layer's weights are gathered while it computes. Embedding, last norm and head stay gathered from the forward to the end
+of the backward, so that the head can be applied chunk by chunk.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,12 +32,12 @@ from dapo.policy.checkpoint import (
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import NamedWeights, layout_of, rows_of_rank, tied_names
-from dapo.policy.logprobs import check_packed_forward
 from dapo.policy.lora import Adapters, merged_weights
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.packed_attention import IMPLEMENTATION, use_packed_attention
+from dapo.policy.packed_forward import check_packed_forward
 from dapo.policy.packing import DUMMY_MICROBATCH, Microbatch, RankMicrobatch, pack_microbatch, rows_of
 from dapo.policy.policy import SMALLER_MICROBATCHES, PolicyCore
 
@@ -45,8 +45,8 @@ from dapo.policy.policy import SMALLER_MICROBATCHES, PolicyCore
 class ShardedModel(nn.Module):
     """A model whose layers are sharded one by one, and the weights around them together.
 
-    Its forward runs the computation that it is given with the weights around the layers gathered: until the end of the
-    backward, or until `reshard`.
+    Its forward runs the given computation with the weights around the layers gathered; they stay gathered to the end of
+    the backward, or until `reshard`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -57,11 +57,11 @@ class ShardedModel(nn.Module):
         return compute()
 
     def base_model(self, **inputs: Any) -> Any:
-        """The model's own forward; returns nothing but the last hidden state."""
+        """The model's own forward; returns only the last hidden state."""
         return SimpleNamespace(last_hidden_state=self(lambda: self.model.base_model(**inputs).last_hidden_state))
 
     def get_output_embeddings(self) -> Any:
-        """The head; its weights are gathered from `base_model` to the end of the backward."""
+        """The head, gathered from `base_model` to the end of the backward."""
         return self.model.get_output_embeddings()
 
     @property
@@ -74,10 +74,10 @@ class ShardedModel(nn.Module):
 
 
 def shard(model: PreTrainedModel, ranks: Ranks) -> ShardedModel:
-    """Shard `model` in place: it computes in its present type, and its trained shards become float32 (or float64).
+    """Shard `model` in place: it computes in its current type, and its trained shards become float32 (or float64).
 
-    A layer goes to the device before its weights are widened. Gradients are summed over the ranks, in the shards' type.
-    Raises ConfigError where the layers cannot be found.
+    A layer moves to the device before its weights are widened. Gradients are summed over the ranks, in the shards'
+    type. Raises ConfigError if the layers cannot be found.
     """
     compute = model.dtype
     precision = MixedPrecisionPolicy(cast_forward_inputs=False)
@@ -91,26 +91,26 @@ def shard(model: PreTrainedModel, ranks: Ranks) -> ShardedModel:
     fully_shard(sharded, mesh=ranks.mesh, mp_policy=precision, reshard_after_forward=False)
     for module in sharded.modules():
         if isinstance(module, FSDPModule):
-            # the loss weights count the whole minibatch already; and gloo has no reduction but sums
+            # the loss weights already count the whole minibatch, and gloo can only reduce to sums
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return sharded
 
 
 def _layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The list of as many modules as the configuration has layers."""
+    """The list of the model's decoder layers, recognised by its length."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.base_model.children():
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return module
     raise ConfigError(
-        f"models of type {model.config.model_type} cannot be sharded: their {count} layers are not found in one list; "
+        f"models of type {model.config.model_type} cannot be sharded: no list of their {count} layers was found; "
         "use distributed.trainer_ranks=1"
     )
 
 
 def _widen(module: nn.Module, device: torch.device) -> None:
-    """Make trained weights that are not sharded yet float32 at least: AdamW's steps are too small for less."""
+    """Convert trained weights that are not yet sharded to at least float32: AdamW's steps vanish in less."""
     for weight in module.parameters():
         if weight.requires_grad and not isinstance(weight, DTensor) and weight.dtype != torch.float64:
             weight.data = (weight.data if weight.is_meta else weight.data.to(device)).float()
@@ -118,17 +118,17 @@ def _widen(module: nn.Module, device: torch.device) -> None:
 
 @torch.no_grad()
 def read_shards_of(sharded: ShardedModel, read: Callable[[str, slice], Tensor], ranks: Ranks) -> None:
-    """Give a sharded model on the meta device its memory, and this rank's rows of every weight.
+    """Allocate a sharded model from the meta device, and fill in this rank's rows of every weight.
 
     Args:
         sharded: The model; its buffers are on the CPU.
         read: Returns rows of a weight by its name in the model, in the type that the model computes in.
-        ranks: The ranks it is sharded over.
+        ranks: The ranks that it is sharded over.
     """
     model = sharded.model
     tied, buffers = tied_names(model), dict(model.named_buffers())
     sharded.to_empty(device=ranks.device)
-    for further, stored in tied.items():  # two weights of their own now
+    for further, stored in tied.items():  # to_empty has untied them
         module, _, name = further.rpartition(".")
         setattr(model.get_submodule(module), name, model.get_parameter(stored))
     for name, buffer in model.named_buffers():
@@ -136,11 +136,11 @@ def read_shards_of(sharded: ShardedModel, read: Callable[[str, slice], Tensor], 
     for name, weight in model.named_parameters():
         rows = rows_of_rank(weight.shape[0], ranks.rank, ranks.size)
         if rows.start < rows.stop:
-            _local(weight).copy_(read(name, rows).to(ranks.device))  # the device widens it
+            _local(weight).copy_(read(name, rows).to(ranks.device))  # widened on the device
 
 
 class ShardedAdamW(MasterAdamW):
-    """AdamW on this rank's shards; all ranks come to the same decisions."""
+    """AdamW on this rank's shards; all ranks decide alike."""
 
     def __init__(
         self, sharded: ShardedModel, config: OptimConfig, ranks: Ranks, *, lora: Mapping[str, float] | None = None
@@ -173,10 +173,10 @@ class ShardedPolicy(PolicyCore):
 
     @explain_out_of_memory(torch.OutOfMemoryError, "preparing a trainer rank", LESS_ON_A_GPU, then="start again")
     def __init__(self, config: Config, loaded: LoadedModel, ranks: Ranks) -> None:
-        """Take over `loaded.model`, in the type to compute in: the same on every rank, on any device.
+        """Take ownership of `loaded.model`, in the type to compute in: the same model on every rank, on any device.
 
-        On the meta device each rank reads its own rows of `loaded.stored`. All ranks check together that the sharded
-        model computes the same on packed sequences, and raise the same ConfigError.
+        For a model on the meta device each rank reads its own rows of `loaded.stored`. All ranks check together that
+        the sharded model computes the same on packed sequences, and raise the same ConfigError.
         """
         self._ranks, self._stored = ranks, loaded.stored
         self._plain_attention: str | None = None
@@ -185,7 +185,7 @@ class ShardedPolicy(PolicyCore):
         super().__init__(config, loaded)
         self._optimizer: ShardedAdamW
         self._check_packed_forward()
-        # FSDP settles at the first forward what trains: it must not be the reference's, which has no adapters
+        # FSDP decides at the first forward what trains: that must not be the reference's forward, without adapters
         self.logprobs([DUMMY_MICROBATCH])
 
     def _use_packed_forward(self) -> None:
@@ -228,7 +228,7 @@ class ShardedPolicy(PolicyCore):
         return {name: _local(weight) for name, weight in model.model.named_parameters()}
 
     def _read_rows(self, name: str, rows: slice) -> Tensor:
-        """Rows of a weight of the initial model, by its name in the model with its adapters, if there are any."""
+        """Rows of a weight of the initial model, by its name in the model with adapters."""
         assert self._stored is not None
         stored = self._names.get(name, name)
         if self._adapters is not None and stored not in self._adapters.frozen:
@@ -244,9 +244,9 @@ class ShardedPolicy(PolicyCore):
 
     @explain_out_of_memory(torch.OutOfMemoryError, "an update of the policy on a trainer rank", SMALLER_MICROBATCHES)
     def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
-        """One optimiser update, of which this rank computes `rank_microbatches`; metrics of all, as of `Policy.update`.
+        """One optimiser update, in which this rank computes `rank_microbatches`; returns the metrics over all ranks.
 
-        Every rank calls it, with as many rank microbatches.
+        Every rank calls it, with the same number of rank microbatches. See `Policy.update`.
         """
         self._begin_step(step)
         self._optimizer.zero_grad()
@@ -256,7 +256,7 @@ class ShardedPolicy(PolicyCore):
 
     @explain_out_of_memory(torch.OutOfMemoryError, "log-probabilities on a trainer rank", SMALLER_MICROBATCHES)
     def logprobs(self, rank_microbatches: Sequence[RankMicrobatch]) -> list[list[Sequence[float]]]:
-        """The log-probabilities of each sample of each rank microbatch. Every rank calls it, with as many of them."""
+        """The log-probabilities of each sample of each rank microbatch. Every rank calls it, with equally many."""
         microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
         scores = [self._score(microbatch, self._model) for microbatch in microbatches]
         return [rows_of(values, microbatch) for values, microbatch in zip(scores, microbatches, strict=True)]
@@ -265,16 +265,16 @@ class ShardedPolicy(PolicyCore):
         torch.OutOfMemoryError, "the divergence to the reference on a trainer rank", SMALLER_MICROBATCHES
     )
     def token_kl(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> list[list[Sequence[float]]]:
-        """`Policy.token_kl` of each sample of each rank microbatch. Every rank calls it, with as many of them."""
+        """`Policy.token_kl` of each sample of each rank microbatch. Every rank calls it, with equally many."""
         self._begin_step(step)
         microbatches = [pack_microbatch(each, self._ranks.device) for each in rank_microbatches]
         return [rows_of(self._token_kl(microbatch), microbatch) for microbatch in microbatches]
 
     def weights(self) -> NamedWeights:
-        """Every weight by its Hugging Face name, adapters merged, unsharded and in the type that the model computes in.
+        """Every weight by its Hugging Face name: adapters merged, unsharded, in the type that the model computes in.
 
-        Every rank calls it and reads it to the end; each weight is gathered when it is read. Raises NumericsError where
-        a weight is not finite.
+        Every rank calls it and reads all weights; each is gathered when it is read. Raises NumericsError if a weight is
+        not finite.
         """
         self._optimizer.require_finite()
         shards, dtype = self._optimizer.shards, self._compute_dtype
@@ -294,16 +294,16 @@ class ShardedPolicy(PolicyCore):
         return NamedWeights(read, layout_of(adapters.frozen, adapters.tied, dtype))
 
     def snapshot(self) -> None:
-        """Copy the state into main memory, over the previous copy. Raises NumericsError like `weights`."""
+        """Copy the state into main memory, over the previous copy. Raises NumericsError if a weight is not finite."""
         self._optimizer.require_finite()
         self._snapshot = self._copy.take(self._state())
 
     def write(self, directory: Path) -> None:
-        """Write what `snapshot` copied, in any thread; every rank calls it. Raises OSError if the disk refuses."""
+        """Write the last snapshot, in any thread. Every rank calls it. Raises OSError if writing fails."""
         assert self._snapshot is not None
         if not all(self._ranks.gather(directory.is_dir(), self._ranks.checkpoint_group)):
             raise CheckpointError(
-                f"{directory} is not there on every trainer rank: on several machines the run directory must be on a "
+                f"some trainer ranks cannot see {directory}: on several machines the run directory must be on a "
                 "file system that all of them share"
             )
         for kind, shards in self._snapshot.tensors.items():
@@ -312,12 +312,12 @@ class ShardedPolicy(PolicyCore):
             write_counters(directory, self._snapshot.counters)
 
     def load(self, directory: Path) -> None:
-        """Continue from what any number of ranks, or a `Policy`, saved: bit for bit. Raises CheckpointError."""
+        """Restore a state saved by any number of ranks or by a `Policy`, bit for bit. Raises CheckpointError."""
         self._load(directory, read=self._read)
 
     @contextmanager
     def _head(self) -> Iterator[Any]:
-        """The gathered head; in low precision the chunks' gradients are added up in float32 and rounded once."""
+        """The gathered head; in low precision the chunks' gradients are accumulated in float32 and rounded once."""
         head = self._model.get_output_embeddings()
         if not head.weight.requires_grad or head.weight.dtype in (torch.float32, torch.float64):
             yield head
@@ -337,7 +337,7 @@ class ShardedPolicy(PolicyCore):
         return {name: max(self._ranks.gather(value)) for name, value in own.items()}
 
     def _to_dtensors(self, shards: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shards in main memory as DTensors, in the shapes and layouts of the weights of their names."""
+        """This rank's shards in main memory as DTensors, with the shapes and layouts of the weights."""
         mesh, weights = self._ranks.host_mesh, self._optimizer.shards
         found: dict[str, Tensor] = {}
         for name, tensor in shards.items():

@@ -1,4 +1,4 @@
-"""The processes that a model is sharded over, and the messages between their hosts."""
+"""The ranks that a model is sharded over, and messages between them in main memory."""
 
 import json
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from torch.nn import functional
 
 
 class Ranks:
-    """The processes that a model is sharded over, as seen by one of them; torch.distributed is initialised."""
+    """The processes that a model is sharded over, seen from one of them; torch.distributed is initialised."""
 
     def __init__(self, device: torch.device, *, timeout_s: float) -> None:
-        """Every rank makes one, with the `device` of its shards and the time to wait for the slowest rank."""
+        """Every rank constructs one, with the `device` of its shards and the time to wait for the slowest rank."""
         self.device, self.rank, self.size = device, dist.get_rank(), dist.get_world_size()
         self.mesh = init_device_mesh(device.type, (self.size,))
         self.host_mesh = self.mesh if device.type == "cpu" else init_device_mesh("cpu", (self.size,))
         timeout = timedelta(seconds=timeout_s)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
-        # a thread writes checkpoints, and its messages must not get between those of the updates
+        # a thread writes checkpoints: its messages must not mix with those of updates
         self.checkpoint_group = dist.new_group(backend="gloo", timeout=timeout)
 
     def gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-        """The JSON values of all ranks, in their order; every rank calls it. Nothing that arrives is unpickled."""
+        """The JSON values of all ranks, in rank order. Every rank calls it. Nothing is unpickled."""
         group = group or self._group
         own = torch.frombuffer(bytearray(json.dumps(value), "ascii"), dtype=torch.uint8)
         sizes = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
@@ -36,7 +36,7 @@ class Ranks:
         return [json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(texts, sizes, strict=True)]
 
     def exchange(self, messages: Sequence[bytes]) -> list[bytes]:
-        """Send one message to each rank, and return those of all ranks to this one; every rank calls it."""
+        """Send one message to each rank, and return the messages of all ranks to this one. Every rank calls it."""
         lengths = self.gather([len(message) for message in messages])
         incoming, outgoing = [row[self.rank] for row in lengths], lengths[self.rank]
         received = torch.empty(sum(incoming), dtype=torch.uint8)

@@ -1,0 +1,84 @@
+"""The part of a minibatch that an update computes: its samples with their loss weights, and the numbers per token."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dapo.algo.loss import aggregation_weights
+from dapo.config import Config, LossConfig
+from dapo.policy.packing import Microbatch, RankMicrobatch, partition
+from dapo.policy.transfer import to_device
+from dapo.types import Sample
+
+
+def partition_minibatch(
+    minibatch: Sequence[Sample], config: Config, *, ranks: int, every_sample: bool = False
+) -> list[tuple[RankMicrobatch, ...]]:
+    """The passes of an update on each rank: the samples that can carry a gradient, with their loss weights.
+
+    Samples with an advantage of exactly 0 are left out, unless the KL or entropy term or a custom loss
+    (`loss.function`) can need them, or `every_sample` is set.
+    """
+    if len({sample.old_logprobs is None for sample in minibatch}) > 1:
+        raise ValueError("either all samples of a minibatch have old_logprobs or none has")
+    weights = loss_weights(minibatch, config)
+    every_sample = every_sample or config.loss.needs_every_sample
+    chosen = [
+        i for i, sample in enumerate(minibatch) if sample.num_trained_tokens and (every_sample or sample.has_signal)
+    ]
+    samples, max_tokens = [minibatch[i] for i in chosen], config.microbatch_tokens
+    return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
+
+
+def loss_weights(minibatch: Sequence[Sample], config: Config) -> Tensor:
+    """`[N]` float64: the loss weight of each trained token of each sample of a minibatch.
+
+    It is Eq. 12's weight over the whole minibatch, samples without a gradient included, times the group's factor
+    `Sample.weight`. The denominators do not count that factor, so that it remains one over a probability.
+    """
+    lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
+    group_ids, max_length = torch.tensor([s.group_id for s in minibatch]), config.rollout.max_response_tokens
+    weights = aggregation_weights(lengths, group_ids, aggregate=config.loss.aggregate, max_length=max_length)
+    return weights * torch.tensor([sample.weight for sample in minibatch], dtype=weights.dtype)
+
+
+def loss_tokens(
+    rank_microbatch: RankMicrobatch, microbatch: Microbatch, loss: LossConfig, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """The `tokens` of `objective.gradient_terms` except `reference`: `[S]` each, in the order of the targets.
+
+    They come to the device in one copy. Raises ValueError where values are missing or do not fit the responses.
+    """
+    samples, lengths = rank_microbatch.samples, torch.tensor(microbatch.lengths)
+
+    def of_samples(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64).to(dtype).repeat_interleave(lengths)
+
+    def of_tokens(rows: Sequence[Sequence[float]]) -> Tensor:
+        return torch.from_numpy(np.concatenate(rows)).to(dtype)
+
+    numbers = {
+        "advantages": of_samples([sample.advantage for sample in samples]),
+        "weights": of_samples(rank_microbatch.weights),
+        "mask": of_tokens([sample.mask for sample in samples]),
+    }
+    if per_token := [sample.token_advantages for sample in samples if sample.token_advantages is not None]:
+        numbers["advantages"] = of_tokens(per_token)
+    if old := [sample.old_logprobs for sample in samples if sample.old_logprobs is not None]:
+        numbers["old"] = of_tokens(old)
+    if all(sample.engine_logprobs for sample in samples):
+        numbers["engine"] = of_tokens([sample.engine_logprobs for sample in samples])
+    elif loss.engine_correction is not None:
+        raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
+    if any(len(values) != sum(microbatch.lengths) for values in numbers.values()):
+        raise ValueError(
+            "mask, token_advantages, old_logprobs and engine_logprobs must have one value for each response token"
+        )
+    order = torch.from_numpy(microbatch.order)
+    tokens = dict(zip(numbers, to_device(torch.stack(list(numbers.values()))[:, order], device).unbind(), strict=True))
+    tokens["mask"] = tokens["mask"].bool()
+    if loss.needs_whole_responses:
+        tokens["responses"] = to_device(torch.arange(len(samples)).repeat_interleave(lengths)[order], device)
+    return tokens
