@@ -128,9 +128,9 @@ def test_perfect_values_explain_all_of_the_variance_and_a_constant_none() -> Non
 
 def test_numbers_of_the_wrong_shape_are_refused() -> None:
     rewards, values, lengths = batch()
-    with pytest.raises(ValueError, match=r"lengths must have a number for each response of \[N, T\] tokens, got \[4\]"):
+    with pytest.raises(ValueError, match=r"lengths must have one number per response of \[N, T\] tokens, got \[4\]"):
         generalized_advantages(rewards, values, lengths[:4], gamma=1.0, gae_lambda=1.0)
     with pytest.raises(ValueError, match=r"rewards must be of the shape of the values, \[5, 9\], got \[5, 8\]"):
         generalized_advantages(rewards[:, :8], values, lengths, gamma=1.0, gae_lambda=1.0)
-    with pytest.raises(ValueError, match="rewards must have a number for each response"):
+    with pytest.raises(ValueError, match="rewards must have one number per response"):
         token_rewards(torch.zeros(4), lengths, values)

@@ -149,7 +149,7 @@ def test_a_run_writes_a_typed_loss_into_its_directory_and_resumes_with_it(
     del sys.modules[name.partition(":")[0]]  # as in another process
     assert run_command(capsys, "resume", str(run.path), "train.num_steps=2")[0] == 0
     assert run.metrics["loss/strength"].tolist() == pytest.approx([0.5, 0.5])
-    with pytest.raises(ConfigError, match="is no sum over tokens"):
+    with pytest.raises(ConfigError, match="is not a sum over tokens"):
         dapo.train("tiny-random", data=ROWS, loss="helpers.loss_functions:mean", steps=1, **given)
     assert len(list((tmp_path / "runs").iterdir())) == 1  # nothing is written before it is verified
 

@@ -143,17 +143,17 @@ def with_metrics(**metrics: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("function", "expected"),
     [
-        (mean, "the loss is no sum over tokens: 1.204 .* 2.859 in three parts"),
+        (mean, "the loss is not a sum over tokens: 1.204 .* 2.859 in three parts"),
         (per_token, r"the loss is a tensor of shape \[12\]: expected a scalar tensor"),
         (detached, "has no gradient: compute it from logprobs"),
         (of_other_things, "does not depend on logprobs"),
         (alone, r"returned a Tensor: expected \(loss, metrics\)"),
         (infinite, "the loss is -inf for an example of 12 tokens|the gradient is not finite"),
         (lambda logprobs: None, "raised TypeError"),
-        (with_metrics(entropy=1.0), "the metric 'entropy' is the trainer's own"),
-        (with_metrics(**{"a/b": 1.0}), "the metric 'a/b' is no name of letters"),
+        (with_metrics(entropy=1.0), "the metric 'entropy' is reserved for the trainer"),
+        (with_metrics(**{"a/b": 1.0}), "the metric 'a/b' needs a name of letters"),
         (with_metrics(values=[1.0]), "the metric 'values' is a list: expected a number"),
-        (with_metrics(mean=lambda logprobs: logprobs.mean()), "the metric 'mean' is no sum over tokens"),
+        (with_metrics(mean=lambda logprobs: logprobs.mean()), "the metric 'mean' is not a sum over tokens"),
         (with_metrics(bad=lambda logprobs: logprobs.sum() * float("nan")), "the metric 'bad' is nan"),
     ],
 )
@@ -195,5 +195,5 @@ def test_a_loss_that_is_not_finite_skips_the_update_and_a_metric_that_is_not_end
 
     assert make_policy().update(ragged(), step=1, custom=CustomLoss(diverging, "own"))["optim/skipped"] == 1
     unbounded = with_metrics(big=lambda logprobs: logprobs.detach().sum() * (float("inf") if len(logprobs) > 12 else 1))
-    with pytest.raises(LossFailed, match="gave the metric loss/big the value -inf"):
+    with pytest.raises(LossFailed, match="returned -inf for the metric loss/big"):
         make_policy().update(ragged(), step=1, custom=CustomLoss(unbounded, "own"))

@@ -290,7 +290,9 @@ class TestCheckpoints:
                 make_policy(loaded("llama"), lora=other).load(tmp_path / "adapted")
         with pytest.raises(CheckpointError, match=r"model\.lora=none, and here it is \{rank: 3"):
             adapted.load(tmp_path / "whole")
-        with pytest.raises(CheckpointError, match=r"another model: .* is \(3, 80\) there and \(3, 64\) here"):
+        with pytest.raises(
+            CheckpointError, match=r"another model: .* is \(3, 80\) in the checkpoint and \(3, 64\) here"
+        ):
             saved_weights(tmp_path / "adapted", load_model("tiny-random", dtype=torch.float32).model)
         with pytest.raises(CheckpointError, match=r"no linear layer model\.layers\.0\.mlp"):
             saved_weights(tmp_path / "adapted", float64_model())

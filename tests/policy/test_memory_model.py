@@ -117,14 +117,14 @@ def test_where_nothing_fits_both_options_are_named():
         settled("qwen2.5-7b")
     message = str(caught.value)
     for words in (
-        "train.microbatch_tokens=5120 with train.recompute=true takes ",
-        "the largest part of it AdamW's moments (56.7 GiB)",
+        "train.microbatch_tokens=5120 and train.recompute=true takes ",
+        "the largest part is AdamW's moments, 56.7 GiB",
         "80.0 GiB (an H100), less 10% in reserve",
         "distributed.trainer_ranks",
         "set both train.microbatch_tokens and train.recompute",
     ):
         assert words in message
-    with pytest.raises(ConfigError, match=r"with train\.recompute=false .* set train\.recompute=true"):
+    with pytest.raises(ConfigError, match=r"and train\.recompute=false .* set train\.recompute=true"):
         settled("qwen2.5-1.5b", "train.recompute=false", "rollout.max_response_tokens=20480")
 
 
@@ -139,7 +139,7 @@ def test_a_model_of_unknown_size_gets_what_takes_little_memory():
     config, reason = resolve_microbatches(config_of(), None, H100)
     assert (config.microbatch_tokens, config.train.recompute) == (CPU_TOKENS, True)
     assert reason is not None
-    assert "the sizes of nobody/model are not known" in reason
+    assert "the sizes of nobody/model are unknown" in reason
 
 
 def test_on_a_cpu_auto_is_16384_tokens_without_recomputation():

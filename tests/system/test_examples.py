@@ -66,7 +66,7 @@ def test_all_notebooks_run_from_the_first_cell_to_the_last(tmp_path: Path, monke
     outputs = [output for cell in together.cells if cell.cell_type == "code" for output in cell.outputs]
     shown = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs)
     assert "image/png" in {kind for output in outputs for kind in output.get("data", {})}
-    assert "the loss is no sum over tokens" in shown
+    assert "the loss is not a sum over tokens" in shown
     assert len(list((tmp_path / "runs").iterdir())) == len(NOTEBOOKS)
     assert (tmp_path / "my-model" / "config.json").is_file()
 

@@ -1,7 +1,7 @@
 """Advantages of responses: Eq. 4 and 9, and the estimators of RLOO and REINFORCE++.
 
-Each takes shaped rewards and returns one number for all tokens of a response. They differ in the baseline: the group,
-the other responses of the group, or the whole batch.
+Each function maps shaped rewards to one number per response, shared by all its tokens. They differ in the baseline: the
+group, the other responses of the group, or the whole batch.
 """
 
 from typing import Literal, TypeAlias
@@ -15,12 +15,12 @@ STD_EPS = 1e-6
 
 
 def group_advantages(rewards: Tensor, *, scale: Scale = "std") -> Tensor:
-    """Eq. 9: `A_i = (R_i - mean) / (std + 1e-6)` over one group; the same number for every token of response i.
+    """Eq. 9: `A_i = (R_i - mean) / (std + 1e-6)` over one group.
 
     `rewards`: `[G]`, shaped rewards of any float type. Returns `[G]` in the same type, computed in float64. `std` is
     the sample standard deviation (divisor G - 1), as in the released code; `scale="none"` only subtracts the mean.
-    Equal rewards give exact zeros. Raises ValueError for fewer than two rewards (a group of one has nothing to be
-    compared with), for rewards that are not finite and for integers (the result could not keep their type).
+    Equal rewards give exact zeros. Raises ValueError for fewer than two rewards, for rewards that are not finite, and
+    for integers (the result could not keep their type).
     """
     _check(rewards, "[G], one group of at least 2 responses")
     if scale not in ("std", "none"):
@@ -38,17 +38,8 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
 
         A_i = R_i - sum_{j != i} R_j / (G - 1) = G / (G - 1) (R_i - mean)
 
-    The baseline of a response does not depend on the response itself, so the policy gradient stays unbiased; the one
-    of Eq. 9 without its division is (G - 1) / G times as large. Nothing is divided by a standard deviation.
-
-    Args:
-        rewards: `[G]`, shaped rewards of one group, of any float type.
-
-    Returns:
-        `[G]` in the same type, computed in float64; exact zeros for equal rewards.
-
-    Raises:
-        ValueError: there are fewer than two rewards, or one is not finite, or they are integers.
+    The baseline of a response does not depend on the response itself, so the policy gradient stays unbiased; Eq. 9
+    without its division is (G - 1) / G times as large. Argument, result and errors are those of `group_advantages`.
     """
     _check(rewards, "[G], one group of at least 2 responses")
     if _are_equal(rewards):

@@ -1,6 +1,6 @@
-"""The chance that a group carries a signal (Eq. 11), where its problem's chance of a correct response is uncertain.
+"""The chance that a group carries a signal (Eq. 11) if the problem's probability of a correct response is uncertain.
 
-A problem's responses are correct with an unknown probability p, of which the history knows a Beta(a, b) distribution:
+A problem's responses are correct with an unknown probability p, for which its history gives a Beta(a, b) distribution:
 
     chance(p)    = 1 - p^G - (1-p)^G                                    some but not all of G responses are correct
     E[chance(p)] = 1 - B(a+G, b) / B(a, b) - B(a, b+G) / B(a, b)        over p ~ Beta(a, b)
@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_CONCENTRATION = 64.0
-"""Bound on a + b of a fitted distribution: a problem's own responses count, however much alike the others were."""
+"""Bound on a + b of a fitted distribution, so that a problem's own responses count even if all problems are alike."""
 PSEUDO_PROBLEMS = 4.0
 """The weight, in problems, of the uniform distribution's spread in a fit."""
-_UNIFORM_CORRELATION = 1 / 3  # that of two responses to one problem under Beta(1, 1)
+_UNIFORM_CORRELATION = 1 / 3  # between two responses to one problem under Beta(1, 1)
 
 
 class Beta(NamedTuple):
@@ -36,7 +36,7 @@ def chance_at(p: float, group_size: int) -> float:
 
 
 def largest_chance(group_size: int) -> float:
-    """`1 - 2^(1-G)`, the chance at p = 1/2: no problem has a greater one."""
+    """`1 - 2^(1-G)`, the largest possible chance, at p = 1/2."""
     return 1.0 - 2.0 ** (1 - group_size)
 
 
@@ -50,9 +50,9 @@ def expected_chance(posterior: Beta, group_size: int) -> float:
 
 
 def likely_interval(group_size: int) -> tuple[float, float]:
-    """The probabilities p at whose ends `chance_at` is half of `largest_chance`; it is larger in between."""
+    """The interval of p in which `chance_at` is at least half of `largest_chance`."""
     low, high, half = 0.0, 0.5, largest_chance(group_size) / 2
-    for _ in range(64):  # bisection; as many halvings as a float has bits
+    for _ in range(64):  # bisection to the precision of a float
         middle = (low + high) / 2
         low, high = (middle, high) if chance_at(middle, group_size) < half else (low, middle)
     return high, 1.0 - high
@@ -63,7 +63,7 @@ def beta_cdf(x: float, distribution: Beta) -> float:
     a, b = distribution
     if x <= 0 or x >= 1:
         return float(x >= 1)
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly: by symmetry
+    if x > (a + 1) / (a + b + 2):  # the fraction converges slowly there: use the symmetry
         return 1.0 - beta_cdf(1.0 - x, Beta(b, a))
     factor = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
     return min(1.0, factor * _beta_fraction(x, a, b))
@@ -95,14 +95,15 @@ def fit_beta(correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDA
         mean         m = sum w x / W
         correlation  r = (sum w (x - m)^2 / (m (1 - m)) - D) / (W - sum w^2 / W - D),  D = sum w (1 - w / W) / n
 
-    r, between 0 and 1, is that of two responses to one problem: the variance of x beyond that of n coin flips. Both
-    are shrunk towards the uniform distribution, m by the weight of one problem and r by that of PSEUDO_PROBLEMS, where
-    the problems seen weigh `W^2 / sum w^2`. Then a + b = 1 / r - 1, at most MAX_CONCENTRATION, and a = m (a + b).
+    r, between 0 and 1, is the correlation of two responses to one problem: the variance of x in excess of n coin flips.
+    Both are shrunk towards the uniform distribution, m by the weight of one problem and r by the weight of
+    PSEUDO_PROBLEMS, while the observed problems weigh `W^2 / sum w^2`. Then a + b = 1 / r - 1, at most
+    MAX_CONCENTRATION, and a = m (a + b).
 
     Args:
-        correct: `[n]` right responses to each problem, which may be discounted.
-        wrong: `[n]` wrong ones.
-        ages: `[n]` from 0 to 1, how much each problem still counts.
+        correct: `[n]` correct responses to each problem, which may be discounted.
+        wrong: `[n]` wrong responses.
+        ages: `[n]` the remaining weight of each problem, from 0 to 1.
     """
     trials = correct + wrong
     weights = trials * ages
@@ -124,14 +125,14 @@ def fit_beta(correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDA
 
 
 def measured_chances(correct: Sequence[int], wrong: Sequence[int], group_size: int) -> list[float]:
-    """Each problem's chance that a group of it carries a signal, from c correct and w wrong responses to it.
+    """The chance that a group of each problem carries a signal, from c correct and w wrong responses to it.
 
-    With n = c + w of at least G it is the fraction of the sets of G of these responses that are neither all correct nor
-    all wrong, which is unbiased whatever the problems are like:
+    With n = c + w of at least G it is the fraction of sets of G of these responses that are neither all correct nor all
+    wrong, which is unbiased:
 
         1 - C(c, G) / C(n, G) - C(w, G) / C(n, G)
 
-    With fewer responses it is the mean over the problem's posterior: `fit_beta` of all problems, and its own counts.
+    With fewer responses it is the mean over the posterior of `fit_beta` of all problems and the problem's own counts.
     """
     prior = fit_beta(np.asarray(correct, np.float64), np.asarray(wrong, np.float64), np.ones(len(correct)))
     return [

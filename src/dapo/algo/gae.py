@@ -1,15 +1,15 @@
 """PPO's advantages and value targets by generalized advantage estimation (GAE), and the loss of its value function.
 
-A response is an episode: in the state s_t, the prompt and the response's tokens before t, the policy takes token t and
-gets the reward r_t. A value function V estimates the rewards that are still to come:
+A response is an episode: in state s_t, the prompt and the response's tokens before t, the policy takes token t and
+gets reward r_t. A value function V estimates the remaining rewards:
 
     r_t     = -p_t, and at the last token T also the shaped reward: -p_T + R
     delta_t = r_t + gamma V(s_{t+1}) - V(s_t),        V(s_{T+1}) = 0
     A_t     = delta_t + gamma lambda A_{t+1},         A_{T+1} = 0
-    target  = A_t + V(s_t),                           what V(s_t) is trained towards
+    target  = A_t + V(s_t),                           the regression target of V(s_t)
 
-with p_t the penalty of a token, kl_coef times its divergence from the reference. An episode ends with the last token of
-the response, whether it is an end token or was cut off at the length limit.
+p_t is the penalty of a token, kl_coef times its divergence from the reference. An episode ends with the last token of
+the response, be it an end token or the token at the length limit.
 
 Sources: GAE, arXiv 1506.02438, Eq. 16; PPO, arXiv 1707.06347, Eq. 9, 11 and 12; DAPO's Eq. 2 and 3 repeat them.
 """
@@ -21,12 +21,12 @@ WHITEN_EPS = 1e-8
 
 
 def token_rewards(rewards: Tensor, lengths: Tensor, penalties: Tensor) -> Tensor:
-    """`[N, T]` r_t: minus the penalty of each token, and at a response's last token its shaped reward besides.
+    """`[N, T]` r_t: minus the penalty of each token, plus the shaped reward at a response's last token.
 
     Args:
         rewards: `[N]` the shaped reward R of each response.
         lengths: `[N]` integers, the tokens of each response, from 0 to T.
-        penalties: `[N, T]`, in the type of the result; what stands behind a response's end does not count.
+        penalties: `[N, T]`, in the type of the result; values after a response's end are ignored.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -41,16 +41,16 @@ def token_rewards(rewards: Tensor, lengths: Tensor, penalties: Tensor) -> Tensor
 def generalized_advantages(
     rewards: Tensor, values: Tensor, lengths: Tensor, *, gamma: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """`[N, T]` the advantages A_t of the tokens, and `[N, T]` the targets of their values; both 0 behind the end.
+    """`[N, T]` the advantages A_t of the tokens, and `[N, T]` the targets of their values; 0 after a response's end.
 
     Example: rewards (0, 0, 1), values (.5, .5, .75), gamma = lambda = 1: advantages (.5, .5, .25), targets (1, 1, 1).
 
     Args:
-        rewards: `[N, T]` r_t, as `token_rewards` gives them.
-        values: `[N, T]` V(s_t) before the step's first update; what stands behind a response's end does not count.
+        rewards: `[N, T]` r_t from `token_rewards`.
+        values: `[N, T]` V(s_t) before the step's first update; values after a response's end are ignored.
         lengths: `[N]` integers, the tokens of each response, from 0 to T.
         gamma: the discount of a reward per token.
-        gae_lambda: 1: all rewards to come less the value, which has no bias and the largest variance; 0: delta_t alone.
+        gae_lambda: 1: the remaining rewards minus the value, without bias and with the largest variance; 0: delta_t.
 
     Raises:
         ValueError: the shapes do not fit.
@@ -70,10 +70,10 @@ def generalized_advantages(
 
 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
-    """(A - mean) / sqrt(variance + 1e-8) over the tokens that train, 0 at the others; equal advantages give zeros.
+    """(A - mean) / sqrt(variance + 1e-8) over the tokens that train, 0 elsewhere; equal advantages give zeros.
 
-    The variance has the divisor n - 1. Give the tokens of a step's whole batch, before it is cut up into minibatches:
-    then no cut changes an advantage.
+    The variance has the divisor n - 1. Pass the tokens of a step's whole batch, so that advantages do not depend on its
+    split into minibatches.
 
     Args:
         advantages: of any shape and float type.
@@ -95,16 +95,16 @@ def value_loss(
         clipped = V_old + clip(V - V_old, -clip_range, clip_range)
         loss    = sum_t w_t max((V - target)^2, (clipped - target)^2) / 2
 
-    PPO's Eq. 9 has the squared error alone; the clip is that of the code released with it: a value that the step's
+    PPO's Eq. 9 has only the squared error; the clip comes from the code released with it: a value that the step's
     updates have moved towards its target by more than `clip_range` has no gradient. The sums are `tokens`, and
-    `clipped`, how many of these have none.
+    `clipped`, the number of them without gradient.
 
     Args:
         values: `[T]` V(s_t); only they get a gradient.
         old_values: `[T]` before the step's first update.
         targets: `[T]`.
-        mask: `[T]`, true (non-zero) for tokens that train; the others' numbers may be anything, NaN included.
-        weights: `[T]`, what each token weighs.
+        mask: `[T]`, true (non-zero) for tokens that train; masked tokens may hold anything, NaN included.
+        weights: `[T]` the weight of each token.
         clip_range: the largest change of a value in a step; None: no limit.
     """
     trained = mask.bool()
@@ -120,7 +120,7 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> float | None:
-    """1 - Var(targets - values) / Var(targets): 1 for perfect values, 0 for a constant; None where targets are equal.
+    """1 - Var(targets - values) / Var(targets): 1 for perfect values, 0 for a constant; None for equal targets.
 
     Args:
         values: `[T]` V(s_t) of the tokens that train.
@@ -132,10 +132,10 @@ def explained_variance(values: Tensor, targets: Tensor) -> float | None:
 
 
 def _check_shapes(tokens: Tensor, **of_responses: Tensor) -> None:
-    """Broadcasting would silently give a wrong number."""
+    """Raise ValueError for a wrong shape, which broadcasting would silently turn into a wrong number."""
     for name, tensor in of_responses.items():
         if tokens.ndim != 2 or tensor.shape != tokens.shape[:1]:
             raise ValueError(
-                f"{name} must have a number for each response of [N, T] tokens, got {list(tensor.shape)} for "
+                f"{name} must have one number per response of [N, T] tokens, got {list(tensor.shape)} for "
                 f"{list(tokens.shape)}"
             )

@@ -36,12 +36,12 @@ def token_kl(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, esti
 
     Args:
         logprobs: of the policy, of any shape; masked ones may hold anything, NaN included.
-        reference_logprobs: of the same shape; it gets no gradient.
+        reference_logprobs: of the same shape; they get no gradient.
         mask: of the same shape, true (non-zero) for tokens that count.
         estimator: see the module.
 
     Raises:
-        ValueError: the shapes do not fit, or there is no such estimator.
+        ValueError: the shapes do not fit, or the estimator is unknown.
     """
     check_shapes(logprobs, reference_logprobs=reference_logprobs, mask=mask)
     difference = masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())

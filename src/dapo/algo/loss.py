@@ -1,8 +1,8 @@
 """Eq. 5, 8, 10 and 12: the clipped policy gradient loss, with one weight for all tokens of a response.
 
-The loss is `-sum_i w_i sum_t min(r_it A_i, clip(r_it) A_i)`. The weights are made once for a whole minibatch, over all
-ranks, before it is cut up; so the losses of any microbatches on any ranks add up to the same sum, and so do their
-gradients (reduce them with SUM, never with a mean).
+The loss is `-sum_i w_i sum_t min(r_it A_i, clip(r_it) A_i)`. The weights are computed once for a whole minibatch over
+all ranks, before it is split. So losses and gradients of any microbatches on any ranks add up to the same sums (reduce
+with SUM, never with a mean).
 """
 
 import math
@@ -19,11 +19,11 @@ OverCap: TypeAlias = Literal["truncate", "mask"]
 def clip_bounds(
     advantages: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Eq. 10: the least and the greatest log r of each token, both of the shape of `advantages`.
+    """Eq. 10: the bounds of log r for each token, lower and upper, in the shape of `advantages`.
 
-    Of the two bounds 1 - clip_low and 1 + clip_high, `min(r A, clip(r) A)` keeps the one that lowers the objective: the
-    upper one where A > 0, the lower one where A < 0. There `dual_clip` bounds r from above. Everywhere log r is within
-    +-20. Raises ValueError if `dual_clip` is not above 1.
+    In `min(r A, clip(r) A)` only the bound that lowers the objective acts: 1 + clip_high where A > 0, 1 - clip_low
+    where A < 0. Where A < 0, `dual_clip` bounds r from above. All bounds of log r lie within +-20. Raises ValueError if
+    `dual_clip` is not above 1.
     """
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
@@ -37,14 +37,14 @@ def clip_bounds(
 
 
 def clip_log_ratio(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The clip of Eq. 8, on log r: value, gradient and clip fractions of the loss all follow from it."""
+    """The clip of Eq. 8, applied to log r; the loss, its gradient and its clip fractions all use it."""
     return log_ratio.clamp(low, high)
 
 
 def clipped_gradient(log_ratio: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """The derivative of `scale * clip(r)` by log r: `scale r` within the bounds, 0 outside.
 
-    Training takes it in place of autograd, which launches twice as many kernels for each chunk of tokens.
+    Training uses it instead of autograd, which launches twice as many kernels per chunk of tokens.
 
     Args:
         log_ratio: `[T]` log r of each token, not clamped.
@@ -69,17 +69,17 @@ def policy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Eq. 8 and 10, negated: the scalar to minimise, and sums that describe the trained tokens.
 
-    The loss has the type of `logprobs`, or float32 if that is narrower. Packed tokens `[T]` need no padding. The
-    log-ratio is clamped to +-20, beyond which a token has no gradient. The sums are unweighted 0-dim float64 tensors
-    without gradient that add up over microbatches and ranks:
+    The loss has the type of `logprobs`, but at least float32. The log-ratio is clamped to +-20, beyond which a token
+    has no gradient. The sums are unweighted 0-dim float64 tensors without gradient that add up over microbatches and
+    ranks:
 
-    - `tokens`: how many there are, zero advantages included;
+    - `tokens`: the number of trained tokens, zero advantages included;
     - `clipped_high` (A > 0, r > 1 + clip_high), `clipped_low` (A < 0, r < 1 - clip_low), `clipped_dual` (A < 0,
-      r > dual_clip): counts of tokens that lose their gradient to the clip;
+      r > dual_clip): the numbers of tokens whose gradient the clip removes;
     - `ratio_sum`: r;
     - `approx_kl_sum`: r - 1 - log r, whose mean estimates KL(old || new);
     - `prob_sum`: the probability under the current policy;
-    - `clipped_high_prob_sum`: the same, over the `clipped_high` tokens only (Fig. 3a is their mean).
+    - `clipped_high_prob_sum`: the same over the `clipped_high` tokens only (Fig. 3a shows their mean).
 
     Args:
         logprobs: `[N, T]`, or packed `[T]`; only they get a gradient; masked ones may hold anything, NaN included.
@@ -115,13 +115,13 @@ def policy_loss(
 
 @torch.no_grad()
 def describe_tokens(logprobs: Tensor, log_ratio: Tensor, trained: Tensor, **clipped: Tensor) -> dict[str, Tensor]:
-    """The sums of `policy_loss` about its trained tokens.
+    """The sums of `policy_loss` over its trained tokens.
 
     Args:
         logprobs: of the policy.
-        log_ratio: log r of each token, of the same shape; 0 for what does not train.
+        log_ratio: log r of each token, of the same shape; 0 for tokens that do not train.
         trained: bool, of the same shape.
-        clipped: `clipped_high` and others by name, bool, each of the same shape; false for what does not train.
+        clipped: `clipped_high` and others by name: bool, of the same shape, false for tokens that do not train.
     """
     ratio = log_ratio.exp()
     prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
@@ -152,21 +152,21 @@ def engine_weights(
         weight = min(u, cap)                        truncate: truncated importance sampling
         weight = u where 1/cap <= u <= cap, else 0  mask: masked importance sampling
 
-    For an engine whose distribution differs from the trainer's (other kernels, a coarser type, older weights): a
-    token's loss times u has the expectation that it would have under pi_old, per token to first order in the
-    difference, per response exactly; a bound on u adds a bias and takes variance. Not in the paper; off unless
-    `loss.engine_correction` is set. A token that does not train has the weight 1.
+    It corrects for an engine whose distribution differs from the trainer's (other kernels, a coarser type, older
+    weights): the loss times u has the same expectation as under pi_old, per response exactly, per token to first order
+    in the difference. A bound on u adds bias and reduces variance. Not in the paper; off by default.
+    A token that does not train has the weight 1.
 
     Args:
         old_logprobs: of any shape, such as packed `[T]`; each log-ratio is clamped to +-20.
         engine_logprobs: of the same shape.
         mask: of the same shape, true (non-zero) for tokens that train.
         cap: the largest weight.
-        over_cap: what happens to larger ratios.
-        responses: `[T]` integers, the response of each packed token; None: each token has a ratio of its own.
+        over_cap: the treatment of ratios beyond the cap.
+        responses: `[T]` integers, the response of each packed token; None: each token has its own ratio.
 
     Raises:
-        ValueError: the shapes do not fit, `cap` is not positive, or below 1 with `mask`.
+        ValueError: the shapes do not fit, or `cap` is not positive, or it is below 1 with `mask`.
     """
     check_shapes(old_logprobs, engine_logprobs=engine_logprobs, mask=mask)
     if not cap > 0 or (over_cap == "mask" and cap < 1):
@@ -184,7 +184,7 @@ def engine_weights(
 
 
 def over_responses(values: Tensor, trained: Tensor, responses: Tensor) -> tuple[Tensor, Tensor]:
-    """At each packed token `[T]`: the sum of `values` over the trained tokens of its response, and how many these are.
+    """At each packed token `[T]`: the sum of `values` over the trained tokens of its response, and their number.
 
     Args:
         values: `[T]`.
@@ -206,19 +206,19 @@ def aggregation_weights(
 ) -> Tensor:
     """Eq. 12 and its alternatives: `[N]` float64, the weight of every trained token of each response of a minibatch.
 
-    N counts responses with at least one trained token, and groups likewise; a response without one has weight 0. Call
-    it once for the whole minibatch, all ranks together, zero advantages included.
+    The formulas count only responses and groups with trained tokens; a response without one has weight 0. Call it once
+    for the whole minibatch, all ranks together, zero advantages included.
 
     Args:
-        lengths: `[N]` tokens that train (end token included; prompt, padding and masked tokens excluded).
-        group_ids: `[N]` integers of any value; equal ones are one group.
+        lengths: `[N]` trained tokens (end token included; prompt, padding and masked tokens excluded).
+        group_ids: `[N]` integers; equal numbers form a group.
         aggregate: `token`: 1 / trained tokens of the minibatch (DAPO as released); `group`: 1 / (groups x trained
             tokens of i's group) (Eq. 8 and 12 to the letter); `sequence`: 1 / (N x length_i) (GRPO, Eq. 5);
             `constant`: 1 / (N x max_length) (Dr. GRPO).
         max_length: the response limit in tokens, for `constant`.
 
     Raises:
-        ValueError: the shapes do not fit, a length is negative, `aggregate` is unknown or lacks its `max_length`.
+        ValueError: the shapes do not fit, a length is negative, `aggregate` is unknown, or `max_length` is missing.
     """
     if lengths.ndim != 1 or group_ids.shape != lengths.shape:
         raise ValueError(
@@ -249,19 +249,19 @@ def masked_log_ratio(logprobs: Tensor, base: Tensor, trained: Tensor) -> Tensor:
     """log(policy / base) at each token, 0 where nothing trains, in float32 or better."""
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     difference = logprobs.to(dtype) - base.to(dtype)
-    # inf * 0 is nan, so mask before exp(): then neither values nor gradients of padding get through
+    # inf * 0 is nan, so mask before exp(): neither values nor gradients of padding pass
     return torch.where(trained, difference, 0.0).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def check_shapes(like: Tensor, **tensors: Tensor) -> None:
-    """Broadcasting would silently turn a wrong shape into a wrong loss."""
+    """Raise ValueError for a wrong shape, which broadcasting would silently turn into a wrong loss."""
     for name, tensor in tensors.items():
         if tensor.shape != like.shape:
             raise ValueError(f"{name} must have a value for each token: {list(like.shape)}, got {list(tensor.shape)}")
 
 
 def per_token(name: str, values: Tensor, like: Tensor) -> Tensor:
-    """Values of each token, or of each row, in the type of `like`, whose shape they broadcast to."""
+    """Values per token or per row, in the type of `like` and broadcast to its shape."""
     if values.shape == like.shape[:1]:
         values = values.reshape(-1, *[1] * (like.ndim - 1))
     else:

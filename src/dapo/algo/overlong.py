@@ -4,10 +4,10 @@ from typing import Literal
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float = 1.0) -> float:
-    """Eq. 13: the length's part of a training reward, from `-factor` to 0.
+    """Eq. 13: the length term of a training reward, from `-factor` to 0.
 
-    0 up to `max_length - buffer`, then linear down to `-factor` at `max_length`, and `-factor` beyond. It shapes the
-    training reward only: never the verdict, never an evaluation.
+    It is 0 up to `max_length - buffer`, falls linearly to `-factor` at `max_length`, and stays there. It shapes only
+    training rewards, never verdicts or evaluations.
 
     Args:
         length: tokens of the response, the sampled end token included.

@@ -1,4 +1,4 @@
-"""The losses that `loss.surrogate` selects from: a row is all that options, policy and commands know of one."""
+"""The losses of `loss.surrogate`, in one table that options, policy, commands and documentation read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Surrogate:
-    """A row of SURROGATES: the function of a loss, and the facts that are needed before it is imported with torch."""
+    """A row of SURROGATES: the function of a loss, and its properties, which can be read without importing torch."""
 
     function: str
-    """`module:function` in `dapo.algo`: from packed tokens `[T]` to loss and sums, as `policy_loss`."""
+    """`module:function` in `dapo.algo`, which maps packed tokens `[T]` to loss and sums like `policy_loss`."""
     term: str
     """A token's contribution to the objective, for the description of the option; r is its ratio."""
     summary: str
     """The line of `dapo check`, in which {low} and {high} stand for 1 - clip_low and 1 + clip_high."""
     bounds: tuple[str, ...] = ()
-    """The options of `loss` that are keywords of the function; the others have no effect under it."""
+    """The options of `loss` that are keywords of the function; it ignores the other bounds."""
     needs_whole_responses: bool = False
-    """Whether a call needs all tokens of a response; the function then takes `responses`, each token's response."""
+    """Whether a call needs all tokens of a response; then the function takes `responses`, each token's response."""
 
     def load(self) -> Callable[..., Any]:
         """The function, imported on first use."""
@@ -49,10 +49,10 @@ SURROGATES: Mapping[str, Surrogate] = {
     ),
     "sapo": Surrogate("surrogates:sapo_loss", "a smooth gate in place of the clip", "SAPO, a smooth gate of the ratio"),
 }
-"""Every loss that has a name."""
+"""The losses by name."""
 
 
 def surrogates_with(bound: str) -> str:
-    """The names of the losses that an option bounds, for a sentence: `clip, gspo or cispo`."""
+    """The names of the losses that use an option, for a sentence: `clip, gspo or cispo`."""
     *others, last = (name for name, row in SURROGATES.items() if bound in row.bounds)
     return f"{', '.join(others)} or {last}" if others else last

@@ -1,8 +1,8 @@
 """GSPO, CISPO and SAPO: surrogates that replace the clipped ratio of Eq. 8.
 
-Each function takes packed tokens `[T]` as `policy_loss` does, and returns the scalar to minimise and the same sums.
-While the policy is pi_old, so that every ratio is 1, the gradient of each is that of `policy_loss`: they differ in the
-second and later updates of a step, and wherever old log-probabilities are those of an older policy.
+Each function takes packed tokens `[T]` like `policy_loss`, and returns the scalar to minimise and the same sums. While
+every ratio is 1, all have the gradient of `policy_loss`: they differ in the second and later updates of a step, and
+wherever old log-probabilities come from an older policy.
 """
 
 import math
@@ -135,7 +135,7 @@ def sapo_loss(
 def token_log_ratios(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor, **more: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Which tokens train, and log r of each, clamped to +-20, 0 where nothing trains."""
+    """Whether each token trains, and its log r, clamped to +-20; 0 for tokens that do not train."""
     check_shapes(logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask, weights=weights, **more)
     trained = mask.bool()
     return trained, masked_log_ratio(logprobs, old_logprobs.detach(), trained)

@@ -1,4 +1,4 @@
-"""A custom loss (`loss.function`): loaded by name, verified on an example, differentiated part by part."""
+"""A custom loss (`loss.function`): loaded by name, checked on an example, differentiated part by part."""
 
 import math
 import re
@@ -28,39 +28,24 @@ RESERVED = (
     "engine_weight_mean",
     "engine_weight_truncated_fraction",
 )
-"""Names that a metric of a custom loss must not take: the trainer logs them as `loss/NAME`."""
+"""Names that a metric of a custom loss must not have, because the trainer logs them as `loss/NAME`."""
 
 
 @dataclass(frozen=True)
 class CustomLoss:
     """A function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)` in place of Eq. 8.
 
-    It is called with the response tokens of a part of a minibatch, packed into tensors `[T]` of one floating type:
-
-    - `logprobs`: log pi of each sampled token; the only one with a gradient;
-    - `old_logprobs`: log pi_old, of the policy before the step's first update; in that update equal to `logprobs`,
-      detached;
-    - `advantages`: of each token's response;
-    - `mask` (bool): whether the token trains;
-    - `weights`: what the token counts in the loss, by `loss.aggregate`, times its group's factor and the correction of
-      `loss.engine_correction`; 0 where the mask is false. For `token` it is 1 / (trained tokens of the whole minibatch,
-      on all ranks), so that `(weights * x).sum()`, added over all parts, is the mean of x to the last token.
-
-    It returns the scalar to minimise, and metrics: numbers by name, logged as `loss/NAME`. Both are added over the
-    parts, so both must be sums over tokens, `(weights * per_token).sum()`, and never means.
-
-    Guaranteed: each trained token of each response is in exactly one call per update, whatever
-    `train.microbatch_tokens`, ranks and shared prefixes are, so that loss and gradient do not depend on them; tokens
-    with an advantage of 0 are there; tokens with a false mask get no gradient. Not guaranteed: the order of tokens,
-    which tokens share a call, and that a call has all tokens of a response; so a loss cannot compare tokens of a
-    response with each other.
+    It is called with the response tokens of a part of a minibatch, packed into tensors `[T]` of one floating type. It
+    returns the scalar to minimise and numbers by name, which are logged as `loss/NAME`. Both are added over the parts,
+    so both must be sums over tokens, `(weights * per_token).sum()`. docs/losses.md describes the arguments and what is
+    guaranteed about them.
     """
 
     function: LossFunction
     name: str
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless the function gives a loss that can be trained on for an example of 12 tokens."""
+        """Raise ConfigError unless the function returns a trainable loss for an example of 12 tokens."""
         self._verify(_example())
 
     def differentiate(
@@ -68,8 +53,9 @@ class CustomLoss:
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
         """`[T]` the derivative of the loss by each log-probability, 0 where the mask is false; loss and metrics.
 
-        Nothing waits for the device: a loss that is not finite makes the whole update's not finite, which is then
-        skipped. Raises LossFailed where the function raises, or returns anything but a loss and metrics.
+        A loss that is not finite is not detected here, which would wait for the device: it makes the loss of the whole
+        update not finite, and the update is skipped. Raises LossFailed if the function raises, or returns anything but
+        a loss and metrics.
         """
         leaf = logprobs.detach().clone().requires_grad_()
         weights = torch.where(mask, weights, 0.0)
@@ -99,8 +85,8 @@ class CustomLoss:
 
     def _number(self, name: Any, value: Any, error: type[DapoError]) -> Tensor | float:
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED:
-            why = "is the trainer's own" if name in RESERVED else "is no name of letters, digits and underscores"
-            raise error(f"{self.name}: the metric {name!r} {why}; give it another name")
+            why = "is reserved for the trainer" if name in RESERVED else "needs a name of letters, digits, underscores"
+            raise error(f"{self.name}: the metric {name!r} {why}; rename it")
         if isinstance(value, Tensor) and not value.ndim:
             return value.detach()
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -108,7 +94,7 @@ class CustomLoss:
         raise error(f"{self.name}: the metric {name!r} is a {type(value).__name__}: expected a number")
 
     def _verify(self, tokens: Sequence[Tensor]) -> None:
-        """Raise ConfigError unless all is finite, and the whole equals the sum of its parts."""
+        """Raise ConfigError unless loss and metrics are finite, and the whole equals the sum of its parts."""
         whole = self._values(tokens)
         parts = [self._values([of[start : start + 5] for of in tokens]) for start in range(0, EXAMPLE_TOKENS, 5)]
         for name, value in whole.items():
@@ -117,9 +103,9 @@ class CustomLoss:
             total = sum(part.get(name, 0.0) for part in parts)
             if abs(total - value) > SUM_TOLERANCE * max(1.0, *(abs(part.get(name, 0.0)) for part in parts)):
                 raise ConfigError(
-                    f"{self.name}: {name} is no sum over tokens: {value:.4g} for an example of {EXAMPLE_TOKENS} tokens "
-                    f"at once, {total:.4g} in three parts; a minibatch is computed in parts, so return "
-                    "(weights * x).sum() where you want the mean of x"
+                    f"{self.name}: {name} is not a sum over tokens: {value:.4g} for an example of {EXAMPLE_TOKENS} "
+                    f"tokens at once, but {total:.4g} in three parts; a minibatch is computed in parts, so return "
+                    "(weights * x).sum() for the mean of x"
                 )
 
     def _values(self, tokens: Sequence[Tensor]) -> dict[str, float]:
@@ -135,7 +121,7 @@ class CustomLoss:
 
 
 def load_loss(name: str | None) -> CustomLoss | None:
-    """The loss of `loss.function`, verified; None for none. Raises ConfigError."""
+    """The checked loss of `loss.function`; None if `name` is None. Raises ConfigError."""
     if name is None:
         return None
     option = "loss.function="
@@ -145,12 +131,12 @@ def load_loss(name: str | None) -> CustomLoss | None:
 def custom_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """The metrics `loss/NAME` of a custom loss among the sums of a minibatch.
 
-    Raises LossFailed for one that is not finite, unless the loss is not finite either.
+    Raises LossFailed if one of them is not finite although the loss is.
     """
     metrics = {f"loss/{match[1]}": value for name, value in sums.items() if (match := _KEY.fullmatch(name))}
     for name, value in metrics.items():
         if not math.isfinite(value) and math.isfinite(sums["loss"]):
-            raise LossFailed(f"the loss of loss.function gave the metric {name} the value {value}: expected a number")
+            raise LossFailed(f"loss.function returned {value} for the metric {name}: expected a finite number")
     return metrics
 
 
@@ -158,12 +144,12 @@ _KEY = re.compile(r"custom/(\w+)/")
 
 
 def _key(name: str) -> str:
-    """A metric's name among the sums of a microbatch, all of which add up."""
+    """The name of a custom metric among the sums of a microbatch."""
     return f"custom/{name}/"
 
 
 def _example() -> tuple[Tensor, ...]:
-    """Tokens of two responses, with ratios on both sides of 1, some of which do not train."""
+    """Tokens of two responses, with ratios on both sides of 1; some tokens do not train."""
     uniforms = keyed_uniforms(keyed_seed("custom loss"), 2 * EXAMPLE_TOKENS)
     logprobs = torch.tensor([-3.0 * u - 0.05 for u in uniforms[:EXAMPLE_TOKENS]])
     old = logprobs + torch.tensor([u - 0.5 for u in uniforms[EXAMPLE_TOKENS:]])

@@ -1,4 +1,4 @@
-"""The memory of a process that trains, by arithmetic: `auto` is resolved by it, and `dapo check` prints it.
+"""Computes the memory of a training process, which resolves `auto` and which `dapo check` prints.
 
 Nothing is allocated or measured. `tests/policy/test_memory_model.py` compares the activations with the tensors that
 autograd saves in a forward, for every family of models.
@@ -18,14 +18,14 @@ from dapo.policy.model_dimensions import ModelDimensions
 GIB = 2**30
 
 RESERVE = 0.1
-"""The fraction of a device's memory that `auto` leaves free: for the allocator's fragments, NCCL's buffers, kernels'
+"""The fraction of a device's memory that `auto` leaves free for the allocator's fragments, NCCL's buffers, kernels'
 workspaces, and everything that this model does not count."""
 
 USEFUL_TOKENS = 8192
-"""A microbatch of fewer tokens leaves a GPU idle between its kernels: `auto` recomputes instead."""
+"""The microbatch size below which `auto` prefers to recompute: a smaller one leaves a GPU idle between its kernels."""
 
 MAX_TOKENS = 32768
-"""More tokens per microbatch make no GPU faster: the most that `auto` takes."""
+"""The largest microbatch of `auto`: more tokens make no GPU faster."""
 
 ROUNDED_TO = 1024
 CPU_TOKENS = 16384
@@ -44,14 +44,14 @@ class ResponseLengths:
         """Assumed lengths, before any are measured."""
         limit = config.rollout.max_response_tokens
         prompt = 64 if kinds(config.data.train_source) <= {"builtin", "gym"} else 256
-        # few responses reach a long limit; a short one is close to the task's length
+        # few responses reach a long limit; a short limit is close to the task's length
         response = max(1, round((0.3 if limit > 1024 else 0.7) * limit))
         return cls(min(prompt, config.data.max_prompt_tokens), response)
 
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """The memory of a process that trains, for a configuration whose `model.dtype` is resolved."""
+    """The memory of a training process, for a configuration with a resolved `model.dtype`."""
 
     config: Config
     dimensions: ModelDimensions
@@ -60,7 +60,7 @@ class TrainerMemory:
 
     @property
     def ranks(self) -> int:
-        """Processes that the policy is sharded over."""
+        """The number of processes that the policy is sharded over."""
         return self.config.distributed.trainer_ranks
 
     @property
@@ -71,23 +71,23 @@ class TrainerMemory:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes per number of `dtype`."""
+        """The bytes of a number in `dtype`."""
         return self.dtype.itemsize
 
     @property
     def master_bytes(self) -> int:
-        """Bytes of a master weight, a gradient, and each of AdamW's two moments."""
+        """The bytes of a master weight, of a gradient, and of each of AdamW's two moments."""
         return max(4, self.element_bytes)
 
     @property
     def trainable_parameters(self) -> int:
-        """Parameters that the optimiser updates: the model's, or its adapters'."""
+        """The number of parameters that the optimiser updates: the model's, or its adapters'."""
         lora = self.config.model.lora
         return self.dimensions.parameters if lora is None else self.dimensions.lora_parameters(lora.rank)
 
     @property
     def critic_parameters(self) -> int:
-        """Parameters of the value function: the network with a head of one output; 0 without a critic."""
+        """The number of parameters of the critic, whose head has one output; 0 without a critic."""
         if not self.config.has_critic:
             return 0
         dimensions = self.dimensions
@@ -96,12 +96,12 @@ class TrainerMemory:
 
     @property
     def longest_sequence(self) -> int:
-        """Tokens of the longest prompt and response; a sequence is never cut, so a microbatch has room for it."""
+        """The tokens of the longest prompt and response, which a microbatch must hold because sequences are not cut."""
         limits = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
         return min(limits, self.dimensions.max_positions or limits)
 
     def breakdown(self, tokens: int, *, recompute: bool) -> dict[str, float]:
-        """Bytes by part at the peak of an update in microbatches of `tokens`."""
+        """The bytes by part at the peak of an update in microbatches of `tokens`."""
         logit_tokens = min(tokens, chunk_tokens(self.dimensions.vocabulary, self.device_type))
         logits = logit_tokens * chunk_bytes(self.dimensions.vocabulary, self.device_type, self.dtype)
         head_gradient = self.element_bytes * self.dimensions.vocabulary * self.dimensions.hidden
@@ -112,7 +112,7 @@ class TrainerMemory:
         }
 
     def state(self) -> dict[str, float]:
-        """Bytes by part that persist between microbatches: weights, gradients, moments."""
+        """The bytes by part that persist between microbatches: weights, gradients, moments."""
         dimensions, n, e, master = self.dimensions, self.ranks, self.element_bytes, self.master_bytes
         trained, lora = self.trainable_parameters, self.config.model.lora
         breakdown: dict[str, float] = {}
@@ -130,70 +130,70 @@ class TrainerMemory:
             breakdown["the critic: weights, gradients, moments"] = copies * self.critic_parameters
         if n > 1:
             layer, ends = dimensions.layer_parameters, dimensions.embedding_parameters
-            # two layers: the next one is gathered ahead; embedding and head stay to the end of the backward
+            # two layers, because the next one is gathered ahead; embedding and head stay to the end of the backward
             breakdown["all-gathered layers, embedding and head"] = e * (2 * layer + ends)
             unsharded = max(layer, ends)
             breakdown["unsharded gradients, before the reduce-scatter"] = (e + master) * unsharded
         return breakdown
 
     def activation_bytes(self, *, recompute: bool) -> float:
-        """Bytes per token of a microbatch that autograd keeps from the forward to the backward."""
+        """The bytes per token of a microbatch that autograd keeps from the forward to the backward."""
         dimensions, e = self.dimensions, self.element_bytes
         layer = self._layer_bytes()
-        # cosines and sines of the positions, shared by all layers; and the last norm, whose output nothing keeps
+        # cosines and sines of the positions, shared by all layers; and the last norm without its output
         around = 2 * e * dimensions.head_dim + self._norm_bytes(dimensions.hidden) - e * dimensions.hidden
         if not recompute:
             return around + dimensions.layers * layer
         return around + dimensions.layers * e * dimensions.hidden + layer  # each layer's input, and one layer again
 
     def gradient_bytes(self) -> float:
-        """Bytes per token of the gradients that exist at a time.
+        """The bytes per token of the gradients in memory at a time.
 
-        They are those of three products of a feed-forward layer, of its input and of the residual, and the last hidden
-        states with theirs.
+        These are the gradients of three products of a feed-forward layer, of its input, of the residual and of the last
+        hidden states, and the last hidden states themselves.
         """
         return self.element_bytes * (3 * self.dimensions.intermediate + 4 * self.dimensions.hidden)
 
     def _layer_bytes(self) -> float:
-        """Bytes per token that one layer keeps, counted along transformers' layers with packed attention."""
+        """The bytes per token that one layer keeps, counted for transformers' layers with packed attention."""
         dimensions, e = self.dimensions, self.element_bytes
         queries, keys = dimensions.heads * dimensions.head_dim, dimensions.kv_heads * dimensions.head_dim
         norms = 2 * self._norm_bytes(dimensions.hidden)
-        if dimensions.gemma_norms:  # their outputs are added to the residual, and not kept
+        if dimensions.gemma_norms:  # their outputs are added to the residual and not kept
             norms += 2 * (self._norm_bytes(dimensions.hidden) - e * dimensions.hidden)
-        if dimensions.qk_norm:  # the outputs are rotated, and not kept
+        if dimensions.qk_norm:  # their outputs are rotated and not kept
             norms += self._norm_bytes(queries + keys) - e * (queries + keys)
         products = 4 * e * dimensions.intermediate  # the gate, activated, the other product, both
         return norms + self._attention_bytes(queries, keys) + products
 
     def _attention_bytes(self, queries: int, keys: int) -> float:
-        """Bytes per token that attention keeps, with logarithms of sums in float32, one per head."""
+        """The bytes per token that attention keeps, including one float32 logarithm of a sum per head."""
         e, log_sums = self.element_bytes, 4 * self.dimensions.heads
         if self.device_type == "cuda" and e == 2:  # queries, outputs, keys and values, each once (varlen_attention.py)
             return e * (2 * queries + 2 * keys) + log_sums
-        # outputs in the order of the padded batches and in that of the stream; keys of a prompt once per response
+        # outputs in the order of the padded batches and of the stream; a prompt's keys once per response
         return e * (3 * queries + 2 * keys * self._repeated_keys()) + log_sums
 
     def _norm_bytes(self, width: int) -> float:
-        """Bytes per token that an RMSNorm keeps: its input and the normed values, and its output for the next product.
+        """The bytes per token that an RMSNorm keeps: its input, the normed values, and its output for the next product.
 
-        The input is widened to float32 for it; Gemma multiplies by the weights in float32 too.
+        The input is widened to float32; Gemma also multiplies by the weights in float32.
         """
         e, wide = self.element_bytes, self.master_bytes
         return width * (wide + (wide if self.dimensions.gemma_norms else e) + e)
 
     def _repeated_keys(self) -> float:
-        """Keys per token: a group's prompt is packed once, but each response attends to a copy of its keys."""
+        """The number of keys per token: a group's prompt is packed once, but each response gathers its keys."""
         size, prompt, response = self.config.rollout.group_size, self.lengths.prompt, self.lengths.response
         return size * (prompt + response) / (prompt + size * response)
 
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """The memory of a GPU that is available to a process that trains."""
+    """The GPU memory that is available to a training process."""
 
     available: float
-    """Bytes before the reserve: the free memory, or the process's part of a device that several processes share."""
+    """The bytes before the reserve: the free memory, or the process's share of a device with several processes."""
     origin: str
     """The origin of the number, for messages."""
 
@@ -204,27 +204,25 @@ def resolve_microbatches(
     gpu: FreeMemory | None,
     lengths: ResponseLengths | None = None,
 ) -> tuple[Config, str | None]:
-    """The configuration with `train.microbatch_tokens` and `train.recompute` resolved, and a line with the reason.
+    """Resolve `train.microbatch_tokens` and `train.recompute`; returns the configuration and a line with the reason.
 
-    Without recomputation if a useful microbatch (USEFUL_TOKENS, and the longest sequence) fits; then as many tokens as
-    fit. Where the model's sizes are not known: CPU_TOKENS with recomputation.
+    There is no recomputation if a useful microbatch (USEFUL_TOKENS, and the longest sequence) fits; then as many tokens
+    as fit. If the model's sizes are unknown: CPU_TOKENS with recomputation.
 
     Args:
         config: The configuration; `model.dtype` is resolved.
-        dimensions: The model's sizes; None: not known.
+        dimensions: The model's sizes; None: unknown.
         gpu: The memory to fill; None: the policy trains on a CPU, where `auto` has fixed values.
-        lengths: Mean lengths; None: those expected for the configuration.
+        lengths: Mean lengths; None: the expected lengths for the configuration.
 
-    Raises ConfigError where nothing fits.
+    Raises ConfigError if nothing fits.
     """
     tokens, recompute = config.train.microbatch_tokens, config.train.recompute
     if tokens is not None and recompute is not None:
         return config, None
     if gpu is None or dimensions is None:
         tokens, recompute = tokens or CPU_TOKENS, gpu is not None if recompute is None else recompute
-        reason = (
-            None if gpu is None else f"{_chosen(tokens, recompute)}: the sizes of {config.model.name} are not known"
-        )
+        reason = None if gpu is None else f"{_chosen(tokens, recompute)}: the sizes of {config.model.name} are unknown"
     else:
         memory = TrainerMemory(config, dimensions, lengths or ResponseLengths.expected(config))
         tokens, recompute = _largest_microbatch(memory, gpu)
@@ -233,7 +231,7 @@ def resolve_microbatches(
 
 
 def _largest_microbatch(memory: TrainerMemory, gpu: FreeMemory) -> tuple[int, bool]:
-    """The tokens of a microbatch and whether to recompute; at most one of them is set in the configuration."""
+    """The tokens of a microbatch and whether to recompute; the configuration sets at most one of them."""
     given, given_recompute = memory.config.train.microbatch_tokens, memory.config.train.recompute
     needed = max(given or 0, memory.longest_sequence)
     choices = [False, True] if given_recompute is None else [given_recompute]
@@ -258,7 +256,7 @@ def fitting_tokens(memory: TrainerMemory, gpu: FreeMemory, *, recompute: bool) -
 
 
 def _held(memory: TrainerMemory, tokens: int, *, recompute: bool) -> dict[str, float]:
-    """Bytes by part during an update, with the weights of an engine in the same process, whose cache is then empty."""
+    """The bytes by part during an update, with the weights of an engine in the same process; its cache is empty."""
     held = memory.breakdown(tokens, recompute=recompute)
     if not memory.config.is_multiprocess:
         held["the engine's weights"] = memory.element_bytes * memory.dimensions.parameters
@@ -281,11 +279,11 @@ def _reason(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: bool
 def _too_little(memory: TrainerMemory, gpu: FreeMemory, tokens: int, recompute: bool) -> str:
     held = _held(memory, tokens, recompute=recompute)
     largest = max(held, key=lambda name: held[name])
-    recomputed = "with train.recompute=true" if recompute else "with train.recompute=false"
+
     return (
-        f"an update in microbatches of train.microbatch_tokens={tokens} {recomputed} takes "
-        f"{sum(held.values()) / GIB:.1f} GiB, the largest part of it {largest} ({held[largest] / GIB:.1f} GiB), and "
-        f"available are {_kept(gpu)}: {', '.join(_ways_out(memory, recompute))}; or set both train.microbatch_tokens "
+        f"an update with train.microbatch_tokens={tokens} and train.recompute={str(recompute).lower()} takes "
+        f"{sum(held.values()) / GIB:.1f} GiB (the largest part is {largest}, {held[largest] / GIB:.1f} GiB), but only "
+        f"{_kept(gpu)} are available: {', '.join(_ways_out(memory, recompute))}; or set both train.microbatch_tokens "
         "and train.recompute to skip this check"
     )
 

@@ -1,4 +1,4 @@
-"""The size of a model, counted on its configuration built on the meta device: no weights are read."""
+"""The sizes of a model, computed from its configuration on the meta device, without reading weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ PUBLISHED: Mapping[str, tuple[Any, ...]] = {
     "Qwen/Qwen2.5-0.5B-Instruct": ("qwen2", 896, 4864, 24, 14, 2, 151936, True, 32768),
     "Qwen/Qwen2.5-32B": ("qwen2", 5120, 27648, 64, 40, 8, 152064, False, 131072),
 }
-"""The sizes in the published config.json of the shipped configurations' models, which can so be checked offline."""
+"""The sizes in the published config.json of the shipped configurations' models, for checking them offline."""
 
 
 @dataclass(frozen=True)
 class ModelDimensions:
-    """The sizes of a decoder of the Llama kind: grouped attention heads, a gated feed-forward layer, RMSNorm."""
+    """The sizes of a Llama-like decoder: grouped attention heads, a gated feed-forward layer, RMSNorm."""
 
     layers: int
     hidden: int
@@ -41,35 +41,35 @@ class ModelDimensions:
     tied: bool
     """Whether the head is the embedding."""
     parameters: int
-    """All parameters, tied ones once."""
+    """The number of parameters, tied ones counted once."""
     layer_parameters: int
-    """Parameters of one layer."""
+    """The number of parameters of one layer."""
     embedding_parameters: int
-    """Parameters of embedding and head, once where they are tied."""
+    """The number of parameters of embedding and head, tied ones counted once."""
     linears: int
-    """Linear layers, each of which LoRA gives an adapter."""
+    """The number of linear layers with LoRA adapters."""
     linear_widths: int
-    """Inputs plus outputs, summed over the linear layers."""
+    """The sum of inputs and outputs of those linear layers."""
     qk_norm: bool
     """Whether queries and keys are normalised per head (Qwen3, Gemma 3)."""
     gemma_norms: bool
-    """Whether attention and feed-forward layer have a norm behind them too, and norms scale in float32 (Gemma 3)."""
+    """Whether norms also follow attention and feed-forward layer, and scale in float32 (Gemma 3)."""
     max_positions: int | None
 
     def cache_bytes(self, element_bytes: int) -> int:
-        """Keys and values of one token in all layers."""
+        """The bytes of the keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * element_bytes
 
     def lora_parameters(self, rank: int) -> int:
-        """Parameters of the adapters: `rank` times inputs plus outputs of each linear layer."""
+        """The number of adapter parameters: `rank` times the inputs and outputs of each linear layer."""
         return rank * self.linear_widths
 
 
 def find_dimensions(model: ModelConfig, *, local_files_only: bool = True) -> ModelDimensions | None:
     """The sizes of a model by alias, directory or Hugging Face id, from its config.json.
 
-    Returns None where the configuration is not found or its family is none of FAMILIES. Unless `local_files_only`, a
-    config.json that is not on this machine is downloaded.
+    Returns None if there is no configuration, or if its family is not in FAMILIES. Unless `local_files_only`, a missing
+    config.json is downloaded.
     """
     if model.name in PUBLISHED:
         return dimensions_from_sizes(*PUBLISHED[model.name])
@@ -81,14 +81,14 @@ def find_dimensions(model: ModelConfig, *, local_files_only: bool = True) -> Mod
 
 
 def dimensions_from_sizes(*sizes: Any, **more: Any) -> ModelDimensions | None:
-    """The dimensions of a model by the values of _FIELDS in its config.json, and of further fields."""
+    """The dimensions of a model from the values of _FIELDS in its config.json, and of further fields."""
     with torch.device("meta"):
         config = AutoConfig.for_model(**dict(zip(_FIELDS, sizes, strict=True)), **more)
         return dimensions_of(AutoModelForCausalLM.from_config(config))
 
 
 def dimensions_of(model: PreTrainedModel) -> ModelDimensions | None:
-    """The sizes of a model, with or without weights; None for a family that is none of FAMILIES."""
+    """The sizes of a model, with or without weights; None if its family is not in FAMILIES."""
     if model.config.model_type not in FAMILIES:
         return None
     decoder: Any = model.base_model

@@ -1,4 +1,4 @@
-"""The training objective on packed tokens: the policy loss with its KL and entropy terms, and the metrics about it."""
+"""The training objective on packed tokens: the policy loss with its KL and entropy terms, and its metrics."""
 
 import math
 from collections import defaultdict
@@ -17,8 +17,8 @@ from dapo.policy.custom_loss import CustomLoss, custom_metrics
 from dapo.policy.transfer import to_numbers
 
 MAX_OLD_LOGPROB_GAP = 1.0e-3
-"""Nats by which a token's log-probability in the engine may differ from the policy's, to be pi_old in its place. Equal
-weights in float32 differ by about 1e-5 at most; the clip begins at a log-ratio of 0.2."""
+"""The largest difference in nats between the engine's and the policy's log-probability of a token if the engine's is
+used as pi_old. With equal weights in float32 it is at most about 1e-5; the clip begins at a log-ratio of 0.2."""
 
 MEANS = {
     "loss/entropy": "entropy",
@@ -28,17 +28,17 @@ MEANS = {
     "loss/clip_low_fraction": "clipped_low",
     "loss/clip_high_fraction": "clipped_high",
 }
-"""Metrics that are means over the trained tokens, and the sums that they are made of."""
+"""Metrics that are means over the trained tokens, and the names of their sums."""
 
 
 def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str, Tensor]:
-    """The `tokens` with what `objective_gradient` needs of each and the log-probabilities do not change.
+    """The `tokens`, and the terms of `objective_gradient` that do not depend on the policy's log-probabilities.
 
     Args:
-        tokens: `[S]` each: `advantages`, `weights`, `mask`; where they are known also `old`, `engine` and `reference`
-            log-probabilities, and `responses`, the number of each token's response, where the loss
-            `needs_whole_responses`. Without `old` the tokens are on policy: their ratio is 1.
-        config: what the loss consists of.
+        tokens: `[S]` each: `advantages`, `weights` and `mask`; if known also the log-probabilities `old`, `engine` and
+            `reference`; and `responses`, the index of each token's response, if the loss `needs_whole_responses`.
+            Without `old` the tokens are on policy: their ratio is 1.
+        config: the options of the loss.
     """
     mask, weights, advantages = tokens["mask"], tokens["weights"], tokens["advantages"]
     terms = {}
@@ -53,10 +53,10 @@ def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str
 def objective_gradient(
     logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig, custom: CustomLoss | None = None
 ) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-    """`[n]` the derivative of the loss by each log-probability; `terms` are those of the same tokens.
+    """`[n]` the derivative of the loss by each log-probability, and the sums of a `custom` loss: its value and metrics.
 
-    The derivative by the entropy is `terms["entropy"]`, where the loss has an entropy term. With a `custom` loss also
-    its value and its metrics, which add up; else nothing.
+    `terms` are `gradient_terms` of the same tokens. If the loss has an entropy term, its derivative by the entropy is
+    `terms["entropy"]`.
     """
     old = terms.get("old", logprobs)
     values: Mapping[str, Tensor | float] = {}
@@ -101,7 +101,7 @@ def _engine_weights(old: Tensor, tokens: Mapping[str, Tensor], config: LossConfi
 def corrected_weights(
     old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The tokens' loss weights times the engine correction, and the sums about that, where there is one."""
+    """The tokens' loss weights times the engine correction, and the sums that describe the correction."""
     mask, weights = tokens["mask"], tokens["weights"]
     if (cap := config.engine_correction) is None:
         return weights, {}
@@ -121,16 +121,16 @@ def objective_sums(
     config: LossConfig,
     custom: Mapping[str, Tensor | float] | None = None,
 ) -> dict[str, Tensor | float]:
-    """Sums over the trained of `[S]` packed tokens that describe their loss, on their device.
+    """Sums over the trained tokens that describe the loss, on the tokens' device.
 
-    Masked tokens are replaced by 0 rather than left out: how many there are need not be known, so nothing waits.
+    Masked tokens count as 0 instead of being left out: a selection would wait for the device.
 
     Args:
         logprobs: `[S]` of the policy that trains.
         entropies: `[S]` in nats.
-        tokens: as of `gradient_terms`.
-        config: what the loss consists of.
-        custom: with a loss of the user's own, `add_values` of what `objective_gradient` gave for all parts.
+        tokens: the argument of `gradient_terms`.
+        config: the options of the loss.
+        custom: for a custom loss, `add_values` of the sums that `objective_gradient` returned for all parts.
     """
     mask, weights = tokens["mask"], tokens["weights"]
     old = tokens.get("old", logprobs)
@@ -149,7 +149,7 @@ def objective_sums(
 
 
 def add_values(parts: Sequence[Mapping[str, Tensor | float]]) -> dict[str, Tensor | float]:
-    """Loss and metrics of a custom loss over a microbatch, from those of its parts; they stay on the device."""
+    """Loss and metrics of a custom loss over a microbatch, added over its parts on the device."""
     names = dict.fromkeys(["loss", *(name for part in parts for name in part)])
     return {name: sum(part.get(name, 0.0) for part in parts) for name in names}
 
@@ -159,9 +159,9 @@ def _bounds(config: LossConfig) -> dict[str, Any]:
 
 
 def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
-    """Sums over microbatches or ranks by name (the maximum for names ending in `_max`); 0 for other names.
+    """Add sums over microbatches or ranks by name (names ending in `_max`: the maximum); missing names read as 0.
 
-    Tensors come to main memory in one copy for all parts.
+    All tensors come to main memory in one copy.
     """
     parts = list(parts)
     fetched = iter(to_numbers([value for part in parts for value in part.values() if isinstance(value, Tensor)]))
@@ -174,7 +174,7 @@ def add_sums(parts: Iterable[Mapping[str, Tensor | float]]) -> dict[str, float]:
 
 
 def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str, float]:
-    """The sums of a whole minibatch turned into means over its trained tokens, where there are any."""
+    """The metrics of a whole minibatch from its sums; means over trained tokens only if there are any."""
     count = sums["tokens"]
     metrics = {"loss/policy": sums["loss"], "optim/update_tokens": count}
     if separate := sums["separate_positions"]:
@@ -199,17 +199,17 @@ def objective_metrics(sums: Mapping[str, float], config: LossConfig) -> dict[str
 
 
 def require_engine_agrees(metrics: Mapping[str, float], config: LossConfig) -> None:
-    """Raise EngineError where the engine's log-probabilities are to be pi_old, and are not the policy's."""
+    """Raise EngineError if the engine's log-probabilities are used as pi_old but differ from the policy's."""
     gap = metrics.get("rollout/engine_logprob_gap_max", 0.0)
     if config.old_logprobs == "engine" and not gap <= MAX_OLD_LOGPROB_GAP:
         raise EngineError(
             f"a token's log-probability in the engine differs from the policy's by {gap:.3g} nats (more than "
-            f"{MAX_OLD_LOGPROB_GAP:g}), so it cannot be pi_old of Eq. 6: the engine holds other weights, or rounds "
-            "otherwise; resume with loss.old_logprobs=policy"
+            f"{MAX_OLD_LOGPROB_GAP:g}), so it cannot be pi_old of Eq. 6: the engine's weights or its rounding differ; "
+            "resume with loss.old_logprobs=policy"
         )
 
 
 def is_valid_update(metrics: Mapping[str, float], config: LossConfig) -> bool:
-    """Whether the loss is finite, and the policy still near the one whose tokens it learns from."""
+    """Whether the loss is finite, and the policy within `loss.max_approx_kl` of the one that sampled the tokens."""
     approx_kl, limit = metrics.get("loss/approx_kl", 0.0), config.max_approx_kl
     return math.isfinite(metrics["loss/policy"]) and (limit is None or approx_kl <= limit)

@@ -33,8 +33,8 @@ def learning_rate(
 ) -> float:
     """Linear warm-up over training steps, then `lr`, or a decay from it to `min_fraction * lr` in step `num_steps`.
 
-    The rate is a function of the step number alone. With p = (step - warmup_steps) / (num_steps - warmup_steps), the
-    part of the decay that is over, and f = `min_fraction`, it is `lr` times
+    The rate depends only on the step number. With p = (step - warmup_steps) / (num_steps - warmup_steps), the completed
+    part of the decay, and f = `min_fraction`, it is `lr` times
 
     - during the warm-up, steps 1 to `warmup_steps`: step / warmup_steps;
     - `constant`: 1;
@@ -44,10 +44,10 @@ def learning_rate(
     Example: at lr 1.0 with 2 warm-up steps, 6 steps and f = 0.2, the rates of `linear` are 0.5, 1, 0.8, 0.6, 0.4, 0.2.
 
     Args:
-        step: training steps count from 1, so the first update has a positive rate.
+        step: the training step, counted from 1, so that the first update has a positive rate.
         lr: the rate after the warm-up.
         warmup_steps: steps of the warm-up; 0: none.
-        schedule: what follows it.
+        schedule: the schedule after the warm-up.
         num_steps: the last step, at which `linear` and `cosine` reach their floor.
         min_fraction: the floor, as a fraction of `lr`.
 
@@ -66,7 +66,7 @@ def learning_rate(
 
 
 def schedule_of(optim: OptimConfig, num_steps: int) -> dict[str, Any]:
-    """The arguments of `learning_rate` that the options set, except `lr`."""
+    """The keyword arguments of `learning_rate` from the options, except `lr`."""
     return {
         "warmup_steps": optim.warmup_steps,
         "schedule": optim.schedule,
@@ -76,7 +76,7 @@ def schedule_of(optim: OptimConfig, num_steps: int) -> dict[str, Any]:
 
 
 class MasterAdamW:
-    """AdamW over all trained parameters; like the released code it decays every one of them, norms included."""
+    """AdamW over all trained parameters. Like the released code it decays all of them, norms included."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class MasterAdamW:
         lora: Mapping[str, float] | None = None,
         advice: str = "lower optim.lr, or look at loss/* and optim/grad_norm",
     ) -> None:
-        """With adapters, `lora` is their rank and alpha, which a checkpoint records and must agree with.
+        """For adapters, `lora` is their rank and alpha; checkpoints record it, and only equal ones can be loaded.
 
-        `advice` says what to do about weights that are not finite.
+        `advice` is the part of the error for weights that are not finite.
         """
         self._config, self._advice = config, advice
         self.lora = lora
@@ -105,24 +105,23 @@ class MasterAdamW:
         trained, decay = list(self.master_weights.values()), config.weight_decay
         self._adamw = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True)
         self._not_finite: Tensor | None = None
-        """On the device: whether a weight was infinite or NaN after the last update; None before the first one."""
+        """Whether a weight was infinite or NaN after the last update, on the device; None before the first update."""
         self.num_updates = 0
-        """The number of updates made, without skipped ones."""
+        """The number of updates, without skipped ones."""
         self.skipped_in_a_row = 0
 
     def _trained(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
         return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
     def zero_grad(self) -> None:
-        """Drop all gradients, also those that an aborted update left."""
+        """Drop all gradients, including those of an aborted update."""
         for parameter in (*self._working.values(), *self.master_weights.values()):
             parameter.grad = None
 
     def measure(self) -> dict[str, Tensor]:
-        """The input of `update`: the squared norm of the gradients, and whether a weight is no longer finite.
+        """The measurements for `update`: the squared norm of the gradients, and whether a weight is not finite.
 
-        Both stay on the device and add up over ranks, so that they travel with the sums of the loss: an update waits
-        for the device once.
+        Both stay on the device and add up over ranks, like the sums of the loss: an update waits for the device once.
         """
         for master in self.master_weights.values():
             if master.grad is None:  # no sample reached it: decay and momentum continue
@@ -134,18 +133,18 @@ class MasterAdamW:
         return measured
 
     def update(self, lr: float, measured: Mapping[str, float], *, is_valid: bool = True) -> tuple[float, bool]:
-        """One AdamW step at rate `lr` on the gradients that backward has left, which are then freed.
+        """One AdamW step at rate `lr` on the accumulated gradients, which are then freed.
 
-        Returns the global norm before clipping, and whether the update was skipped: because that norm is not finite, or
-        because it is not `is_valid`.
+        Returns the global norm before clipping, and whether the update was skipped, because that norm is not finite or
+        `is_valid` is false.
 
         Args:
             lr: The learning rate.
-            measured: `measure` after the backward, over all ranks.
+            measured: `measure` after the backward, added over all ranks.
             is_valid: Whether the gradients may be used.
 
         Raises:
-            NumericsError: The update before this one made a weight infinite or NaN: the weights are lost.
+            NumericsError: The previous update made a weight infinite or NaN: the weights are lost.
         """
         if measured.get("not_finite"):
             self.require_finite()
@@ -153,7 +152,7 @@ class MasterAdamW:
         if skipped := not (is_valid and norm < float("inf")):
             self.skipped_in_a_row += 1
         else:
-            # the number becomes a tensor again on the device itself, which does not wait for a copy
+            # made on the device, so that nothing waits for a copy
             some = next(iter(self.master_weights.values()))
             total_norm = torch.full((), norm, dtype=some.dtype, device=some.device)
             clip_grads_with_norm_(self.master_weights.values(), self._config.max_grad_norm, total_norm)
@@ -171,8 +170,8 @@ class MasterAdamW:
         """Raise NumericsError, naming the weight, unless all weights are finite."""
         if lost := self._names_not_finite():
             raise NumericsError(
-                f"the weights are not finite after {self.num_updates} updates ({lost[0]} first): they are neither "
-                f"saved nor sampled from; {self._advice} before it happened"
+                f"the weights are not finite after {self.num_updates} updates (the first is {lost[0]}), so they are "
+                f"neither saved nor sampled from; {self._advice} of the steps before"
             )
 
     @torch.no_grad()
@@ -183,17 +182,17 @@ class MasterAdamW:
 
     @torch.no_grad()
     def _sums(self) -> Tensor:
-        """A sum shows every inf and nan in one fast pass, though it may overflow where every weight is finite."""
+        """The sum of each weight, which shows any inf and nan in one fast pass; finite weights may overflow it."""
         return torch.stack([master.sum() for master in self.master_weights.values()])
 
     @property
     def model_weights(self) -> dict[str, torch.nn.Parameter]:
-        """The trained weights by name as the model computes with them: `master_weights`, rounded to its type."""
+        """The trained weights by name in the model's type: `master_weights`, rounded."""
         return self._working
 
     @torch.no_grad()
     def sync_from_master(self) -> None:
-        """Round the master weights into the model's, where those are copies."""
+        """Round the master weights into the model's, if those are copies."""
         for working, master in self._copies:
             working.copy_(master)
 
@@ -230,7 +229,7 @@ class MasterAdamW:
 
 
 def _move_gradient(master: torch.nn.Parameter, working: Tensor) -> None:
-    """Add a weight's new gradient to its master's, in the master's type, and free it."""
+    """Add a weight's new gradient to its master weight's, in that type, and free it."""
     assert working.grad is not None
     if master.grad is None:
         master.grad = working.grad.to(master.dtype)

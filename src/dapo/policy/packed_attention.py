@@ -1,12 +1,12 @@
 """Attention over a packed stream of token sequences, for any model that uses transformers' attention interface.
 
-Everything else in a transformer works on one token at a time, so it runs on the flat stream as it is. Here a token
-attends to the beginning of its own sequence and to nothing else. A prefix that several sequences share is stored once:
-the tokens that follow it are a segment, whose keys and values are picked from all over the stream.
+The other parts of a transformer work on single tokens, so they run on the flat stream unchanged. A token attends only
+to its own sequence. A prefix that several sequences share is stored once; the tokens after it form a segment, whose
+keys and values are gathered from anywhere in the stream.
 
-16-bit types on a GPU attend by the kernel of `varlen_attention`. Other types, and a CPU, attend by PyTorch's
-`scaled_dot_product_attention`: queries, keys and values are gathered into padded batches of similar lengths. On a GPU
-neither way has gradients that are reproducible to the bit: threads add them up in the order in which they finish.
+16-bit types on a GPU attend by the kernel of `varlen_attention`. Other types, and CPUs, attend by PyTorch's
+`scaled_dot_product_attention`: queries, keys and values are gathered into padded batches of similar lengths. Gradients
+on a GPU are not reproducible to the bit in either case: threads add them up in the order in which they finish.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,11 +28,11 @@ from dapo.policy.varlen_attention import VarlenPlan, attends_by_varlen, build_va
 IMPLEMENTATION = "dapo_packed"
 
 MASK_ELEMENTS = 2**26
-"""A batch whose mask would be larger includes the queries of its contexts, which makes it plain causal: no mask. Not
-where these are more than its own: they would take more memory than the mask, which all layers share."""
+"""The largest mask of a batch. A batch with a larger one also computes the queries of its contexts, which makes it
+plain causal, without a mask; unless these outnumber its own, and would take more memory than the mask."""
 
 CUDA_KEY_MULTIPLE = 16
-"""CUDA's kernels that take a mask would otherwise pad a copy of it in every layer."""
+"""The multiple of keys with which CUDA's kernels use a mask without padding a copy of it in every layer."""
 
 UNSUPPORTED_FIELDS = {
     "attn_logit_softcapping": None,
@@ -43,13 +43,13 @@ UNSUPPORTED_FIELDS = {
     "output_multiplier": None,
     "attention_chunk_size": None,
 }
-"""Fields that change logits or attention in ways not supported here, with the value that switches them off."""
+"""Configuration fields that change logits or attention in unsupported ways, and the value that turns each off."""
 
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
-"""Arguments of a layer's attention call: soft cap, sinks, biases."""
+"""Unsupported arguments of a layer's attention call: soft cap, sinks, biases."""
 
 UNSUPPORTED_ROPE = ("dynamic", "longrope")
-"""RoPE types whose angles depend on the longest sequence of a batch, so on what else is in the stream."""
+"""RoPE types whose angles depend on the longest sequence of a batch, and so on the rest of the stream."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class SegmentBatch:
     keys: Tensor  # `[N * K]` likewise
     size: int
     first_query: Tensor
-    """`[N or 1]` the position of a segment's first query among its keys; a single one if all are equal."""
+    """`[N or 1]` the position of a segment's first query among its keys; one number if all are equal."""
     masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict, repr=False)
-    """Masks made so far; all layers share them."""
+    """Cached masks, shared by all layers."""
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """`[N or 1, 1, Q, K]` 0 where a query sees a key, else -inf; None for plain causal attention."""
@@ -78,7 +78,7 @@ class SegmentBatch:
             return None
         key = torch.arange(num_keys, device=self.keys.device)
         query = self.first_query[:, None, None] + torch.arange(num_queries, device=self.keys.device)[:, None]
-        # a padded query after the last key would see none in a window, and some kernels give NaN for such a row
+        # a padded query after the last key would see no key in a window, and some kernels return NaN for such a row
         query = query.clamp(max=num_keys - 1)
         seen = key <= query  # [N or 1, Q, K]
         if window is not None:
@@ -96,21 +96,21 @@ class PaddedBatches:
 
 @dataclass(frozen=True)
 class PackedAttentionPlan:
-    """How a stream attends, whose tokens are in exactly one segment each.
+    """The attention of a stream, each token of which is in exactly one segment.
 
-    The index tensors of a kernel are made on the host, and brought to the device without waiting for it, when the
-    first layer asks for them; all layers share them.
+    The first layer makes a kernel's index tensors on the host and copies them to the device without waiting for it; all
+    layers share them.
     """
 
     segments: tuple[Segment, ...]
     device: torch.device
     mask_elements: int = MASK_ELEMENTS
     key_multiple: int = 1
-    """The number of keys of a masked batch is a multiple of it."""
+    """The divisor of the number of keys of a masked batch."""
     _varlen: dict[int | None, VarlenPlan] = field(default_factory=dict, repr=False)
 
     def varlen(self, window: int | None) -> VarlenPlan:
-        """The plan for the kernel of variable lengths; `window` limits the keys that a query sees, None: all."""
+        """The plan for the kernel of variable lengths; `window` limits the keys that a query sees (None: no limit)."""
         if window is not None and window >= max(len(segment.keys) for segment in self.segments):
             window = None
         if window not in self._varlen:
@@ -138,7 +138,7 @@ class PackedAttentionPlan:
         return PaddedBatches(tuple(blocks), of_outputs)
 
     def _indices(self, bucket: Sequence[Segment]) -> tuple[np.ndarray, ...]:
-        """Stream indices of queries `[N, Q]` and keys `[N, K]`, the first query's key `[N or 1, 1]`, real queries."""
+        """Stream indices of queries `[N, Q]` and keys `[N, K]`; the first query's key `[N or 1, 1]`; own queries."""
         length, total = np.array([(segment.length, len(segment.keys)) for segment in bucket]).T[:, :, None]  # [N, 1]
         context, num_queries, longest = total - length, length.max(), total.max()
         num_keys = -(-longest // self.key_multiple) * self.key_multiple
@@ -156,12 +156,11 @@ class PackedAttentionPlan:
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Make `model` attend by the `packed_attention_plan` that its forward is given.
+    """Make `model` attend by the `packed_attention_plan` that is passed to its forward.
 
-    cuDNN's attention is switched off for the whole process: it plans each new shape anew, which takes longer than the
-    attention itself, and here every microbatch has its own shapes.
-
-    Raises ConfigError, naming model type and field, for models with features that are not supported here.
+    cuDNN's attention is turned off for the whole process: planning a new shape takes it longer than the attention
+    itself, and every microbatch has new shapes. Raises ConfigError, naming model type and field, for models with
+    unsupported features.
     """
     for problem in _problems(model):
         raise unsupported_model_error(model, problem)
@@ -171,7 +170,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def unsupported_model_error(model: PreTrainedModel, problem: str) -> ConfigError:
-    """The error for a model that would be computed wrongly."""
+    """The error for a model that packed sequences would compute wrongly."""
     return ConfigError(
         f"models of type {model.config.model_type} cannot be trained here: {problem}; "
         "use a Llama, Qwen2, Qwen3 or Mistral model"
@@ -181,7 +180,7 @@ def unsupported_model_error(model: PreTrainedModel, problem: str) -> ConfigError
 def _problems(model: PreTrainedModel) -> Iterator[str]:
     config = model.config
     if config.is_encoder_decoder:
-        yield "it is an encoder-decoder"
+        yield "it is an encoder-decoder model"
     if not model._supports_attention_backend:
         yield "its attention cannot be replaced through transformers' AttentionInterface"
     if model.get_output_embeddings() is None:
@@ -209,15 +208,15 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """The attention function of every layer, in the interface of transformers; returns `[1, T, heads, d]` and None.
 
-    `query` is `[1, heads, T, d]`, `key` and `value` are `[1, kv_heads, T, d]`; `sliding_window` is how many keys a
-    query sees, itself included. Raises ConfigError where one of `others` asks for more than causal attention.
+    `query` is `[1, heads, T, d]`, `key` and `value` are `[1, kv_heads, T, d]`; `sliding_window` is the number of keys
+    that a query sees, its own included. Raises ConfigError if one of `others` is in UNSUPPORTED_ARGUMENTS.
     """
     for name in UNSUPPORTED_ARGUMENTS:
         if others.get(name) is not None:
             raise ConfigError(f"{type(module).__name__} cannot be trained here: packed attention has no {name}")
     if packed_attention_plan is None:
         raise ValueError("this model needs an attention plan; call it with packed_attention_plan=")
-    # [1, heads, T, d] is a view of [T, heads, d]: rows of the stream can be picked without a copy before
+    # [1, heads, T, d] is a view of [T, heads, d], whose rows can be gathered without another copy
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
     if attends_by_varlen(q, v):
         out = varlen_attention(q, k, v, packed_attention_plan.varlen(sliding_window), scale=scaling)
@@ -236,7 +235,7 @@ def _attend(
     k, v = (_gather_segments(states, block.keys, block.size) for states in (key, value))
     mask = block.mask(window, q.dtype)
     if mask is not None and q.is_cuda:
-        # CUDA's kernels that take a mask do not take grouped heads
+        # CUDA's kernels with masks do not support grouped heads
         k, v = (states.repeat_interleave(q.shape[1] // states.shape[1], dim=1) for states in (k, v))
     out = scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]

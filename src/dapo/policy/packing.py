@@ -1,10 +1,10 @@
-"""Samples to microbatches: token streams without padding, in which a shared prefix of sequences is stored once.
+"""Packs samples into microbatches: token streams without padding, in which shared prefixes are stored once.
 
-A sequence is a prompt and its response. The first tokens that two sequences of a microbatch have in common, such as the
-prompt of a group, are computed once: each distinct prefix of a sequence is one position of the stream.
+A sequence is a prompt and its response. Each distinct prefix of a microbatch's sequences is one position of the stream,
+so the tokens with which two sequences begin alike, such as the prompt of a group, are computed once.
 
-`partition` decides which rank computes which samples in which pass, on one rank or many; `pack_microbatch` makes the
-tensors of one pass. Sums over a minibatch's tokens do not depend on either: each sample's loss weight is set before.
+`partition` decides which rank computes which samples in which pass; `pack_microbatch` makes the tensors of one pass.
+Sums over a minibatch's tokens do not depend on either, because each sample's loss weight is given.
 """
 
 import heapq
@@ -23,18 +23,18 @@ from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
 SHARED_KEYS_PER_TOKEN = 4
-"""A response with a shared prefix counts as its new tokens, and at least as a fourth of its sequence, but never as more
-than all of its tokens: attention gathers the keys of the whole sequence, and they take memory too."""
+"""A response with a shared prefix counts as its new tokens, but at least as a fourth of its sequence (and at most as
+its own tokens), because attention gathers the keys of the whole sequence."""
 
-# for balance, several ranks cut a group that has more than a quarter of one rank's tokens, but not into chunks of less
-# than eight times its prompt, which each chunk computes again
+# several ranks balance their load by cutting groups with more than a quarter of one rank's tokens, but not into chunks
+# of less than eight times the prompt, which each chunk computes again
 MIN_CHUNKS_PER_RANK = 4
 MIN_CHUNK_PROMPTS = 8
 
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """Samples of one group that go into one microbatch together, with their prompt."""
+    """Samples of one group that share a microbatch and their prompt in it."""
 
     indices: tuple[int, ...]
     num_tokens: int
@@ -55,30 +55,30 @@ DUMMY_MICROBATCH = RankMicrobatch((), (Sample(0, (0,), (0,), 0.0, 0.0, (0.0,), (
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The tensors of a rank microbatch: T positions of the stream, of which M predict S response tokens.
+    """The tensors of a rank microbatch: a stream of T positions; M of them predict the S response tokens.
 
     Example: the prompt (10, 11) with responses (20, 21, 22), (20, 31) and (40, 41) has input_ids (10, 11, 20, 21, 40)
-    and positions (0, 1, 2, 3, 2). The stream indices (1, 2, 3, 4) predict, the first three responses' tokens, then
-    twice two: rows (0, 0, 0, 1, 1, 2, 3), targets (20, 20, 40, 21, 31, 22, 41), order (0, 3, 5, 1, 4, 2, 6).
+    and positions (0, 1, 2, 3, 2). The stream indices (1, 2, 3, 4) predict 3, 2, 1 and 1 tokens: rows
+    (0, 0, 0, 1, 1, 2, 3), targets (20, 20, 40, 21, 31, 22, 41), order (0, 3, 5, 1, 4, 2, 6).
     """
 
     indices: tuple[int, ...]  # the rank microbatch's indices
-    lengths: tuple[int, ...]  # the response lengths, in the order of the indices; they add up to S
-    input_ids: Tensor  # `[T]`. A response's last token is left out: it predicts nothing.
+    lengths: tuple[int, ...]  # the response lengths, in the order of the indices; their sum is S
+    input_ids: Tensor  # `[T]`, without the last token of each response, which predicts nothing
     positions: Tensor  # `[T]` from 0 in each sequence
     attention_plan: PackedAttentionPlan
     predictors: Tensor  # `[M]` the stream indices whose hidden states predict response tokens, ascending
     rows: Tensor
     """`[S]` the index, among the predictors, of the token before each response token; ascending."""
     targets: Tensor  # `[S]` the response tokens, in the order of their rows
-    order: np.ndarray  # `[S]` the number of each target among the response tokens of all samples, one after the other
+    order: np.ndarray  # `[S]` the index of each target in the concatenated response tokens of all samples
     first_target: np.ndarray  # `[M + 1]` the first target of each predictor, and S
     separate_tokens: int
-    """The positions that the stream would have if each group's prompt were shared and nothing else."""
+    """The length of the stream if only each group's prompt were shared."""
 
     @property
     def num_tokens(self) -> int:
-        """T: the distinct prefixes of all sequences, each without its last token."""
+        """T: the number of distinct prefixes of all sequences without their last tokens."""
         return len(self.input_ids)
 
     def target_slice(self, predictors: slice) -> slice:
@@ -86,14 +86,14 @@ class Microbatch:
         return slice(int(self.first_target[predictors.start]), int(self.first_target[predictors.stop]))
 
     def local_rows(self, predictors: slice) -> Tensor | None:
-        """The predictor of each target of a slice of the predictors, counted in the slice; None: each predicts one."""
+        """The index within a slice of predictors of each target's predictor; None: each predicts one target."""
         targets = self.target_slice(predictors)
         if targets.stop - targets.start == predictors.stop - predictors.start:
             return None
         return self.rows[targets] - predictors.start if predictors.start else self.rows[targets]
 
     def sum_over_targets(self, values: Tensor) -> Tensor:
-        """`[M]` the sum of the values `[S]` of each predictor's targets."""
+        """`[M]` for each predictor, the sum of `values` `[S]` over its targets."""
         return values.new_zeros(len(self.predictors)).index_add_(0, self.rows, values)
 
 
@@ -102,19 +102,19 @@ def partition(
 ) -> list[tuple[RankMicrobatch, ...]]:
     """Distribute samples over ranks and passes: one tuple of passes for each rank, all of the same length.
 
-    A shared prefix is computed once, or once in each chunk of a group that is cut; a cut keeps responses with long
-    shared prefixes together. One rank gets nearly full microbatches of similar lengths; several get loads as equal as
-    whole chunks allow, in as few passes as fit.
+    A shared prefix is computed once, or once per chunk if the group is cut; a cut keeps responses with long shared
+    prefixes together. One rank gets nearly full microbatches of similar lengths. Several ranks get loads as equal as
+    whole chunks allow, in as few passes as possible.
 
     Args:
-        samples: those of a group are adjacent; samples without response tokens are left out.
-        weights: each sample's loss weight; None: 0, for scoring alone.
+        samples: the samples; those of a group are adjacent. Samples without response tokens are left out.
+        weights: each sample's loss weight; None: 0, for scoring only.
         ranks: the number of ranks that compute at the same time.
-        max_tokens: prompt and response tokens of a pass, shared prefixes of a group counted once; a single longer
-            sequence goes alone, uncut.
+        max_tokens: the limit of prompt and response tokens per pass, shared prefixes of a group counted once. A longer
+            sequence gets a pass of its own, uncut.
 
     Raises:
-        ValueError: a prompt is empty (nothing would predict the first token), or a group's samples are not adjacent.
+        ValueError: a prompt is empty, so that nothing predicts the first token, or a group's samples are not adjacent.
     """
     groups = ordered_groups(samples)
     chunks = [chunk for group in groups for chunk in group.cut(max_tokens)]
@@ -129,7 +129,7 @@ def partition(
     weights = weights or [0.0] * len(samples)
     partitions: list[list[RankMicrobatch]] = [[] for _ in range(ranks)]
     for start in range(0, len(bins), ranks):
-        # the bins of a pass are of similar sizes: the largest of them goes to the rank with the least load
+        # the bins of a pass have similar sizes; the largest goes to the rank with the least load
         order = sorted(range(ranks), key=lambda rank: (load[rank], rank))
         for rank, content in zip(order, bins[start : start + ranks], strict=True):
             load[rank] += _num_tokens(content)
@@ -141,15 +141,15 @@ def partition(
 
 @dataclass(frozen=True)
 class OrderedGroup:
-    """The samples of a group that have a response, in lexicographic order of their responses."""
+    """The samples of a group with a non-empty response, in lexicographic order of their responses."""
 
     prompt_length: int
     indices: tuple[int, ...]
     lengths: tuple[int, ...]  # of the responses
-    shared: tuple[int, ...]  # the response tokens that each shares with the one before it
+    shared: tuple[int, ...]  # the number of response tokens that each shares with its predecessor
 
     def cut(self, limit: int) -> list[PromptChunk]:
-        """The samples in as few chunks of at most `limit` tokens as neighbours in that order fit into."""
+        """Cut the group, in its order, into as few chunks of at most `limit` tokens as possible."""
         chunks: list[PromptChunk] = []
         for index, length, shared in zip(self.indices, self.lengths, self.shared, strict=True):
             new_tokens, keys = length - shared, self.prompt_length + length
@@ -162,7 +162,7 @@ class OrderedGroup:
 
 
 def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
-    """The groups of samples. Raises ValueError as `partition` does."""
+    """The groups of `samples`. Raises ValueError like `partition`."""
     groups = [list(members) for _, members in groupby(range(len(samples)), key=lambda i: samples[i].group_id)]
     if len({samples[members[0]].group_id for members in groups}) < len(groups):
         raise ValueError("the samples of a group must be adjacent to share its prompt")
@@ -170,7 +170,7 @@ def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
     for members in groups:
         first = samples[members[0]]
         if not first.prompt_ids:
-            raise ValueError(f"the samples of group {first.group_id} have no prompt: nothing predicts their responses")
+            raise ValueError(f"the samples of group {first.group_id} have no prompt to predict their first token from")
         if any(samples[i].prompt_ids is not first.prompt_ids != samples[i].prompt_ids for i in members):
             raise ValueError(f"the samples of group {first.group_id} have different prompts")
         scored = [i for i in members if len(samples[i].response_ids)]
@@ -182,13 +182,13 @@ def ordered_groups(samples: Sequence[Sample]) -> list[OrderedGroup]:
 
 
 def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[PromptChunk]]:
-    """Bins for one rank: chunks by falling mean length, each in the first bin with room for it."""
+    """Bins for one rank: chunks by descending mean length, each in the first bin with enough room."""
     bins: list[list[PromptChunk]] = []
     leaves = 1 << max(0, len(chunks) - 1).bit_length()
-    # free room as a binary tree: that of bin i in leaf `leaves + i`, in every other node the larger of its two children
+    # the free room as a binary tree: leaf `leaves + i` has bin i's, every other node the larger of its two children's
     room = [max_tokens] * (2 * leaves)
     for chunk in sorted(chunks, key=lambda chunk: (-chunk.num_tokens / len(chunk.indices), chunk.indices)):
-        needed = min(chunk.num_tokens, max_tokens)  # a longer one goes alone, into an empty bin
+        needed = min(chunk.num_tokens, max_tokens)  # a longer chunk gets an empty bin
         node = 1
         while node < leaves:
             node = 2 * node + (room[2 * node] < needed)
@@ -202,7 +202,7 @@ def _first_fit(chunks: Sequence[PromptChunk], max_tokens: int) -> list[list[Prom
 
 
 def _balanced(chunks: Sequence[PromptChunk], *, ranks: int, max_tokens: int) -> list[list[PromptChunk]]:
-    """Bins for several ranks, the fullest first: a multiple of `ranks`, the smallest that holds all chunks."""
+    """Bins for several ranks, the fullest first; their number is the smallest sufficient multiple of `ranks`."""
     chunks = sorted(chunks, key=lambda chunk: (-chunk.num_tokens, chunk.indices))
     passes = -(-_num_tokens(chunks) // (max_tokens * ranks))
     failed, step = passes - 1, 1
@@ -214,12 +214,12 @@ def _balanced(chunks: Sequence[PromptChunk], *, ranks: int, max_tokens: int) -> 
             failed = middle
         else:
             passes, bins = middle, fewer
-    # chunks of one group that meet in a bin become adjacent, and share their prompt after all
+    # chunks of one group in the same bin become adjacent, so that they share their prompt
     return [sorted(content, key=lambda chunk: chunk.indices) for content in sorted(bins, key=_num_tokens, reverse=True)]
 
 
 def _fill(chunks: Sequence[PromptChunk], count: int, max_tokens: int) -> list[list[PromptChunk]] | None:
-    """Each chunk in the emptiest of `count` bins; None if one does not fit there."""
+    """Put each chunk into the emptiest of `count` bins; None if a chunk does not fit."""
     bins: list[list[PromptChunk]] = [[] for _ in range(count)]
     heap = [(0, i) for i in range(count)]
     for chunk in chunks:
@@ -242,7 +242,7 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.devi
 
 
 def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device) -> Microbatch:
-    """One stream of all samples in lexicographic order. Nothing waits for the device."""
+    """Make one stream of all samples in lexicographic order, without waiting for the device."""
     samples = rank_microbatch.samples
     sequences = sequence_arrays(samples)
     paths, segments = _stream_indices(sequences, sorted_prefixes(sequences))
@@ -282,21 +282,21 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
 
 @dataclass(frozen=True)
 class SortedPrefixes:
-    """N sequences in lexicographic order of their token ids; a prefix comes before the sequences that it begins.
+    """The lexicographic order of N sequences of token ids, in which a prefix precedes the sequences that begin with it.
 
-    The distinct prefixes of all sequences, the nodes of their prefix tree, are runs: the tokens of each sequence behind
-    those that it shares with its predecessor.
+    In this order the new nodes of the prefix tree are, for each sequence, its tokens after those shared with its
+    predecessor.
     """
 
     order: list[int]  # `[N]` the indices of the sequences
     shared: list[int]
-    """`[N]` the number of first tokens shared with the predecessor in the order; no earlier sequence shares more."""
+    """`[N]` the number of first tokens shared with the predecessor in `order`; no earlier sequence shares more."""
 
 
 def _stream_indices(
     sequences: Sequence[np.ndarray], found: SortedPrefixes
 ) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
-    """The stream indices of each sequence without its last token; the sequences with new tokens, and the first one."""
+    """The stream indices of each sequence without its last token; and (sequence, first new token) where any is new."""
     paths: list[np.ndarray] = [np.empty(0, np.int64)] * len(sequences)
     segments: list[tuple[int, int]] = []
     end, before = 0, paths[0]
@@ -311,7 +311,7 @@ def _stream_indices(
 
 
 def rows_of(scores: Tensor, microbatch: Microbatch) -> list[Sequence[float]]:
-    """The `[S]` scores of a microbatch, in the order of its targets, as one row per sample."""
+    """The `[S]` scores of a microbatch's targets as one row per sample."""
     scored = scores.detach().cpu().numpy()
     numbers = np.empty_like(scored)
     numbers[microbatch.order] = scored
@@ -325,7 +325,7 @@ def rows_of(scores: Tensor, microbatch: Microbatch) -> list[Sequence[float]]:
 def in_callers_order(
     microbatches: Sequence[Microbatch], scores: Sequence[Tensor], num_samples: int
 ) -> list[Sequence[float]]:
-    """The `[S]` scores of each microbatch as one row per sample, in the order in which the samples were given.
+    """The `[S]` scores of each microbatch as one row per sample, in the order of the packed list of samples.
 
     A sample without response tokens gets an empty row.
     """
@@ -342,8 +342,8 @@ def token_array(token_ids: Sequence[int]) -> np.ndarray:
 
 
 def sorted_prefixes(sequences: Sequence[np.ndarray]) -> SortedPrefixes:
-    """The order of sequences that `token_array` made."""
-    keys = [sequence.astype(">i4").tobytes() for sequence in sequences]  # bytes that compare like the numbers
+    """Sort sequences made by `token_array`."""
+    keys = [sequence.astype(">i4").tobytes() for sequence in sequences]  # these bytes compare like the numbers
     order = sorted(range(len(keys)), key=keys.__getitem__)
     shared = [0] * len(order)
     for k in range(1, len(order)):

@@ -1,15 +1,14 @@
 """Attention over a packed stream by the flash-attention kernel of `torch.nn.attention.varlen`: 16-bit types on a GPU.
 
-All segments attend in one call without padding, masks or repeated heads. A segment is a sequence whose queries are its
-own tokens and whose keys are its context's and its own; the kernel aligns the last query with the last key. Since it
-wants a sequence's keys to be consecutive, those of a context are copied for each segment that has it, in the forward
-and once more in the backward, so that autograd keeps none of the copies. Their gradients are added up in float32.
+All segments attend in one call without padding, masks or repeated heads. To the kernel a segment is a sequence: its
+queries are its own tokens, its keys those of its context and its own, and the last query is aligned with the last key.
+The kernel needs a sequence's keys to be consecutive, so the keys of a context are copied for each of its segments: in
+the forward and again in the backward, so that autograd keeps no copy. Their gradients are added up in float32.
 
-Not reproducible to the bit: the kernel's backward adds up the gradients of queries, and this module's those of shared
-keys and values, in the order in which threads happen to finish. `torch.use_deterministic_algorithms` changes both.
+Gradients are not reproducible to the bit: the kernel adds up the gradients of queries, and this module the gradients of
+shared keys and values, in the order in which threads finish. `torch.use_deterministic_algorithms` changes both.
 
-The calls are made as by `varlen_attn` of PyTorch 2.13, but not through it, because its own backward would keep the
-copies.
+The operators are called like `varlen_attn` of PyTorch 2.13 calls them. Its own backward would keep the copies.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
 
 KEYS_PER_CALL = 2**16
-"""Keys of one call, unless a single sequence has more: this bounds the copies of a context that many segments share."""
+"""The most keys of one call with several sequences, which bounds the copies of a context that many segments share."""
 
 OLDEST_CAPABILITY = (8, 0)
 
@@ -36,11 +35,11 @@ class VarlenCall:
     """N neighbouring segments of the stream that attend in one call of the kernel."""
 
     rows: slice
-    """The stream tokens that are their queries."""
+    """The stream indices of their queries."""
     keys: Tensor
     """`[K]` int32 the stream index of each key, sequence by sequence."""
     cu_queries: Tensor
-    """`[N + 1]` int32 the number of queries before each sequence, and of all."""
+    """`[N + 1]` int32 the number of queries before each sequence, and in total."""
     cu_keys: Tensor  # likewise
     max_queries: int
     max_keys: int
@@ -52,11 +51,11 @@ class VarlenPlan:
 
     calls: tuple[VarlenCall, ...]
     window_size: tuple[int, int]
-    """The keys before and after its own that a query sees; -1 is no limit."""
+    """The number of keys before and after its own that a query sees; -1: no limit."""
 
 
 def attends_by_varlen(query: Tensor, value: Tensor) -> bool:
-    """Whether the kernel attends for a layer with these states, `[T, heads, d]` and `[T, kv_heads, d]`."""
+    """Whether the kernel is used for a layer with these states, `[T, heads, d]` and `[T, kv_heads, d]`."""
     if query.device.type != "cuda" or value.shape[2] != query.shape[2]:
         return False
     capability = torch.cuda.get_device_capability(query.device)
@@ -69,33 +68,33 @@ def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, 
         dtype in (torch.bfloat16, torch.float16)
         and capability >= OLDEST_CAPABILITY
         and head_width % 8 == 0
-        and (head_width <= 192 or 224 < head_width <= 256)  # between them some GPUs have no backward
+        and (head_width <= 192 or 224 < head_width <= 256)  # in between, some GPUs have no backward
     )
 
 
 @cache
 def has_operators() -> bool:
-    """Whether this PyTorch has operators with windows and grouped heads; without, all attend in padded batches."""
-    from torch.nn.attention import varlen  # noqa: F401  # defines them, which takes time that a CPU need not spend
+    """Whether this PyTorch has operators with windows and grouped heads; otherwise padded batches are used."""
+    from torch.nn.attention import varlen  # noqa: F401  # defines the operators; slow, and useless on a CPU
 
     operators = torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward
     return not lacking_arguments(*(operator.default for operator in operators))
 
 
 def lacking_arguments(forward: Any, backward: Any) -> list[str]:
-    """The arguments that this module needs and the two operators do not have."""
+    """The arguments that this module needs but the two operators lack."""
     given = [{argument.name for argument in operator._schema.arguments} for operator in (forward, backward)]
     return sorted(({"window_size", "enable_gqa"} - given[0]) | ({"window_size"} - given[1]))
 
 
 def padded_attention_notes(dtype: torch.dtype, device_type: str, *, has_kernel: Callable[[], bool]) -> list[str]:
-    """A warning where training on a GPU would attend by the kernel, but for this PyTorch's operators."""
+    """A warning if training on a GPU cannot use the kernel because this PyTorch lacks the operators."""
     if device_type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or has_kernel():
         return []
     return [
         f"warning: PyTorch {torch.__version__} has no attention for variable lengths with windows and grouped heads: "
-        "updates attend in padded batches, which takes several times as long where responses are long; install the "
-        "PyTorch that the package asks for"
+        "updates attend in padded batches, which takes several times as long for long responses; install the PyTorch "
+        "version that the package requires"
     ]
 
 
@@ -104,7 +103,7 @@ def build_varlen_plan(
 ) -> VarlenPlan:
     """The plan for segments that follow each other in the stream without a gap.
 
-    `window` is how many keys a query sees, itself included; None: all before it.
+    `window` is the number of keys that a query sees, its own included; None: all before it.
     """
     parts = _neighbours(segments, window, keys_per_call)
     calls = tuple(_call(neighbours, device, window) for neighbours in parts)
@@ -129,7 +128,7 @@ class _VarlenAttention(torch.autograd.Function):
                 query[call.rows], k, v, *lengths, *options, enable_gqa=is_grouped
             )
             outs.append(out)
-            saved += for_backward  # the logarithm of each softmax's denominator, and the state of (no) dropout
+            saved += for_backward  # the logarithm of each softmax's denominator, and the dropout state
         joined = _joined(outs)
         ctx.save_for_backward(query, key, value, joined, *saved)
         ctx.plan, ctx.scale, ctx.is_causal = plan, scale, is_causal
@@ -159,12 +158,12 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def _visible_context(segment: Segment, window: int | None) -> int:
-    """The tokens of the context that a segment's first query sees; later ones see no more of it."""
+    """The number of context tokens that a segment's first query sees; its other queries see no more."""
     return segment.context_length if window is None else min(segment.context_length, window - 1)
 
 
 def _neighbours(segments: Sequence[Segment], window: int | None, keys_per_call: int) -> Iterator[list[Segment]]:
-    """The segments in the order of the stream, cut before a call has more than `keys_per_call` keys."""
+    """The segments in stream order, cut into calls of at most `keys_per_call` keys."""
     found: list[Segment] = []
     num_keys = 0
     for segment in sorted(segments, key=lambda segment: segment.start):
@@ -192,7 +191,7 @@ def _call(segments: Sequence[Segment], device: torch.device, window: int | None)
         keys=key_index,
         cu_queries=cu_queries,
         cu_keys=cu_keys,
-        # where no sequence has two queries, the kernel may arrange heads, and with them its results, in another way
+        # if no sequence has two queries, the kernel may arrange heads, and so its results, differently
         max_queries=max(2, *num_queries),
         max_keys=max(num_keys),
     )
