@@ -1,9 +1,9 @@
 """The attention and mask functions that the engine registers with transformers under its own name.
 
-A decode step attends in one of two ways. On a GPU in bfloat16 or float16 the rows' lengths bound what each of them
-reads, and no mask is made (`RowLengths`). Elsewhere its queries `[n, heads, 1, d]` are seen as `[n, kv_heads, group,
-d]`, so keys and values are never repeated for the heads that share them, and masks come from the model's own mask
-functions, evaluated at the slots' positions, once per forward. Either way sliding windows are the model's own.
+A decode step attends in one of two ways. On a GPU in bfloat16 or float16 each row attends up to its own length, without
+a mask (`RowLengths`). Otherwise its queries `[n, heads, 1, d]` are viewed as `[n, kv_heads, group, d]`, so keys and
+values are not repeated for the heads that share them, and the model's own mask functions are evaluated at the slots'
+positions once per forward. Sliding windows come from the model in both cases.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,20 +33,20 @@ VarlenAttention: TypeAlias = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class RowLengths:
-    """The positions of each row that a decode step attends to without a mask: the first ones, up to the query's own."""
+    """Attention of a decode step without a mask: a row's query sees the row's positions up to its own."""
 
     attend: VarlenAttention
     num_splits: int | None
     lengths: Tensor  # [n] int32, positions in use
     cu_queries: Tensor  # [n + 1] int32: one query per row
-    cu_keys: Tensor  # [n + 1] int32: where each row begins among all positions
+    cu_keys: Tensor  # [n + 1] int32: the first position of each row among all positions
     longest: int
     window: int | None = None  # positions that a query sees, including its own; None: all
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None) -> Tensor:
         """Attention of `[n, heads, d]` over `[positions, kv_heads, d]`; returns `[n, heads, d]`."""
-        # A single query at the end of its row sees all of it: (-1, -1) is causal, and lets the kernel read keys once
-        # for the heads that share them. The left bound of a window does not count the query's own position.
+        # (-1, -1) is causal for a single query at the end of its row, and lets the kernel read keys once for the heads
+        # that share them. The left bound of a window does not count the query's own position.
         window = (-1, -1) if self.window is None else (self.window - 1, 0)
         return self.attend(
             query,
@@ -70,10 +70,10 @@ PromptStates: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class SharedPrompts:
-    """The attention of a decode step whose rows share prompts that are stored outside of the rows.
+    """The attention of a decode step with prompts that several rows share, stored outside of the rows.
 
-    A row attends to its own positions and to its prompt separately; the sums of exponentials of the scores weigh the
-    two results. A prompt is read once for all its rows, which form one product.
+    A row attends to its own positions and to its prompt separately; the two results are weighted by their sums of
+    exponentials. One product reads a prompt for all its rows.
     """
 
     positions: Tensor  # [n] in the rows, of the queries
@@ -99,10 +99,10 @@ _attend_with_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def register() -> None:
-    """Register `NAME` with transformers, and turn off cuDNN's attention; repeating it changes nothing.
+    """Register `NAME` with transformers, and turn off cuDNN's attention. Repeated calls have no effect.
 
     torch prefers cuDNN on an H100, which plans each new shape for tens to hundreds of milliseconds, and nearly every
-    step of an engine has a new shape.
+    decode step has a new shape.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
     AttentionInterface.register(NAME, native_attention)
@@ -121,8 +121,8 @@ def native_attention(
 ) -> tuple[Tensor, None]:
     """Scaled dot-product attention of `[n, heads, q, d]` over `[n, kv_heads, length, d]`; returns `[n, q, heads, d]`.
 
-    With `RowLengths` instead of a mask, keys and values are `[positions, kv_heads, d]` as `cache.LengthSlots` returns
-    them. Raises EngineError for what this engine does not compute (`UNSUPPORTED`).
+    With `RowLengths` instead of a mask, keys and values are `[positions, kv_heads, d]` from `cache.LengthSlots`. Raises
+    EngineError for features in `UNSUPPORTED`.
     """
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
@@ -141,7 +141,7 @@ def native_attention(
         return attn_output.reshape(n, 1, heads, value.shape[-1]), None
     causal = attention_mask is None
     if attention_mask is not None and query.is_cuda:
-        # CUDA's kernels that take a mask do not take grouped heads: torch would make the whole matrix of scores
+        # CUDA's kernels with masks do not support grouped heads: torch would compute the whole matrix of scores
         key, value = (states.repeat_interleave(heads // shared, dim=1) for states in (key, value))
     attn_output = scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, is_causal=causal, scale=scaling, enable_gqa=key.shape[1] != heads
@@ -163,10 +163,10 @@ def native_mask(
 ) -> Tensor | RowLengths | SharedPrompts | None:
     """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
 
-    A prefill gives `[1, 1, q, q_offset + q]` booleans, or None where that is plain causal (`q_offset` 0). A decode step
-    (`q_offset` `[n]`, each row's position) gives `[n, 1, 1, kv_length]` of 0 and -inf in `dtype`: attention on the CPU
-    would convert booleans to it once per layer instead of once per step. A decode step that knows its rows' lengths
-    (`q_offset` is `RowLengths`) gets them back, with the window of the model's mask function.
+    A prefill gets `[1, 1, q, q_offset + q]` booleans, or None for plain causal attention (`q_offset` 0). A decode step
+    with positions (`q_offset` `[n]`) gets `[n, 1, 1, kv_length]` of 0 and -inf in `dtype`, because attention on the CPU
+    would convert booleans once per layer. A decode step with `RowLengths` as `q_offset` gets them back, with the window
+    of the model's mask function.
     """
     if mask_function is None:
         raise EngineError("a model without a mask function")

@@ -1,8 +1,8 @@
 """Keys and values: of running sequences in slots written in place, of prompts until their groups have started.
 
-All are transformers caches, so the model's own forward fills them. A slot is a row of the cache; both `rows` and
-`capacity` grow as needed, and all memory is freed when nothing runs. Growing replaces one tensor after the other and
-frees each before the next: it takes the memory of the larger cache and of one of the smaller cache's tensors.
+All are transformers caches, so the model's own forward fills them. A slot is a row of the cache; `rows` and `capacity`
+grow as needed, and all memory is freed when nothing runs. Growing replaces the tensors one by one, so it needs the
+memory of the larger cache and of one old tensor.
 """
 
 from collections.abc import Sequence
@@ -15,19 +15,19 @@ from transformers import Cache
 from dapo.engines.native.attention import PromptStates, RowLengths, SharedPrompts, VarlenAttention
 from dapo.engines.native.device_memory import upload
 
-BLOCK = 64  # capacity grows by at least half, in whole blocks of this many positions, so that copying stays rare
+BLOCK = 64  # positions; capacity grows by at least half, in whole blocks, so that copying is rare
 
-ALIGN = 16  # attention runs over a multiple of this many positions: uneven ends are slow, and the mask hides the rest
+ALIGN = 16  # attention runs over a multiple of this number of positions, which is faster; the mask hides the rest
 
 
 class KeyValueCache(Cache):
-    """A cache that also takes the keys and values of a layer as one tensor."""
+    """A cache that also accepts the keys and values of a layer as one tensor."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
 
     def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Do as `update`, from `[n, length, 2 * kv_heads, d]`: heads of keys, then heads of values."""
+        """Update from `[n, length, 2 * kv_heads, d]`: heads of keys, then heads of values."""
         keys, values = key_values.transpose(1, 2).chunk(2, 1)
         return self.update(keys, values, layer_idx)
 
@@ -36,7 +36,7 @@ class PromptCache(KeyValueCache):
     """The keys and values of one prefill, per layer `[prompts, kv_heads, positions, d]`."""
 
     def __init__(self, prefix: "PromptCache | None" = None) -> None:
-        """`prefix`: keys and values `[1, ...]` of the first positions of every prompt, which are not computed."""
+        """`prefix`: keys and values `[1, ...]` of the first positions of every prompt, which are not computed again."""
         super().__init__()
         self._prefix = prefix
         self._offset = 0 if prefix is None else prefix.keys[0].shape[2]
@@ -46,9 +46,9 @@ class PromptCache(KeyValueCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values of a layer; returns all that a prefill attends to, the prefix first."""
+        """Store the keys and values of a layer; returns those that a prefill attends to, the prefix first."""
         if layer_idx != len(self.keys):
-            raise ValueError(f"layer {layer_idx} keeps keys and values, but layer {len(self.keys)} is the next one due")
+            raise ValueError(f"layer {layer_idx} stores keys and values, but layer {len(self.keys)} is next")
         if self._prefix is not None:
             first = self._prefix.keys[layer_idx], self._prefix.values[layer_idx]
             key_states, value_states = (
@@ -66,11 +66,11 @@ class PromptCache(KeyValueCache):
         return self._offset
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """(positions attended to, the first of them)."""
+        """(number of positions attended to, the first of them)."""
         return self._offset + query_length, 0
 
     def select(self, index: int, length: int) -> "PromptCache":
-        """A copy of one prompt's first positions, so that the others can be freed."""
+        """A copy of one prompt's first positions, so that the whole prefill can be freed."""
         single = PromptCache()
         single.keys = [keys[index : index + 1, :, :length].clone() for keys in self.keys]
         single.values = [values[index : index + 1, :, :length].clone() for values in self.values]
@@ -110,7 +110,7 @@ class SlotCache(KeyValueCache):
         """Make room for `rows` sequences of `length` positions.
 
         `limit`, the longest reservation, bounds the growth of the capacity. With `max_rows` the rows grow by at least
-        half, up to that many, so that copying stays rare. A cache of more than `max_positions` in all shrinks.
+        half, up to that number, so that copying is rare. A cache with more than `max_positions` in total shrinks.
         """
         is_small = max_positions is None or self.rows * self.capacity <= max_positions
         if self.fits(rows, length) and is_small:
@@ -125,7 +125,7 @@ class SlotCache(KeyValueCache):
             self.tensors[index] = self._resized(tensor)
 
     def store(self, prompts: PromptCache, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
-        """Copy prompt `sources[i]`, its first `length` positions, into row `rows[i]`; needs `reserve` before."""
+        """Copy the first `length` positions of prompt `sources[i]` into row `rows[i]`; call `reserve` before."""
         if not self.tensors:
             self._allocate(prompts)
         self._copy(self._as_stored(prompts), self._stored_parts(), sources, rows, length)
@@ -135,7 +135,7 @@ class SlotCache(KeyValueCache):
         self._copy(self.tensors, self.tensors, sources, rows, length)
 
     def begin_step(self, positions: Tensor, longest: int, shared: SharedPrompts | None = None) -> None:
-        """Prepare a forward that writes row i at `positions[i]` `[n]`, after which the longest row has `longest`."""
+        """Prepare a forward that writes row i at `positions[i]` `[n]`; the longest row then has `longest` positions."""
         raise NotImplementedError
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -143,7 +143,7 @@ class SlotCache(KeyValueCache):
         return self._length - 1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """(positions attended to, the first of them)."""
+        """(number of positions attended to, the first of them)."""
         return self._length, 0
 
     def release(self) -> None:
@@ -151,7 +151,7 @@ class SlotCache(KeyValueCache):
         self.rows = self.capacity = 0
 
     def _allocate(self, prompts: PromptCache) -> None:
-        """Make the slots for keys and values of the prompts' shapes."""
+        """Allocate the slots for keys and values of the prompts' shapes."""
         raise NotImplementedError
 
     def _as_stored(self, prompts: PromptCache) -> list[Tensor]:
@@ -159,7 +159,7 @@ class SlotCache(KeyValueCache):
         raise NotImplementedError
 
     def _stored_parts(self) -> list[Tensor]:
-        """Views of the slots that take one of `_as_stored` each."""
+        """The views of the slots for the tensors of `_as_stored`."""
         raise NotImplementedError
 
     def _copy(
@@ -168,7 +168,7 @@ class SlotCache(KeyValueCache):
         device = self.tensors[0].device
         source_rows, target_rows = upload(np.array([sources, rows], dtype=np.int64), device).unbind()
         for from_, to in zip(source, target, strict=True):
-            # the last token of a sequence may have no position yet
+            # the last token of a sequence may not have a position yet
             stored = min(length, from_.shape[self.position_dim], to.shape[self.position_dim])
             copied = from_.narrow(self.position_dim, 0, stored).index_select(0, source_rows)
             to.narrow(self.position_dim, 0, stored).index_copy_(0, target_rows, copied)
@@ -176,7 +176,7 @@ class SlotCache(KeyValueCache):
     def _resized(self, tensor: Tensor) -> Tensor:
         shape = list(tensor.shape)
         shape[0], shape[self.position_dim] = self.rows, self.capacity
-        larger = tensor.new_zeros(shape)  # zeros: a masked position has weight 0, and 0 * nan is nan
+        larger = tensor.new_zeros(shape)  # a masked position has weight 0, and 0 * nan is nan
         n, length = (
             min(a, b) for a, b in zip(_sizes(tensor, self.position_dim), _sizes(larger, self.position_dim), strict=True)
         )
@@ -187,7 +187,7 @@ class SlotCache(KeyValueCache):
 class MaskedSlots(SlotCache):
     """Slots for attention up to the longest row, under a mask.
 
-    Per layer `[rows, kv_heads, capacity, d]`, keys of all layers first; `d` of keys and values may differ.
+    Tensors are `[rows, kv_heads, capacity, d]` per layer, keys of all layers first; `d` of keys and values may differ.
     """
 
     position_dim = 2
@@ -236,8 +236,8 @@ class MaskedSlots(SlotCache):
 class LengthSlots(SlotCache):
     """Slots for attention up to each row's own length.
 
-    Per layer `[rows, capacity, 2 * kv_heads, d]`: at each position the heads of its key, then the heads of its value.
-    A row is one sequence in memory, as the kernel reads it, and a step writes keys and values at once.
+    Tensors are `[rows, capacity, 2 * kv_heads, d]` per layer: the heads of a position's key, then those of its value. A
+    row is contiguous in memory, as the kernel requires, and a step writes keys and values at once.
     """
 
     position_dim = 1
@@ -279,7 +279,7 @@ class LengthSlots(SlotCache):
         return keys, values
 
     def get_query_offset(self, layer_idx: int = 0) -> RowLengths | None:  # type: ignore[override]
-        """The rows' lengths, which `attention.native_mask` takes instead of positions."""
+        """The rows' lengths, which `attention.native_mask` accepts instead of positions."""
         return self._row_lengths
 
     def _allocate(self, prompts: PromptCache) -> None:

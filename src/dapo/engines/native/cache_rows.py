@@ -1,8 +1,8 @@
 """Rows of the cache as nodes of a tree: sequences of equal tokens share a row, and split where their tokens differ.
 
-Where sequences split and no row is free, the later branches pause: the row that they leave still holds their keys and
-values. A paused branch resumes in a free row, or in its old row once the earlier branches there have finished. Nothing
-is computed twice, and the rows are all the memory needed. This module knows no tensors.
+If sequences split and no row is free, the later branches pause; their old row keeps their keys and values. A paused
+branch resumes in a free row, or in its old row once the earlier branches there have finished. Nothing is computed
+twice, and no memory besides the rows is needed. This module uses no tensors.
 """
 
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 from dapo.engines.native.scheduler import RunningSequence
 
 BranchGroup: TypeAlias = list[RunningSequence]
-"""Sequences of one prompt, the same settings and the same tokens so far, first come first."""
+"""Sequences with the same prompt, settings and tokens so far, in the order of their start."""
 
 
 class RowCopies(NamedTuple):
@@ -29,7 +29,8 @@ class Row:
 
     active: BranchGroup
     paused: list[BranchGroup] = field(default_factory=list)
-    """The longest last. The row holds the tokens of each, and advancing the last overwrites none of the others."""
+    """The paused branches, the longest last. The row holds the tokens of all, and advancing the last one overwrites no
+    other's."""
 
     @property
     def length(self) -> int:
@@ -49,26 +50,26 @@ class Row:
             if seq.finish is None:
                 parts.setdefault(seq.token_ids[-1], []).append(seq)
         self.paused.extend(reversed(parts.values()))
-        self._go_on()
+        self._resume()
 
     def remove(self, names: Collection[str]) -> None:
         kept = [[seq for seq in branch if seq.request.id not in names] for branch in self.branches]
         self.active, self.paused = kept[0], [branch for branch in kept[1:] if branch]
         if not self.active:
-            self._go_on()
+            self._resume()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         self.active = self.paused.pop() if self.paused else []
 
 
 class Rows:
-    """The rows 0 .. n-1 of the cache; between two polls none of them is empty."""
+    """The rows 0 .. n-1 of the cache, none of which is empty between two polls."""
 
     def __init__(self) -> None:
         self._rows: list[Row | None] = []  # None: free
 
     def __len__(self) -> int:
-        """Rows in use and free ones before the last of them."""
+        """The number of rows in use, and of free rows before the last of them."""
         return len(self._rows)
 
     @property
@@ -81,7 +82,7 @@ class Rows:
 
     @property
     def sequences(self) -> list[RunningSequence]:
-        """All sequences, first come first."""
+        """All sequences in the order of their start."""
         found = [seq for row in self.in_use for branch in row.branches for seq in branch]
         return sorted(found, key=lambda seq: seq.order)
 
@@ -117,7 +118,7 @@ class Rows:
         return index
 
     def assign_rows(self, limit: int) -> RowCopies:
-        """Give paused branches, first come first served, rows of their own while fewer than `limit` are in use."""
+        """Give paused branches, in the order of their start, separate rows while fewer than `limit` are in use."""
         free = limit - len(self.in_use)
         if free <= 0 or not self.has_paused:
             return RowCopies([], [], 0)
@@ -133,7 +134,7 @@ class Rows:
         return RowCopies(sources, targets, max(branch[0].row_length for branch, _ in chosen))
 
     def compact(self, *, spare: int = 0) -> RowCopies:
-        """Leave at most `spare` free rows: the last rows in use move into the free ones."""
+        """Leave at most `spare` free rows by moving the last rows in use into free ones."""
         free = [index for index, row in enumerate(self._rows) if row is None]
         size = len(self._rows) - max(0, len(free) - spare)
         movers = [(index, row) for index, row in enumerate(self._rows[size:], size) if row is not None]

@@ -1,4 +1,4 @@
-"""Checks that the engine can serve a model: by its configuration first, then by comparing logits."""
+"""Checks whether the engine can serve a model: by its configuration, then by comparing logits."""
 
 from collections.abc import Iterator, Mapping
 
@@ -23,8 +23,8 @@ PROMPT_LENGTHS = (5, 11)
 DECODE_STEPS = 4
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-"""The largest difference of logits, relative to their spread. A wrong mask, position or scale gives 0.1 to 2; in
-bfloat16 and float16 two plain forwards already differ by a few hundredths."""
+"""The largest allowed difference of logits, relative to their spread. A wrong mask, position or scale gives 0.1 to 2;
+in bfloat16 and float16 even two plain forwards differ by a few hundredths."""
 
 
 def patch_model(
@@ -35,17 +35,17 @@ def patch_model(
     reproducible: bool = True,
     model_kernels: ModelKernels | None = None,
 ) -> Forward:
-    """Give the model the engine's attention and decoder layers; returns it ready to run.
+    """Give the model the engine's attention and decoder layers, check its logits, and return its `Forward`.
 
     Args:
         model: The model to change, in evaluation mode.
         rows: The usual number of rows of a decode step.
         kernels: Kernels of prepacked weights by shape (`rollout.native.kernels`).
         reproducible: Whether attention rounds independently of the rest of the batch.
-        model_kernels: Replaces those for the model's device and type.
+        model_kernels: Replaces the kernels for the model's device and type.
 
     Raises:
-        EngineError: the engine cannot reproduce the model's plain forward; then the model gets its own attention back,
+        EngineError: the engine cannot reproduce the model's plain forward; then the model's own attention is restored,
             but its layers may stay fused.
     """
     for problem in _known_problems(model):
@@ -62,7 +62,7 @@ def patch_model(
     cause: Exception | None = None
     try:
         difference = _difference(_engine_logits(model, forward), samples, TOLERANCE[model.dtype])
-    except Exception as error:  # a model may do anything with a cache that it was not written for
+    except Exception as error:  # any error is possible: the model was not written for this cache
         difference, cause = f"it does not run on the engine's cache and attention ({error})", error
     if difference:
         model.set_attn_implementation(plain)
@@ -73,7 +73,7 @@ def patch_model(
 def _known_problems(model: PreTrainedModel) -> Iterator[str]:
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
-        yield "it is an encoder-decoder"
+        yield "it is an encoder-decoder model"
     if any(getattr(config, name, None) is not None for name in MULTIMODAL):
         yield "it is multimodal"
     if getattr(model, "_is_stateful", False):
@@ -86,7 +86,7 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         yield "it has attention sinks"
     if found := LENGTH_DEPENDENT_ROPE & set(_rope_types(config)):
-        # a response would depend on the length of the other sequences in its batch
+        # a response would depend on the lengths of other sequences in its batch
         yield f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest sequence in the batch"
     if not getattr(model, "_supports_attention_backend", False):
         yield "its attention cannot be replaced through transformers' AttentionInterface"
@@ -95,7 +95,7 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _rope_types(config: PretrainedConfig) -> Iterator[str]:
-    """The type of the rotary embedding, or one for each type of layer."""
+    """The types of the rotary embeddings, which may differ between types of layers."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for entry in (parameters, *parameters.values()):
         if isinstance(entry, dict) and "rope_type" in entry:
@@ -103,7 +103,7 @@ def _rope_types(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
-    """Fixed pseudo-random token ids: two prompts of different lengths, each with the tokens to feed after it."""
+    """Fixed pseudo-random token ids: two prompts of different lengths, each followed by the tokens to decode."""
     size = next(model.get_input_embeddings().parameters()).shape[0]
     lengths = enumerate(length + DECODE_STEPS for length in PROMPT_LENGTHS)
     return [[int(u * size) for u in keyed_uniforms(seed, length)] for seed, length in lengths]
@@ -135,12 +135,12 @@ def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
 
 def _difference(engine: list[Tensor], plain: list[Tensor], tolerance: float) -> str | None:
     for ours, theirs in zip(engine, plain, strict=True):
-        # a constant added to all logits of a position does not change the distribution
+        # adding a constant to all logits of a position does not change the distribution
         expected = theirs.double() - theirs.double().mean(-1, keepdim=True)
         error = ours.double() - ours.double().mean(-1, keepdim=True) - expected
         spread, distance = (float(t.square().mean().sqrt()) for t in (expected, error))
         if not distance <= tolerance * spread:
-            rounding = f"at most {tolerance:g} of their spread, {spread:.2g}, would be rounding"
+            rounding = f"rounding explains at most {tolerance:g} of their spread, {spread:.2g}"
             return f"the engine's logits differ from its plain forward by {distance:.2g} ({rounding})"
     return None
 

@@ -1,4 +1,4 @@
-"""The memory of an engine's device: uploads without a wait, the share for its cache, the return of unused memory."""
+"""The memory of an engine's device: uploads without waiting, the cache's share, and freeing unused memory."""
 
 from typing import Protocol
 
@@ -9,20 +9,20 @@ from torch import Tensor
 
 
 def upload(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The same numbers on the device; on a GPU from pinned memory, in the order of its other work."""
+    """Copy `values` to the device; to a GPU from pinned memory, queued with its other work."""
     tensor = torch.from_numpy(values)
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 CACHE_SHARE = 0.9
-"""The share of the free memory, less the need of a step, that keys and values may take. The rest covers the
-allocator's rounding, and one layer of the smaller cache while a larger one is filled."""
+"""The share of the free memory, after subtracting the memory of a step, for keys and values. The rest covers the
+allocator's rounding, and one layer of the old cache while a larger one is filled."""
 
 SAMPLING_FLOATS = 3
-"""float32 numbers per row and token of the vocabulary while a step samples: logits, scores, probabilities."""
+"""The float32 numbers per row and token of the vocabulary while a step samples: logits, scores, probabilities."""
 
 PREFILL_WIDTHS = 4
-"""Tensors of a layer's hidden and of its intermediate width that live at the same time during a prefill."""
+"""The tensors of a layer's hidden and intermediate width that are in memory at the same time during a prefill."""
 
 
 class DeviceMemory(Protocol):
@@ -36,7 +36,7 @@ class DeviceMemory(Protocol):
 
 
 class CudaMemory:
-    """The memory of a GPU, whose free part is divided equally among the processes that share it."""
+    """The memory of a GPU; free memory is divided equally among the processes that share it."""
 
     def __init__(self, device: torch.device, *, processes: float = 1) -> None:
         self._device, self._processes = device, processes
@@ -51,15 +51,15 @@ class CudaMemory:
 
 
 def cache_token_bound(free_bytes: int, *, position_bytes: int, step_bytes: int) -> int:
-    """How many positions the cache may hold.
+    """The number of positions that the cache may hold.
 
     Args:
-        free_bytes: Free memory of the device, before there is a cache.
-        position_bytes: Size of the keys and values of one position.
-        step_bytes: Memory that a step needs in addition to the cache.
+        free_bytes: The free memory of the device, without a cache.
+        position_bytes: The size of the keys and values of one position.
+        step_bytes: The memory that a step needs in addition to the cache.
 
     Returns:
-        At least 1: an engine without room fails when it allocates, with the device's own message.
+        At least 1: without enough memory the engine fails when it allocates, with the device's own message.
     """
     return max(1, int(CACHE_SHARE * (free_bytes - step_bytes)) // position_bytes)
 
@@ -67,10 +67,10 @@ def cache_token_bound(free_bytes: int, *, position_bytes: int, step_bytes: int) 
 def step_bytes(
     *, slots: int, vocabulary: int, prefill_tokens: int, position_bytes: int, hidden: int, intermediate: int, width: int
 ) -> int:
-    """The bytes that sampling for all slots or a prefill takes, whichever is more.
+    """The bytes for sampling from all slots or for a prefill, whichever is more.
 
-    A prefill holds its keys and values twice (a prompt may be kept for the rest of its group) and a layer's activations
-    in numbers of `width` bytes.
+    A prefill holds its keys and values twice (a prompt may be kept for the rest of its group) and a layer's
+    activations; a number takes `width` bytes.
     """
     sampling = 4 * SAMPLING_FLOATS * slots * vocabulary
     return max(sampling, prefill_tokens * (2 * position_bytes + PREFILL_WIDTHS * (hidden + intermediate) * width))

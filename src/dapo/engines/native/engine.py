@@ -1,9 +1,9 @@
 """The native rollout engine: continuous batching around a transformers model, in this process.
 
 A poll runs one decode step over all rows, gives freed rows to paused branches and then to the queue, prefills each new
-prompt once, and samples first tokens from the prefill. Requests that sample from equal distributions share a row as
-long as they have equal tokens (`cache_rows`); each draws with its own numbers from the row's logits. Rows in use are
-0 .. n-1 without gaps: free rows are reused, or the last rows move to their positions.
+prompt once, and samples first tokens from the prefill. Requests with equal distributions share a row while their tokens
+are equal (`cache_rows`); each samples from the row's logits with its own random numbers. Rows in use are 0 .. n-1
+without gaps: free rows are reused, or the last rows move into them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,31 +30,31 @@ from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, s
 from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Generation, GenerationRequest
 
-PREFILL_TOKENS = 4096  # positions in one prefill, padding included (a longer prompt goes alone): bounds its activations
+PREFILL_TOKENS = 4096  # positions in a prefill of several prompts, padding included: bounds its activations
 
-MIN_PREFIX = 8  # positions; a shorter prefix of prompts is not worth a forward of its own
+MIN_PREFIX = 8  # positions; a shorter prefix of prompts is not worth a separate forward
 
 FEWER_SLOTS = "lower rollout.native.slots"
 
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counts of an engine's work; work that requests share counts once."""
+    """Counts of an engine's work; shared work counts once."""
 
     prefills: int = 0
     prefill_prompts: int = 0
-    prefill_tokens: int = 0  # padding is not counted
+    prefill_tokens: int = 0  # without padding
     decode_steps: int = 0
-    decode_slot_steps: int = 0  # rows computed, over all decode steps: distinct prefixes of responses
+    decode_slot_steps: int = 0  # rows computed in all decode steps: distinct prefixes of responses
     decode_tokens: int = 0  # tokens sampled in decode steps
-    sampled_tokens: int = 0  # those, and the first token of each response
+    sampled_tokens: int = 0  # decode_tokens, and the first token of each response
     cache_bytes_peak: int = 0
 
 
 class NativeEngine(EngineState):
-    """A `RolloutEngine` in process.
+    """A `RolloutEngine` in this process.
 
-    Until the first `load_weights` it samples from the weights that the model came with, as version 0.
+    Until the first `load_weights` it samples from the model's initial weights, as version 0.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class NativeEngine(EngineState):
         """Raises EngineError for a model that the engine cannot serve (see `compatibility`).
 
         Args:
-            model: Becomes the engine's own: its weights, attention and layers are replaced.
+            model: The engine takes ownership of it: its weights, attention and layers are replaced.
             config: The section `rollout.native`.
-            reproducible: As for `compatibility.patch_model`.
-            model_kernels: As for `compatibility.patch_model`.
+            reproducible: See `compatibility.patch_model`.
+            model_kernels: See `compatibility.patch_model`.
             memory: The memory of the device, whose free part bounds the cache; None: the GPU's if the model is on one,
                 else the cache grows with the running sequences.
         """
@@ -95,14 +95,14 @@ class NativeEngine(EngineState):
         self._cache = self._forward.model_kernels.new_slots()
         self._rows = Rows()
         self._prompts: dict[tuple[int, ...], PromptCache] = {}
-        """The prompts that rows share."""
+        """The prompts that several rows share."""
         self._prefix: PromptPrefix | None = None
-        """The common prefix of the prompts prefilled so far; dropped when nothing is in flight."""
+        """The common prefix of the prefilled prompts; dropped when nothing is in flight."""
         self.stats = EngineStats()
 
     @property
     def cache_bytes(self) -> int:
-        """The present size of the slots and of the prompts that they share."""
+        """The current size of the slots and of shared prompts."""
         return self._cache.num_bytes + sum(prompt.num_bytes for prompt in self._prompts.values())
 
     @property
@@ -117,7 +117,7 @@ class NativeEngine(EngineState):
         self._version = version
 
     def drop_weights(self) -> None:
-        """Free the memory of prepacked weights, on a GPU of all. Raises EngineError while requests are in flight."""
+        """Free the memory of prepacked weights, on a GPU of all weights. Raises EngineError with requests in flight."""
         self._require_idle("drop_weights")
         self._version = None
         self._forward.drop_weights()
@@ -131,9 +131,9 @@ class NativeEngine(EngineState):
     @explain_out_of_memory(torch.OutOfMemoryError, "generation", FEWER_SLOTS)
     @torch.inference_mode()
     def poll(self) -> list[Generation]:
-        """Sample one token for every sequence that has a row, start waiting ones, and return what has finished.
+        """Sample one token for every sequence that has a row, start waiting requests, and return finished generations.
 
-        Raises EngineError if the logits are not finite; then the engine can only be closed.
+        Raises EngineError if the logits are not finite; the engine can then only be closed.
         """
         self._require_open()
         if self._memory is not None and not self._rows and self._scheduler.waiting:
@@ -202,9 +202,9 @@ class NativeEngine(EngineState):
         return finished
 
     def _share_prefix(self, prompts: Sequence[tuple[int, ...]]) -> None:
-        """Update the common prefix of all prompts so far, if it is long enough.
+        """Update the common prefix of all prompts so far.
 
-        The prefix only becomes shorter, until a prompt shares too little of it; then it is computed again.
+        It becomes shorter until a prompt shares fewer than MIN_PREFIX tokens; then a new one is computed.
         """
         if not prompts:
             return
@@ -220,9 +220,9 @@ class NativeEngine(EngineState):
     def _begin(
         self, prefilled: Prefilled, entries: Sequence[tuple[BranchGroup, int]], *, missing: int
     ) -> list[Generation]:
-        """Sample first tokens of groups, each with its prompt's index in the prefill; unfinished groups get a row.
+        """Sample the first tokens of groups, given with their prompt's index in the prefill, and assign their rows.
 
-        Rows for `missing` groups stay free.
+        Rows for `missing` further groups stay free.
         """
         groups = [group for group, _ in entries]
         for group, source in entries:
@@ -245,7 +245,7 @@ class NativeEngine(EngineState):
         return finished
 
     def _shared(self, branches: Sequence[BranchGroup]) -> SharedPrompts | None:
-        """The prompts of these branches that are stored outside of their rows."""
+        """The prompts of these branches that are stored outside of the rows."""
         rows: dict[tuple[int, ...], list[int]] = {}
         for row, branch in enumerate(branches):
             if branch[0].shared:
@@ -343,14 +343,14 @@ class NativeEngine(EngineState):
     def _free_unused(self) -> None:
         """Return unused memory to the device.
 
-        Other processes on the device need it. In the trainer's process the update allocates different sizes: blocks
-        that it cuts from the cache's large ones would be lost to the next cache.
+        Other processes on the device need it. In the trainer's process the update would split the cache's large blocks
+        for its own sizes, and the next cache could not use them.
         """
         if self._memory is not None:
             self._memory.free_unused()
 
     def _cache_token_bound(self, memory: DeviceMemory) -> int:
-        """The positions that the cache may hold, from the free memory before there is a cache."""
+        """The number of positions that the cache may hold, from the free memory without a cache."""
         model, position_bytes = self._forward.model, self._forward.position_bytes
         needed = step_bytes(
             slots=self._scheduler.slots,
@@ -370,7 +370,7 @@ class NativeEngine(EngineState):
 def open_native_engine(rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1) -> NativeEngine:
     """Open the engine of `rollout.engine: native` (`config.engines.EngineKind.open`)."""
     memory = CudaMemory(model.device, processes=gpu_processes) if model.device.type == "cuda" else None
-    reproducible = rollout.reproducible or not rollout.engines  # the option holds for engine processes only
+    reproducible = rollout.reproducible or not rollout.engines  # the option is for engine processes only
     return NativeEngine(model, rollout.native, reproducible=reproducible, memory=memory)
 
 
@@ -384,7 +384,7 @@ def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tens
 
 
 def prefill_batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
-    """Cut prompts, in order, into prefills that hold at most `PREFILL_TOKENS` positions, padding included."""
+    """Split prompts, in order, into prefills of at most `PREFILL_TOKENS` positions; a longer prompt goes alone."""
     batch: list[tuple[int, ...]] = []
     width = 0
     for prompt in prompts:

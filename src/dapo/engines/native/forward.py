@@ -1,4 +1,4 @@
-"""The transformers model as the engine runs it: prefill of whole prompts, decode steps, and loading of weights."""
+"""Runs the transformers model for the engine: prefill of whole prompts, decode steps, and loading of weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from dapo.engines.request_checks import require_all_weights, require_shape
 
 @dataclass(frozen=True)
 class PromptPrefix:
-    """The first tokens of prompts, with keys and values."""
+    """The common first tokens of prompts, with their keys and values."""
 
     token_ids: tuple[int, ...]
     cache: PromptCache
@@ -33,21 +33,21 @@ class PromptPrefix:
 
 
 def common_prefix(sequences: Sequence[Sequence[int]]) -> int:
-    """The number of tokens that all of them begin with."""
+    """The number of tokens that all sequences begin with."""
     same = (len(set(tokens)) == 1 for tokens in zip(*sequences, strict=False))
     return next((length for length, equal in enumerate(same) if not equal), min(map(len, sequences)))
 
 
 @dataclass(frozen=True)
 class Prefilled:
-    """Prompts that have passed through the model, ready for their responses."""
+    """Prompts after their forward, ready for responses."""
 
     cache: PromptCache
     logits: Tensor  # `[prompts, vocabulary]` of each prompt's first response token
 
 
 class Forward:
-    """Backbone and head of a causal language model; logits are computed only where a token will be sampled."""
+    """Backbone and head of a causal language model; logits are computed only where a token is sampled."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Forward:
         model_kernels: ModelKernels,
         fused_layers: Sequence[FusedWeightKernels] = (),
     ) -> None:
-        """`fused_layers` hold derived forms of some weights, which `load_weights` refreshes."""
+        """`fused_layers` hold values derived from some weights, which `load_weights` refreshes."""
         self.model, self.model_kernels, self._fused_layers = model, model_kernels, fused_layers
         self.backbone: nn.Module = model.base_model
         self.head: nn.Module = model.get_output_embeddings()
@@ -68,9 +68,9 @@ class Forward:
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
 
     def prefill(self, prompts: Sequence[Sequence[int]], prefix: PromptPrefix | None = None) -> Prefilled:
-        """Run prompts together, padded on the right, where causal attention never looks.
+        """Run prompts together, padded on the right, which causal attention never reads.
 
-        `prefix`: the proper prefix of all prompts, which is not computed again.
+        `prefix`: a proper prefix of all prompts, which is not computed again.
         """
         offset = 0 if prefix is None else len(prefix.token_ids)
         lengths = [len(prompt) - offset for prompt in prompts]
@@ -88,22 +88,22 @@ class Forward:
         return PromptPrefix(tuple(token_ids), self.prefill([token_ids]).cache)
 
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
-        """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of what follows."""
+        """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of the next tokens."""
         ids, at = upload(np.array([tokens, positions], dtype=np.int64), self.device).unbind()
         return self.step(cache, ids, at, longest=max(positions) + 1)
 
     def step(
         self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, shared: SharedPrompts | None = None
     ) -> Tensor:
-        """Do as `decode`, from `[n]` numbers on the device; `longest` is one more than the largest position in a row.
+        """Like `decode`, with `[n]` numbers on the device; `longest` is the largest position in a row plus one.
 
-        `shared`: prompts outside of the rows; without them positions in the rows are those of the sequences.
+        `shared`: prompts outside of the rows; without them the positions in the rows are those in the sequences.
         """
         cache.begin_step(positions if shared is None else shared.positions, longest, shared)
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
 
     def load_weights(self, source: WeightSource) -> None:
-        """Take new values of every weight. Raises EngineError as `copy_weights` does."""
+        """Load new values of every weight. Raises EngineError like `copy_weights`."""
         for storage, num_bytes in self._dropped:
             storage.resize_(num_bytes)
         self._dropped = []
@@ -112,7 +112,7 @@ class Forward:
             layer.refresh()
 
     def drop_weights(self) -> None:
-        """Free the memory of the weights that `load_weights` will fill: prepacked ones, on a GPU all."""
+        """Free the memory of the weights that `load_weights` fills: prepacked weights, on a GPU all weights."""
         drop_prepacked(self.model)
         if self.model_kernels.fuses_weights and not self._dropped:
             storages = {p.untyped_storage()._cdata: p.untyped_storage() for p in self.model.parameters()}
@@ -126,7 +126,7 @@ class Forward:
 
 
 def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool:
-    """On a CPU, without windows, and with keys as wide as values."""
+    """Whether prompts can be shared: on a CPU, without windows, with keys as wide as values."""
     config = model.config
     layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     has_windows = layers != {"full_attention"} or (
@@ -140,13 +140,13 @@ def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool
 def copy_weights(source: WeightSource, model: nn.Module) -> None:
     """Copy every tensor of `source` into the parameter of its name, converted to its dtype and device.
 
-    A tied weight may come under one of its names or under each. Raises EngineError if a name is unknown, a parameter
-    gets nothing, a shape differs, or the names of a tied weight disagree; the model is then partly overwritten.
+    A tied weight may come under one or all of its names. Raises EngineError if a name is unknown, a parameter is
+    missing, a shape differs, or the values of a tied weight differ; the model is then partly overwritten.
     """
     targets = dict(model.named_parameters(remove_duplicate=False))
     buffers = dict(model.named_buffers(remove_duplicate=False))
     layers = prepacked_weights(model)
-    given: dict[int, str] = {}  # the name that each parameter was filled under, by the parameter's identity
+    given: dict[int, str] = {}  # the name under which each parameter was filled, by the parameter's identity
     unexpected = []
     for name, tensor in source.named_tensors():
         target = buffers.get(name, targets.get(name))
@@ -160,7 +160,7 @@ def copy_weights(source: WeightSource, model: nn.Module) -> None:
                 )
         else:
             require_shape(name, tensor.shape, target.shape)
-            layer = layers.get(id(target))  # keeps the parameter's values prepacked
+            layer = layers.get(id(target))  # holds the parameter's values prepacked
             target.copy_(tensor) if layer is None else layer.load(tensor)
             if name in targets:
                 given[id(target)] = name

@@ -1,12 +1,12 @@
-"""Decoder layers that take fewer passes over their inputs and fewer calls than the model's own.
+"""Decoder layers with fewer passes over their inputs and fewer calls than the model's own.
 
-At the few rows of a decode step a processor spends about a third of the time between the products: in norms, gates,
-rotations, residual sums and their calls; a GPU mostly waits for the next call. So a layer of a known family computes
-queries, keys and values in one product, and what lies between the products in few operations. Which these are depends
-on the device: `PrepackedKernels` for a CPU, `fused_weight_layers.FusedWeightKernels` for a GPU.
+With the few rows of a decode step a CPU spends about a third of the time between the products (norms, gates, rotations,
+residual sums and their calls), and a GPU mostly waits for the next call. So a layer of a known family computes queries,
+keys and values in one product, and needs few operations between products: `PrepackedKernels` for a CPU,
+`fused_weight_layers.FusedWeightKernels` for a GPU.
 
 The arithmetic is the layer's own up to the order of roundings. `compatibility.patch_model` compares the logits with
-those of the plain model, as for everything that the engine changes.
+those of the plain model.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from dapo.engines.native.cache import KeyValueCache
 from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS, FusedQKVLinear, can_prepack, prepack_linears
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
-"""Layers with the same modules in the same order; those of the last family also normalize queries and keys."""
+"""Layers with the same modules in the same order; the last family also normalizes queries and keys."""
 
 
 class LayerKernels(Protocol):
@@ -77,10 +77,10 @@ def _is_suited(layer: Any) -> bool:
 
 
 class PrepackedKernels:
-    """Activation, gate and residual sums where a prepacked product ends; norms and rotations in half the passes."""
+    """Operations that fuse activation, gate and residual sum into prepacked products; norms take half the passes."""
 
     def __init__(self, layer: Any, *, rows: int, kernels: Mapping[str, str]) -> None:
-        """The layer's linear modules are replaced by prepacked ones."""
+        """Replace the layer's linear modules by prepacked ones."""
         self._layer, self._attention = layer, layer.self_attn
         attention = self._attention
         self._fused_qkv = FusedQKVLinear(

@@ -1,11 +1,11 @@
-"""Decoder layers for a GPU, where a decode step is bounded by the number of kernels that the host can launch.
+"""Decoder layers for a GPU, where the number of kernels that the host can launch bounds a decode step.
 
-Products that share their inputs are one product, residuals are added in place or by the product itself, and the key and
-value of a position are written at once: 10 to 20 kernels per layer instead of 40 to 93. The fused weights are plain
-tensors, and the modules' own parameters are views of them: filling a parameter fills the fused weight.
+Products with the same inputs are fused, residuals are added in place or by the product itself, and the key and value of
+a position are written at once: 10 to 20 kernels per layer instead of 40 to 93. The fused weights are plain tensors, and
+the modules' own parameters are views of them: filling a parameter fills the fused weight.
 
-Attention by lengths counts as one kernel here; inside of it there are a fill and, where heads share keys, copies of the
-queries and of the output.
+Attention by lengths counts as one kernel here; it also launches a fill and, if heads share keys, copies of the queries
+and of the output.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from dapo.engines.native.cache import KeyValueCache
 from dapo.engines.native.fused_layers import FAMILIES, run_layer
 
 FUSED_FAMILIES = (*FAMILIES, SmolLM3DecoderLayer, Gemma3DecoderLayer)
-"""SmolLM3 leaves out the rotary embedding in some layers. Gemma3 has a norm before and after each block, and its norms
-multiply with one more than their parameters."""
+"""The supported layers. SmolLM3 omits the rotary embedding in some layers. Gemma3 has a norm before and after each
+block, and its norms multiply with their parameters plus one."""
 
 
 def fuse_weight_layers(model: PreTrainedModel) -> "list[FusedWeightKernels]":
@@ -49,7 +49,7 @@ class FusedWeightKernels:
     """The operations of one decoder layer around its attention, in few kernels."""
 
     def __init__(self, layer: Any) -> None:
-        """The layer's modules stay, but the parameters of fused products become parts of one tensor."""
+        """Keep the layer's modules, but make the parameters of fused products views of one tensor."""
         attention, mlp = layer.self_attn, layer.mlp
         self._layer, self._attention = layer, attention
         self._qkv = _fuse([attention.q_proj, attention.k_proj, attention.v_proj])
@@ -62,7 +62,7 @@ class FusedWeightKernels:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over new values of parameters that are used in another form: those of norms."""
+        """Recompute the values derived from parameters: the factors of norms."""
         layer, attention = self._layer, self._attention
         names = [
             "input_layernorm",
@@ -72,7 +72,7 @@ class FusedWeightKernels:
         ]
         self._norm_weights = {name: _norm_weight(getattr(layer, name)) for name in names if hasattr(layer, name)}
         width, weight = attention.head_dim, attention.o_proj.weight
-        # (x1, -x2, x1, x2) holds both x and its rotation (-x2, x1), as views
+        # (x1, -x2, x1, x2) contains both x and its rotation (-x2, x1) as views
         factors = weight.new_ones(2, width)
         factors[0, width // 2 :] = -1
         if self._is_normed:
@@ -108,7 +108,7 @@ class FusedWeightKernels:
         """Norm, if the family has one, and rotary embedding of queries and keys `[n, length, heads, d]`, in place."""
         count, width = self._query_heads + self._key_heads, heads.shape[-1]
         states = heads
-        if self._is_normed:  # also of the values, because the kernel would first copy a part of the heads
+        if self._is_normed:  # values are normed too: for a part of the heads the kernel would make a copy
             states = rms_norm(heads, (width,), eps=_epsilon(self._attention.q_norm))
         both = (states.narrow(2, 0, count).unsqueeze(3) * self._factors).flatten(3)  # [n, length, count, 2 * d]
         rotated = heads.narrow(2, 0, count)
@@ -122,7 +122,7 @@ class FusedWeightKernels:
         return rms_norm(hidden_states, size, eps=epsilon).mul_(weight)  # there is no kernel for two types
 
     def _add_product(self, hidden_states: Tensor, inputs: Tensor, product: nn.Linear, norm: str | None) -> Tensor:
-        """Add the product to the hidden states in place, through the norm of that name if one is given."""
+        """Add the product, normed by the norm of that name if given, to the hidden states in place."""
         if norm is not None:
             states = rms_norm(product(inputs), hidden_states.shape[-1:], eps=_epsilon(getattr(self._layer, norm)))
             return hidden_states.addcmul_(states, self._norm_weights[norm])
@@ -147,7 +147,7 @@ def _fuse_parameters(parameters: Sequence[Tensor]) -> Tensor:
 
 
 def _norm_weight(norm: Any) -> Tensor:
-    """The factor of a norm, in float32 where it is one more than the parameter, which bfloat16 would round."""
+    """The factor of a norm; if it is the parameter plus one, in float32, because bfloat16 would round the sum."""
     weight: Tensor = norm.weight.detach()
     return (
         1 + weight.to(torch.promote_types(weight.dtype, torch.float32)) if isinstance(norm, Gemma3RMSNorm) else weight

@@ -1,9 +1,9 @@
 """Chooses the kernels of prepacked products by timing them on this processor.
 
-Which library multiplies fastest depends on the processor: on one MKL's blocks are as fast as oneDNN's, on another half
-as fast. The choice changes the last digits of a product, so a run records it (`rollout.native.kernels` in config.yaml).
-It is also kept in the user's cache for later runs: where two kernels are about equally fast, each run's own timing
-could choose differently, and runs of equal seeds would differ.
+The fastest library depends on the processor: on one, MKL's blocks are as fast as oneDNN's, on another half as fast. The
+choice changes the last digits of a product, so a run records it (`rollout.native.kernels` in config.yaml). The user's
+cache also keeps it for later runs: if two kernels are about equally fast, separate timings could choose differently,
+and runs with equal seeds would differ.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from dapo.core.processor import cpu_model, vector_extensions
 from dapo.engines.native.prepacked_linear import KERNELS, PrepackedWeight, default_kernel, multiplies, shape_name
 
 MIN_ELEMENTS = 2**18
-"""The smallest weight that is timed. Below it a call takes longer than the product: the kernel for the type is used."""
+"""The smallest weight that is timed. Smaller ones use the default kernel: a call takes longer than the product."""
 
 MAX_ELEMENTS = 2**22
-"""The largest part of a weight that is timed; of a larger weight only some outputs are."""
+"""The largest part of a weight that is timed; for larger weights only some outputs are."""
 
 MARGIN = 0.8
-"""A kernel is chosen if it takes less than this part of the time of the kernel for the type."""
+"""The fraction of the default kernel's time below which another kernel is chosen."""
 
 ROUNDS = 7
 
 Measure: TypeAlias = Callable[[Iterable[str], int, int, int, torch.dtype], dict[str, float]]
-"""From kernels, outputs, inputs, rows and type to the seconds of a product by each kernel."""
+"""A function of kernels, outputs, inputs, rows and type that returns the seconds of a product by each kernel."""
 
 
 def resolve_kernels(options: NativeConfig, model: nn.Module, *, dtype: torch.dtype, device: str) -> NativeConfig:
@@ -65,13 +65,13 @@ def choose_kernels(
     choices: Path | None = None,
     measure: Measure | None = None,
 ) -> dict[str, str]:
-    """The fastest kernel of each shape for products of `rows` rows, where it is not the one for the type.
+    """The fastest kernel of each shape for products of `rows` rows, if it is not the default kernel for the type.
 
     Args:
         shapes: Outputs and inputs of the weights.
         dtype: Their type.
-        rows: How many rows a product usually has.
-        choices: The file of earlier runs' choices, which are reused and extended; None: all shapes are timed.
+        rows: The usual number of rows of a product.
+        choices: The file of earlier runs' choices, which is read and extended; None: all shapes are timed.
         measure: Replaces the clock in a test.
     """
     measure = measure or measure_kernels
@@ -96,7 +96,7 @@ def choose_kernels(
 
 
 def choices_file() -> Path | None:
-    """The file in the user's cache with the kernels that earlier runs have chosen; None: there is no home folder."""
+    """The file in the user's cache with the choices of earlier runs; None if there is no home folder."""
     try:
         return cache_folder() / "linear_kernels.json"
     except RuntimeError:
@@ -104,7 +104,7 @@ def choices_file() -> Path | None:
 
 
 def machine_key(dtype: torch.dtype, rows: int) -> str:
-    """The conditions that decide the fastest kernel of a shape, in one line."""
+    """The conditions that determine the fastest kernel of a shape, in one line."""
     capability = torch.backends.cpu.get_cpu_capability()
     return ", ".join(
         [
@@ -119,7 +119,7 @@ def machine_key(dtype: torch.dtype, rows: int) -> str:
 
 
 def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
-    """Kernels by shape, by `machine_key`; nothing from a file that is unreadable, a link, or something else."""
+    """Kernels by `machine_key` and shape; empty if the file is unreadable, a link, or malformed."""
     try:
         if file is None or not file.is_file():
             return {}
@@ -133,18 +133,18 @@ def _read_choices(file: Path | None) -> dict[str, dict[str, str]]:
 def _add_choices(file: Path, key: str, chosen: dict[str, str], names: Sequence[str]) -> dict[str, str]:
     """Add choices to the file if it can be written; returns the valid ones.
 
-    A choice that another run has written meanwhile takes precedence, so that both runs use the same kernels.
+    A choice that another run has written in the meantime takes precedence, so that both runs use the same kernels.
     """
     entries = _read_choices(file)
     written = entries.get(key, {})
     chosen = {shape: written[shape] if written.get(shape) in names else kernel for shape, kernel in chosen.items()}
-    with contextlib.suppress(OSError):  # a folder that cannot be written: the next run measures again
+    with contextlib.suppress(OSError):  # in a read-only folder the next run measures again
         atomic_write_json(file, entries | {key: written | chosen})
     return chosen
 
 
 def measure_kernels(names: Iterable[str], outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> dict[str, float]:
-    """The shortest time of a product by each kernel; kernels take turns, and disturbances only lengthen a time."""
+    """The shortest time of a product by each kernel. Kernels take turns; disturbances only lengthen a time."""
     weight, x = torch.full((outputs, inputs), 0.5, dtype=dtype), torch.full((rows, inputs), 0.5, dtype=dtype)
     kernels = {name: KERNELS[name](weight, rows) for name in names}
     seconds = dict.fromkeys(kernels, float("inf"))

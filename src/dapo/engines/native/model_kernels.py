@@ -1,4 +1,4 @@
-"""The kernels that compute a model: chosen by device and type, or by a test."""
+"""The kernels that compute a model, chosen by device and type."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -18,15 +18,15 @@ AMPERE = (8, 0)
 
 @dataclass(frozen=True)
 class ModelKernels:
-    """How decoder layers and their attention are computed."""
+    """The kernels of decoder layers and of their attention."""
 
     fuses_weights: bool
-    """Layers in few kernels around fused weights (`fused_weight_layers`), instead of weights prepacked for a CPU."""
+    """Whether layers use fused weights (`fused_weight_layers`) instead of weights prepacked for a CPU."""
     attend: VarlenAttention | None = None
-    """Attends a decode step by the lengths of its rows; None: under a mask."""
+    """The attention of a decode step by the lengths of its rows; None: under a mask."""
     num_splits: int | None = None
-    """1: a row's attention rounds independently of the rest of the batch. None: the kernel splits long rows freely,
-    which is faster for few of them."""
+    """The kernel's number of splits of a row. 1: a row's attention rounds independently of the rest of the batch. None:
+    the kernel splits long rows freely, which is faster for few rows."""
 
     def new_slots(self) -> SlotCache:
         """An empty cache of the kind that the attention reads."""
@@ -34,20 +34,20 @@ class ModelKernels:
 
 
 def model_kernels_for(model: PreTrainedModel, *, reproducible: bool) -> ModelKernels:
-    """On a CPU prepacked weights and masks; on a GPU fused weights, and lengths where a kernel takes them."""
+    """On a CPU prepacked weights and masks; on a GPU fused weights, and attention by lengths if supported."""
     if model.device.type == "cpu":
         return ModelKernels(fuses_weights=False)
     has_kernel = model.dtype in (torch.bfloat16, torch.float16) and _head_width(model) is not None
     if not (has_kernel and torch.cuda.get_device_capability(model.device) >= AMPERE):
         return ModelKernels(fuses_weights=True)
-    from torch.nn.attention.varlen import varlen_attn  # importing it takes time that a CPU need not spend
+    from torch.nn.attention.varlen import varlen_attn  # slow to import, and useless on a CPU
 
     attend = cast(VarlenAttention, varlen_attn)  # it returns only a tensor by default
     return ModelKernels(fuses_weights=True, attend=attend, num_splits=1 if reproducible else None)
 
 
 def _head_width(model: PreTrainedModel) -> int | None:
-    """The width of an attention head, if it is one that the kernel takes."""
+    """The width of an attention head if the kernel supports it."""
     config = model.config
     if getattr(config, "v_head_dim", None) is not None:  # keys and values of different widths
         return None

@@ -1,10 +1,10 @@
 """Linear layers whose weights are stored in the order in which the processor's matmul reads them.
 
 A decode step multiplies few rows by every weight of the model. An ordinary matmul first reorders each weight into
-blocks, which at 64 rows takes about as long as the arithmetic. Weights change once per training step and are read for
-every token: so they are reordered when they are loaded. Unless `linear_probe` has chosen otherwise, MKL's blocks are
-used for float32, oneDNN's where there is no MKL, and for bfloat16. Either takes any number of rows; the blocks suit the
-given number best.
+blocks, which at 64 rows takes about as long as the arithmetic. Weights change once per training step but are read for
+every token, so they are reordered when they are loaded. Unless `linear_probe` chooses otherwise, float32 uses MKL's
+blocks (oneDNN's if there is no MKL) and bfloat16 oneDNN's. Blocks work for any number of rows, and best for the given
+one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,8 @@ from torch.nn.functional import silu
 PROBE = (5, 24, 40)
 """Rows, inputs and outputs of the product that tests whether this processor and this torch support the operators."""
 
-
 DEFAULT_KERNELS: Mapping[str, str] = {}
-"""No choice of kernels: each weight gets the one for its type."""
+"""The empty choice of kernels, with which each weight uses the default kernel for its type."""
 
 
 class PrepackedWeight:
@@ -37,11 +36,11 @@ class PrepackedWeight:
         return silu(self.multiply(inputs, bias), inplace=True)
 
     def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """The product and `other`, added."""
+        """The product plus `other`."""
         return self.multiply(inputs, bias).add_(other)
 
     def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        """The product and `other`, multiplied."""
+        """The product times `other`."""
         return self.multiply(inputs, bias).mul_(other)
 
 
@@ -53,12 +52,12 @@ class MklPrepackedWeight(PrepackedWeight):
         self._shape = weight.new_zeros(()).expand(weight.shape)  # only its sizes are read
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        rows = inputs.numel() // inputs.shape[-1]  # with another number torch would multiply by `_shape`
+        rows = inputs.numel() // inputs.shape[-1]  # with a different number torch would multiply by `_shape`
         return torch.ops.mkl._mkl_linear(inputs, self._prepacked, self._shape, bias, rows)
 
 
 class OneDnnPrepackedWeight(PrepackedWeight):
-    """A float32 or bfloat16 weight in oneDNN's blocks; what follows the product is done before it leaves registers."""
+    """A float32 or bfloat16 weight in oneDNN's blocks; activation, sum or gate are fused into the product."""
 
     def __init__(self, weight: Tensor, rows: int) -> None:
         self._prepacked = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
@@ -77,7 +76,7 @@ class OneDnnPrepackedWeight(PrepackedWeight):
 
 
 class PlainWeight(PrepackedWeight):
-    """A weight as it is, in a copy: for a processor that gains nothing from blocks."""
+    """An unchanged copy of a weight, for a processor on which blocks are not faster."""
 
     def __init__(self, weight: Tensor, rows: int) -> None:
         self._weight = weight.clone()
@@ -91,13 +90,13 @@ KERNELS: Mapping[str, type[PrepackedWeight]] = {
     "onednn": OneDnnPrepackedWeight,
     "plain": PlainWeight,
 }
-"""By the names under which a run records them."""
+"""Kernels by the names that a run records."""
 
 
 class PrepackedLinear(nn.Module):
     """Replaces an `nn.Linear` for inference on a CPU. The plain weight is kept only if it is tied to another.
 
-    `weight` has the shape, type and device of the weight, and no memory: values are set with `load`.
+    `weight` has the shape, type and device of the weight but no memory; `load` sets values.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class PrepackedLinear(nn.Module):
         fused_qkv: "FusedQKVLinear | None" = None,
         kernels: Mapping[str, str] = DEFAULT_KERNELS,
     ) -> None:
-        """`fused_qkv`: the product of several layers that includes this one; then it cannot be called on its own."""
+        """`fused_qkv`: the product of several layers that includes this one, which then cannot be called."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
@@ -119,13 +118,13 @@ class PrepackedLinear(nn.Module):
         self._take(plain)
 
     def load(self, weight: Tensor) -> None:
-        """Take new values `[out, in]` of any floating type, from any device."""
+        """Load new values `[out, in]` of any floating type, from any device."""
         if self._tied:
             self.weight.copy_(weight)
         self._take(weight.to(self.weight))
 
     def drop(self) -> None:
-        """Free the prepacked values, until new ones are loaded."""
+        """Free the prepacked values until new ones are loaded."""
         holder = self if self._fused_qkv is None else self._fused_qkv
         vars(holder).pop("_prepacked", None)
 
@@ -144,11 +143,11 @@ class PrepackedLinear(nn.Module):
         return self._prepacked.silu(inputs, self.bias)
 
     def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """The product and `other`, added."""
+        """The product plus `other`."""
         return self._prepacked.plus(inputs, self.bias, other)
 
     def times(self, inputs: Tensor, other: Tensor) -> Tensor:
-        """The product and `other`, multiplied."""
+        """The product times `other`."""
         return self._prepacked.times(inputs, self.bias, other)
 
     def extra_repr(self) -> str:
@@ -156,9 +155,9 @@ class PrepackedLinear(nn.Module):
 
 
 class FusedQKVLinear:
-    """Layers that share their inputs as one product, whose last dimension is theirs one after the other.
+    """Layers with the same inputs as one product, whose last dimension concatenates theirs.
 
-    `layers` replace the given ones in the model: new values are loaded through them, by their names.
+    `layers` replace the given layers in the model, so that new values are loaded through them by their names.
     """
 
     def __init__(
@@ -166,12 +165,12 @@ class FusedQKVLinear:
     ) -> None:
         self._rows, self._kernels = rows, kernels
         self._pending_weights: dict[PrepackedLinear, Tensor] = {}
-        self.layers: list[PrepackedLinear] = []  # empty while they hand in their first values
+        self.layers: list[PrepackedLinear] = []  # empty until all have taken their first values
         self.layers = [PrepackedLinear(linear, rows=rows, tied=False, fused_qkv=self) for linear in linears]
         self._prepack()
 
     def take(self, layer: PrepackedLinear, weight: Tensor) -> None:
-        """Take new values of one layer; they are used once all layers have new ones."""
+        """Take new values of one layer, which are used once all layers have new values."""
         self._pending_weights[layer] = weight
         if len(self._pending_weights) == len(self.layers):
             self._prepack()
@@ -187,10 +186,10 @@ class FusedQKVLinear:
 
 
 def prepack_linears(model: nn.Module, *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS) -> int:
-    """Replace every plain linear layer, for products of about `rows` rows; returns how many were replaced.
+    """Replace every plain linear layer, for products of about `rows` rows; returns the number of replaced layers.
 
-    Layers in float64, on another device than the CPU, or of a subclass stay as they are. `kernels` are the names of the
-    `KERNELS` to use by shape of weight (`shape_name`).
+    Layers in float64, on another device than the CPU, or of a subclass do not change. `kernels` names the `KERNELS` to
+    use by the shape of a weight (`shape_name`).
     """
     parameters = [p for module in model.modules() for p in module.parameters(recurse=False)]
     suited: dict[str, Any] = {name: module for name, module in model.named_modules() if can_prepack(module)}
@@ -202,25 +201,25 @@ def prepack_linears(model: nn.Module, *, rows: int, kernels: Mapping[str, str] =
 
 
 def prepacked_weights(model: nn.Module) -> dict[int, PrepackedLinear]:
-    """The layers that hold a weight's values in place of its parameter, by the identity of that parameter."""
+    """The layers that hold a parameter's values in its place, by the identity of that parameter."""
     return {id(module.weight): module for module in model.modules() if isinstance(module, PrepackedLinear)}
 
 
 def drop_prepacked(model: nn.Module) -> None:
-    """Free the memory of all prepacked layers, until new values are loaded."""
+    """Free the memory of all prepacked layers until new values are loaded."""
     for layer in prepacked_weights(model).values():
         layer.drop()
 
 
 def can_prepack(layer: nn.Module) -> bool:
-    """Whether it is a plain linear layer, and the operators for its weights exist here and multiply correctly."""
+    """Whether it is a plain linear layer on the CPU, and working operators exist for its weights."""
     if type(layer) is not nn.Linear or layer.weight.device.type != "cpu":
         return False
     return default_kernel(layer.weight.dtype) is not None
 
 
 def prepack(weight: Tensor, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS) -> PrepackedWeight:
-    """Reorder a weight of a type that `can_prepack`, by the kernel for its shape if this processor has that."""
+    """Reorder a weight of a supported type, by the kernel chosen for its shape if this processor supports it."""
     name = kernels.get(shape_name(*weight.shape))
     if name is None or not multiplies(name, weight.dtype):
         name = default_kernel(weight.dtype)
@@ -229,19 +228,19 @@ def prepack(weight: Tensor, rows: int, kernels: Mapping[str, str] = DEFAULT_KERN
 
 
 def shape_name(outputs: int, inputs: int) -> str:
-    """How a choice of kernels names the weights of a shape."""
+    """The name of a weight's shape in a choice of kernels."""
     return f"{outputs}x{inputs}"
 
 
 def default_kernel(dtype: torch.dtype) -> str | None:
-    """The name of the kernel for a type where none is chosen; None: weights of the type are not prepacked."""
+    """The name of the default kernel for a type; None: weights of the type are not prepacked."""
     candidates = {torch.float32: ("mkl", "onednn"), torch.bfloat16: ("onednn",)}.get(dtype, ())
     return next((name for name in candidates if multiplies(name, dtype)), None)
 
 
 @cache
 def multiplies(name: str, dtype: torch.dtype) -> bool:
-    """Whether a weight prepacked for one number of rows gives correct products for that number and for others."""
+    """Whether a weight prepacked for one number of rows gives correct products for any number of rows."""
     libraries: dict[str, Any] = {"mkl": torch.backends.mkl, "onednn": torch.backends.mkldnn}
     if name not in KERNELS or (name in libraries and not libraries[name].is_available()):
         return False
@@ -256,6 +255,6 @@ def multiplies(name: str, dtype: torch.dtype) -> bool:
             expected = nn.functional.linear(x.double(), weight.double(), bias.double())
             if not (prepacked.multiply(x, bias).double() - expected).abs().max() <= bound:
                 return False
-    except (AttributeError, NotImplementedError, RuntimeError):  # another processor, or a torch without them
+    except (AttributeError, NotImplementedError, RuntimeError):  # this processor or this torch lacks the operators
         return False
     return True

@@ -1,4 +1,4 @@
-"""Decides which requests run: a first-come-first-served queue, bounded by slots and cache. Knows nothing of tensors."""
+"""Decides which requests run: a first-come-first-served queue, bounded by slots and cache. It uses no tensors."""
 
 from array import array
 from collections.abc import Sequence
@@ -15,12 +15,11 @@ from dapo.engines.request_checks import PositionBound, check_requests
 from dapo.types import Finish, Generation, GenerationRequest
 
 FIRST_UNIFORMS = 64
-"""Uniform numbers generated first; then twice as many each time, so that a limit of 20,480 tokens costs nothing."""
-
+"""The uniform numbers generated at first; their number then doubles as needed, so that a high limit costs nothing."""
 
 MIN_SHARED_PROMPT, MIN_SHARING_GROUP = 256, 4
-"""The least prompt tokens and requests of a group whose prompt is stored once: below, reading it separately from the
-rows takes longer than it saves."""
+"""The fewest prompt tokens and requests of a group whose prompt is stored once: for less, reading it separately from
+the rows takes longer than it saves."""
 
 
 @dataclass(eq=False)
@@ -31,9 +30,9 @@ class RunningSequence:
     order: int = 0
     """Index in the order of starting."""
     finish: Finish | None = None
-    """The response's end, set by its last token."""
+    """The reason why the response ended, set by its last token."""
     shared: int = 0
-    """Positions of the prompt that are stored once for the group, outside of its rows."""
+    """The number of prompt positions that are stored once for the group, outside of its rows."""
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("d"))
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
@@ -50,23 +49,23 @@ class RunningSequence:
 
     @property
     def row_length(self) -> int:
-        """The number of its tokens that its row stores."""
+        """The number of its tokens that are stored in its row."""
         return self.length - self.shared
 
     @property
     def masked_tokens(self) -> tuple[int, ...]:
-        """Tokens that cannot be sampled next: the stop ids, before the minimum length is reached."""
+        """The tokens that cannot be sampled next: the stop ids, until the minimum length is reached."""
         return self.request.stop_ids if len(self.token_ids) < self.request.min_new_tokens else ()
 
     def next_uniform(self) -> float:
-        """The uniform number that the next token is sampled with, a function of the seed and the token's index."""
+        """The uniform number for the next token, a function of the seed and the token's index."""
         t = len(self.token_ids)
         if t >= len(self.uniforms):
             self.uniforms = keyed_uniforms(self.request.seed, max(FIRST_UNIFORMS, 2 * len(self.uniforms)))
         return float(self.uniforms[t])
 
     def append(self, token: int, logprob: float) -> None:
-        """Add a sampled token, which may end the response: a stop id at the limit is `stop`."""
+        """Add a sampled token, which may end the response; a stop id at the limit ends it with `stop`."""
         self.token_ids.append(token)
         self.logprobs.append(logprob)
         if token in self.request.stop_ids:
@@ -92,15 +91,14 @@ class Running(Protocol):
 
 
 class Scheduler:
-    """The waiting requests, and the bound on the rows of the running ones: `slots`, holding `cache_tokens` positions.
+    """The waiting requests, and the bound on the rows of running ones: `slots`, with `cache_tokens` positions in total.
 
-    All rows are as long as the longest running sequence may become, so n rows hold n times the longest reservation
-    (prompt + max_new_tokens). With `shares_prompts` long prompts of large groups are stored once outside of their rows;
-    each counts as a part of every row. Only the group itself decides it, because the two ways round differently.
+    All rows have the length that the longest running sequence may reach, so n rows hold n times the longest reservation
+    (prompt + max_new_tokens). With `shares_prompts` long prompts of large groups are stored once, outside of their
+    rows, but count as part of every row. This depends only on the group, because the two layouts round differently.
 
     Adjacent requests with equal distributions start together in one row, but each may later need its own. Groups start
-    while there are fewer branches, running or paused, than rows; a starting group counts with all its requests. Memory
-    saved by sharing rows goes to the waiting groups.
+    while there are fewer branches, running or paused, than rows; a starting group counts with all its requests.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class Scheduler:
         """`max_positions` is the model's longest sequence, `vocabulary` its number of tokens."""
         self.slots, self.vocabulary = slots, vocabulary
         self.cache_tokens: int | None = None
-        """The bound on the positions that the cache holds; None: none. It may change at any time."""
+        """The bound on the positions in the cache, which may change at any time; None: no bound."""
         self._shares_prompts = shares_prompts
         name, fix = "the model's max_position_embeddings", "use a model with a longer context"
         self._bounds = [] if max_positions is None else [PositionBound(max_positions, name, fix)]
@@ -122,16 +120,16 @@ class Scheduler:
         self.waiting: dict[str, GenerationRequest] = {}
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue all of them, or none: raises EngineError for the first that could never be served."""
+        """Queue all requests, or none: raises EngineError for the first that could never be served."""
         check_requests(requests, vocabulary=self.vocabulary, bounds=self._bounds)
         self.waiting.update((request.id, request) for request in requests)
 
     def max_rows(self, longest: int) -> int:
-        """The maximum number of rows with a longest reservation of `longest` positions; at least 1."""
+        """The maximum number of rows if the longest reservation has `longest` positions; at least 1."""
         return self.slots if self.cache_tokens is None else max(1, min(self.slots, self.cache_tokens // longest))
 
     def admit(self, running: Running) -> list[list[RunningSequence]]:
-        """Take from the head of the queue groups that may start in one row each; nothing overtakes the head."""
+        """Take groups that may start, in one row each, from the head of the queue; nothing overtakes the head."""
         started: list[list[RunningSequence]] = []
         rows, branches = running.num_rows, running.num_branches
         if branches >= self.slots:
@@ -167,5 +165,5 @@ class Scheduler:
 
 
 def _distributions(request: GenerationRequest) -> tuple[object, ...]:
-    """The key of requests that sample equal tokens from equal distributions."""
+    """The key under which requests have equal distributions."""
     return request.prompt_ids, request.temperature, request.top_p, request.stop_ids, request.min_new_tokens

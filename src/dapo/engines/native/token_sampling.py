@@ -1,8 +1,7 @@
 """Samples one token per row with one uniform number each, by inverting the cumulative distribution (CDF).
 
-The sum is taken in two levels: block sums over the vocabulary, then the tokens of the one block that the sample falls
-into. This takes one pass over the probabilities; a plain cumulative sum needs several, and noise for every logit
-(Gumbel) many.
+The sum has two levels: block sums over the vocabulary, then the tokens of the block that contains the sample. It needs
+one pass over the probabilities; a plain cumulative sum needs several, and Gumbel noise many.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,21 +14,21 @@ from torch import Tensor
 
 from dapo.engines.native.device_memory import upload
 
-BLOCK = 256  # tokens in a block; near the square root of common vocabularies
+BLOCK = 256  # tokens per block; near the square root of common vocabularies
 
 FIRST_CANDIDATES = 64
-"""The number of most probable tokens tried first for a nucleus; grows by `CANDIDATE_GROWTH` where it is too small."""
+"""The number of most probable tokens tried first for a nucleus; it grows by `CANDIDATE_GROWTH` if it is too small."""
 
 CANDIDATE_GROWTH = 16
 
 CPU_CHUNK = 2**20
-"""Probabilities computed at a time on the CPU: they stay in the processor's cache, and the allocator reuses their
-memory; fresh pages for a whole batch of them cost more than the arithmetic."""
+"""The number of probabilities computed at a time on a CPU, which stay in its cache and in reused memory. New pages for
+a whole batch would cost more than the arithmetic."""
 
 
 @dataclass(frozen=True)
 class UniformDraws:
-    """The uniform numbers of m tokens from n rows, in order of rows, at least one each, on the logits' device."""
+    """The uniform numbers of m tokens from n rows, in row order, at least one per row, on the logits' device."""
 
     uniforms: Tensor  # [m, 1] float64 in [0, 1)
     counts: Sequence[int] | None = None
@@ -38,7 +37,7 @@ class UniformDraws:
     """`[m]` row of each token; None where `counts` is None."""
 
     def of(self, per_row: Tensor) -> Tensor:
-        """`[m, ...]` values of the tokens from `[n, ...]` of the rows."""
+        """`[m, ...]` values per token from `[n, ...]` values per row."""
         return per_row if self.rows is None else per_row[self.rows]
 
     def __getitem__(self, rows: slice) -> "UniformDraws":
@@ -48,7 +47,7 @@ class UniformDraws:
         return UniformDraws(self.uniforms[first:last], self.counts[rows], self.rows[first:last] - (rows.start or 0))
 
     def select(self, rows: Sequence[int], index: Tensor) -> "tuple[UniformDraws, Tensor]":
-        """The draws of some rows, given on the host and on the device, and their indices."""
+        """The draws of some rows, and their indices; the rows are given on the host and on the device."""
         if self.counts is None:
             return UniformDraws(self.uniforms[index]), index
         ends = np.cumsum(self.counts)
@@ -59,7 +58,7 @@ class UniformDraws:
         return UniformDraws(self.uniforms[at], counts, sources), at
 
     def among(self, kept: Tensor) -> "tuple[UniformDraws, Tensor]":
-        """The draws of the rows that `[n]` booleans on the device select, and their indices; without `counts`."""
+        """The draws of the rows selected by `[n]` booleans on the device, and their indices; `counts` is empty."""
         if self.rows is None:
             at = kept.nonzero()[:, 0]
             return UniformDraws(self.uniforms[at]), at
@@ -69,7 +68,7 @@ class UniformDraws:
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """The sampling settings of n rows; tensors are on the device of the logits."""
+    """The sampling settings of n rows; tensors are on the logits' device."""
 
     draws: UniformDraws
     temperatures: Tensor  # [n, 1] float64
@@ -81,7 +80,7 @@ class SamplingSettings:
 
     @classmethod
     def of(cls, values: NDArray[np.float64], uploaded: Tensor, draws: UniformDraws) -> "SamplingSettings":
-        """Make settings from `[2, n]` temperatures and `top_p`, on the host and on the device of the logits."""
+        """Make settings from `[2, n]` temperatures and `top_p`, on the host and on the logits' device."""
         rows = zip(values[0].tolist(), values[1].tolist(), strict=True)
         samplers: list[Sampler] = [
             _greedy if temperature == 0 else _nucleus if top_p < 1 else _full for temperature, top_p in rows
@@ -93,7 +92,7 @@ class SamplingSettings:
         return self._select(self.draws[rows], rows, self.samplers[rows])
 
     def select(self, rows: Sequence[int], index: Tensor) -> "tuple[SamplingSettings, Tensor]":
-        """The settings of some rows, given on the host and on the device, and the indices of their draws."""
+        """The settings of some rows, and the indices of their draws; see `UniformDraws.select`."""
         draws, at = self.draws.select(rows, index)
         return self._select(draws, index, [self.samplers[row] for row in rows]), at
 
@@ -114,9 +113,9 @@ def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
         settings: Settings of the n rows.
 
     Returns:
-        Token ids of the draws and their log-probabilities under the distribution sampled from, `[m]` each, computed in
-        float32 (float64 if the logits are). So a nucleus is renormalised and a greedy token has log-probability 0. A
-        row whose logits are not finite has a log-probability of nan.
+        Token ids of the draws and their log-probabilities under the sampling distribution, `[m]` each, computed in
+        float32 (float64 for float64 logits). So a nucleus is renormalised, and a greedy token has log-probability 0.
+        If the logits of a row are not finite, its log-probabilities are nan.
     """
     n, size = logits.shape
     rows = n if logits.is_cuda else max(1, CPU_CHUNK // size)
@@ -156,9 +155,9 @@ def _nucleus(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor
 
 
 def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
-    """`[m]` first token whose cumulative probability exceeds u times the total.
+    """`[m]` the first token whose cumulative probability exceeds u times the total.
 
-    `probabilities` is `[n, vocabulary]`, not necessarily normalised.
+    `probabilities` is `[n, vocabulary]` and need not be normalised.
     """
     size = probabilities.shape[1]
     whole = size // BLOCK * BLOCK
@@ -173,25 +172,25 @@ def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
     ids = block * BLOCK + torch.arange(width, device=probabilities.device)  # [m, width]
     found = _entries(probabilities, ids.clamp(max=size - 1), draws)
     within = found.double().masked_fill(ids >= size, 0.0).cumsum(1)
-    # no cumulative sum of a row of nan exceeds anything: keep its id valid
+    # in a row of nan no cumulative sum exceeds the target: keep the id valid
     return (block * BLOCK + _first_above(within, target - before))[:, 0].clamp(max=size - 1)
 
 
 def _entries(probabilities: Tensor, ids: Tensor, draws: UniformDraws) -> Tensor:
-    """`[m, k]` entries at `ids` of the row of each draw."""
+    """`[m, k]` the entries at `ids` in the row of each draw."""
     return probabilities.gather(1, ids) if draws.rows is None else probabilities[draws.rows[:, None], ids]
 
 
 def _sample_nucleus(
     probabilities: Tensor, draws: UniformDraws, top_ps: Tensor, candidates: int
 ) -> tuple[Tensor, Tensor]:
-    """Sample from the smallest set of most probable tokens with mass `top_ps` or more; of equals, lower ids come first.
+    """Sample from the smallest set of most probable tokens with mass `top_ps` or more; ties go to lower ids.
 
-    Considers the `candidates` most probable tokens, and more of them in the rows where these do not suffice.
+    It tries the `candidates` most probable tokens, and more in rows where these do not suffice.
     """
     size = probabilities.shape[1]
     values, ids = probabilities.topk(candidates := min(candidates, size), dim=1)
-    # topk takes and orders equals arbitrarily: order them by id
+    # topk orders ties arbitrarily: order them by id
     ids, order = ids.sort(1)
     values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
     ids = ids.gather(1, order)
@@ -213,9 +212,9 @@ def _sample_nucleus(
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
-    """`[n, 1]` first index with `cumulative > target`: an entry that adds something, so never one of mass zero.
+    """`[n, 1]` the first index with `cumulative > target`, which is never an entry of mass zero.
 
-    Rounding may put the target at the very total (u just under 1, or sums in another order): then just below it.
+    Rounding may make the target equal to the total (u just under 1, or another order of the sum): then it is lowered.
     """
     total = cumulative[:, -1:]
     target = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
