@@ -282,13 +282,16 @@ class TestCheckpoints:
         factors_of(adapted, tmp_path / "adapted")
         factors_of(make_policy(loaded("llama")), tmp_path / "whole")
         for other, message in (
-            ({"rank": 3, "alpha": 9.0}, r"model\.lora=\{rank: 3, alpha: 4\.5\}, and here it is \{rank: 3, alpha: 9\}"),
+            (
+                {"rank": 3, "alpha": 9.0},
+                r"rank: 3, alpha: 4\.5\}, but here model\.lora=\{rank: 3, alpha: 9\}",
+            ),
             ({"rank": 5, "alpha": 4.5}, "resume with the saved value"),
-            (None, r"model\.lora=\{rank: 3, alpha: 4\.5\}, and here it is none"),
+            (None, r"model\.lora=\{rank: 3, alpha: 4\.5\}, but here model\.lora=none"),
         ):
             with pytest.raises(CheckpointError, match=message):
                 make_policy(loaded("llama"), lora=other).load(tmp_path / "adapted")
-        with pytest.raises(CheckpointError, match=r"model\.lora=none, and here it is \{rank: 3"):
+        with pytest.raises(CheckpointError, match=r"model\.lora=none, but here model\.lora=\{rank: 3"):
             adapted.load(tmp_path / "whole")
         with pytest.raises(
             CheckpointError, match=r"another model: .* is \(3, 80\) in the checkpoint and \(3, 64\) here"

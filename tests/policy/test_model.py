@@ -112,7 +112,7 @@ def test_export_refuses_a_directory_that_holds_something_and_weights_of_another_
     with pytest.raises(ConfigError, match="not an empty directory"):
         export_model(weights.items(), tiny(), directory)
     del weights["lm_head.weight"]
-    with pytest.raises(ValueError, match=r"1 names .* lm_head\.weight"):
+    with pytest.raises(ValueError, match=r"1 weight names .* lm_head\.weight"):
         export_model(weights.items(), tiny(), directory.parent / "other")
     assert not (directory.parent / "other").exists()
 
