@@ -20,6 +20,7 @@ TABLES: Mapping[str, str] = {
     "cases": "math_cases.jsonl",
     "families": "math_families.jsonl",
     "unseen": "math_unseen.jsonl",
+    "subjects": "math_subjects.jsonl",
 }
 MATH_VERIFY = "Math-Verify"
 VERIFIERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -45,6 +46,7 @@ class Case:
     expected: bool
     why: str
     kind: str = ""
+    question: str = "Q"
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def judge(cases: Sequence[Case], name: str, options: Mapping[str, Any]) -> tuple
     """One verdict per case, from worker processes as in a run, and the seconds it took."""
     with VerifierPool(RewardConfig(verifier=name, options=dict(options), timeout_s=TIMEOUT_S)) as pool:
         began = time.perf_counter()
-        futures = [pool.submit(Problem(str(i), "Q", c.truth), [c.response], [()]) for i, c in enumerate(cases)]
+        futures = [pool.submit(Problem(str(i), c.question, c.truth), [c.response], [()]) for i, c in enumerate(cases)]
         verdicts = [future.result()[0] for future in futures]
         return verdicts, time.perf_counter() - began
 

@@ -1,4 +1,4 @@
-"""Reads unit tests, rejects those that cannot judge a program, and compiles the others for the test runner."""
+"""Reads unit tests, rejects tests that cannot judge a program, and compiles the rest for the test runner."""
 
 import ast
 import base64

@@ -21,7 +21,7 @@ _COLUMN = {"x86_64": 0, "aarch64": 1}
 _NUMBER, _ARCH, _ARGUMENTS, _ARGUMENT_BYTES, _HALF = 0, 4, 16, 8, 4
 # linux/bpf_common.h: load a word of the data, return, jump if equal, and
 _LOAD, _RETURN, _JUMP_IF_EQUAL, _AND = 0x20, 0x06, 0x15, 0x54
-# linux/seccomp.h; before 4.14 the first means: kill the thread, of which there is one
+# linux/seccomp.h; before 4.14 the first kills the thread, and there is only one
 _KILL, _EPERM, _ALLOW = 0x80000000, 0x00050000 | 1, 0x7FFF0000
 
 _ALLOWED = """

@@ -34,6 +34,7 @@ from strict_math.real_sets import (
     point,
     union,
 )
+from strict_math.text import without_text_commands
 from strict_math.token_lists import (
     CLOSING,
     OPENING,
@@ -45,13 +46,25 @@ from strict_math.token_lists import (
     split_list,
     with_depth,
 )
-from strict_math.tokenizer import Token, clean, plain_words, tokenize
-from strict_math.units import split_unit
+from strict_math.tokenizer import Token, clean, is_name, plain_words, tokenize
+from strict_math.units import ANY_NOUN, Nouns, split_unit
+from strict_math.vocabulary import CARDINALS
 
 _RELATIONS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}  # each with its mirror image
 _MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"))
 _MAX_TOKENS = 5000
 _ONLY_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z]+(?:(?:['.-]|[ .]+)[A-Za-z]+)*")
+_MONTHS = (
+    "january|february|march|april|may|june|july|august|september|october|november|december|jan|feb|mar|apr|jun|jul|aug"
+    "|sept?|oct|nov|dec"
+)
+_DATE = re.compile(
+    rf"(?:(?P<month>{_MONTHS})\.? (?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
+    rf"|(?P<first>\d{{1,2}})(?:st|nd|rd|th)? (?:of )?(?P<second>{_MONTHS})\.?)(?:,? (?P<year>\d{{4}}))?",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(r"(?P<word>[A-Za-z]{3,}) (?P<number>\d{1,4}|[A-Z])")
+_BASES = {word: str(base) for base, word in enumerate(CARDINALS)} | {"hex": "16"}
 _VERBAL_SETS = {
     "all real numbers": REALS, "all reals": REALS, "the real numbers": REALS, "real numbers": REALS,
     "all real x": REALS, "no solution": (), "no solutions": (), "no real solution": (), "no real solutions": (),
@@ -59,31 +72,47 @@ _VERBAL_SETS = {
 }  # fmt: skip
 
 
-def read_answer(text: str, names: frozenset[str] | None = None, *, thousands: bool = True) -> Answer:
+def read_answer(
+    text: str, names: frozenset[str] | None = None, nouns: Nouns = ANY_NOUN, *, thousands: bool = True
+) -> Answer:
     """Parse the text of an answer.
 
     Args:
         text: LaTeX or plain text.
         names: The variables of the reference; None for the reference itself.
+        nouns: The nouns that may follow a number.
         thousands: Whether `1,234` is one number.
 
     Raises:
         Unreadable: a part is outside the grammar.
     """
     cleaned = clean(text, thousands=thousands)
+    if label := _label(cleaned):
+        return Answer((Part(TextAnswer(label)),), "".join(cleaned.split()))
     tokens = tokenize(cleaned, names)
     if not tokens or len(tokens) > _MAX_TOKENS or any(token.kind == "other" for token in tokens):
         raise Unreadable("it is empty or has signs that are no mathematics")
     if names is None and len(tokens) > 1 and _ONLY_WORDS.fullmatch(cleaned):
         signs = ("and", "or")
         tokens = [Token("sign" if word in signs else "word", word, after_space=True) for word in cleaned.split()]
-    reader = _Reader(names or frozenset())
+    reader = _Reader(names or frozenset(), nouns)
     return Answer(tuple(reader.parts(tokens)), "".join(cleaned.split()))
+
+
+def _label(text: str) -> str | None:
+    """A date in one form, or a name with a number (`Team 3`); None for any other text."""
+    plain = " ".join(without_text_commands(text).split())
+    if date := _DATE.fullmatch(plain):
+        month, day = (date["month"] or date["second"]).lower()[:3], int(date["day"] or date["first"])
+        return f"{month} {day}" + (f" {date['year']}" if date["year"] else "")
+    label = _LABEL.fullmatch(plain)
+    return plain if label and is_name(label["word"]) else None
 
 
 @dataclass(frozen=True)
 class _Reader:
     names: frozenset[str]
+    nouns: Nouns
 
     def parts(self, tokens: Sequence[Token]) -> list[Part]:
         """The parts of a list, a set, or a single value."""
@@ -171,7 +200,7 @@ class _Reader:
         return Collection(tuple(map(Part, found)), "") if all(quantity.unit for quantity in found) else None
 
     def _quantity(self, tokens: Sequence[Token]) -> Quantity:
-        rest, unit, scale = split_unit(tokens, self.names)
+        rest, unit, scale = split_unit(tokens, self.names, self.nouns)
         node = parse_expression(rest)
         if scale != 1:
             if node.op != "number" or node.value is None:
@@ -218,7 +247,9 @@ class _Reader:
         return Matrix(cells)
 
     def _ratio(self, tokens: Sequence[Token]) -> Ratio:
-        rest, unit, _ = split_unit([Token("sign", ":") if t.text == "to" else t for t in tokens], self.names)
+        rest, unit, _ = split_unit(
+            [Token("sign", ":") if t.text == "to" else t for t in tokens], self.names, self.nouns
+        )
         return Ratio(tuple(parse_expression(term) for term in split(rest, ":")), unit)
 
     def _congruence(self, tokens: Sequence[Token]) -> Part:
@@ -436,6 +467,7 @@ def _base_number(tokens: Sequence[Token]) -> BaseNumber | None:
         return None
     digits = "".join(t.text for t in tokens[:index]).strip("()")
     base = "".join(t.text for t in tokens[index + 1 :]).strip("{}")
+    base = _BASES.get(base.lower(), base)
     if not re.fullmatch(r"\d[\dA-Za-z]*|[\dA-F]*\d[\dA-F]*", digits) or not re.fullmatch(r"\d{1,2}|[a-z]+", base):
         return None
     return BaseNumber(digits.upper().lstrip("0") or "0", base)

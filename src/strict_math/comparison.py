@@ -38,10 +38,13 @@ from strict_math.equality import (
     same_expression,
 )
 from strict_math.expressions import Node, Unreadable, number
-from strict_math.extraction import value_in_sentence
+from strict_math.extraction import extract_answer
+from strict_math.question import Question
 from strict_math.real_sets import infinity_of, same_endpoints
+from strict_math.sentences import digits_for_words, value_in_sentence
 from strict_math.text import normalize_number
-from strict_math.units import PERCENT, Unit, format_unit
+from strict_math.units import PERCENT, Nouns, Unit, format_unit
+from strict_math.vocabulary import COUNTED
 
 _EXTRA_CHARS = 500
 """An answer that exceeds the reference by more characters matches nothing."""
@@ -64,17 +67,32 @@ class Reference:
     answer: Answer
     names: frozenset[str]
     length: int
+    question: Question
 
     @classmethod
-    def read(cls, text: str) -> "Reference | None":
-        """The reference that `text` states; None if it is outside the grammar, undefined or too costly to compute."""
-        try:
-            answer = read_answer(text)
-            for part in answer.parts:
-                _check(part)
-        except (Unreadable, ArithmeticError, RecursionError):
-            return None
-        return cls(answer, frozenset().union(*map(_names, answer.parts)), len(text))
+    def read(cls, text: str, question: str = "") -> "Reference | None":
+        """The reference that `text` states; None if it is outside the grammar, undefined or too costly to compute.
+
+        Args:
+            text: LaTeX or plain text; of a whole solution its last box.
+            question: the question's text. An answer may use its nouns as units and name the quantity that it asks for;
+                without it, only common ones.
+        """
+        for candidate in (text, extract_answer(text) if "boxed" in text or "fbox" in text else None):
+            try:
+                answer = read_answer(candidate or "")
+                for part in answer.parts:
+                    _check(part)
+            except (Unreadable, ArithmeticError, RecursionError):
+                continue
+            return cls(answer, frozenset().union(*map(_names, answer.parts)), len(text), Question(question))
+        return None
+
+    @cached_property
+    def _nouns(self) -> Nouns:
+        own = {name for part in self.answer.parts for unit in _units(part.value) for name, _ in unit}
+        known = {word for name in own for word in (name, *name.split())} | self.question.words
+        return Nouns(frozenset(known if self.question.is_known else known | COUNTED), self.question.asked)
 
     @cached_property
     def normal_form(self) -> str:
@@ -88,9 +106,13 @@ class Reference:
         Args:
             answer: LaTeX or plain text, or a sentence with one reading, such as `The number of ways is 13.`
         """
-        texts = (answer, value_in_sentence(answer))
-        readings = (reading for text in texts if text is not None for reading in self._readings(text))
-        return any(_Comparison().answers(self.answer, reading) for reading in readings)
+        text = " ".join(answer.split())
+        if len(text) > self.length + _EXTRA_CHARS:
+            return False
+        spellings = dict.fromkeys((text, digits_for_words(text)))
+        stated = [value_in_sentence(spelling, self.question) for spelling in spellings]
+        readings = (reading for each in (*spellings, *stated) if each is not None for reading in self._readings(each))
+        return any(_Comparison(self.question).answers(self.answer, reading) for reading in readings)
 
     def vote(self, text: str, *, correct: bool) -> str:
         """The text by which majority votes count an answer: equal for all correct answers, else its normal form.
@@ -101,17 +123,16 @@ class Reference:
         """
         if correct:
             return self.normal_form
-        readings = self._readings(text)
+        text = " ".join(text.split())
+        readings = self._readings(text) if len(text) <= self.length + _EXTRA_CHARS else []
         form = _normal_form(readings[0], units=True) if readings else "".join(text[:_EXTRA_CHARS].split()).casefold()
         return f"not {form}" if form == self.normal_form else form
 
     def _readings(self, text: str) -> list[Answer]:
-        if len(text) > self.length + _EXTRA_CHARS:
-            return []
         found: list[Answer] = []
         for thousands in (True, False) if len(self.answer.parts) > 1 and "," in text else (True,):
             try:
-                found.append(read_answer(text, self.names, thousands=thousands))
+                found.append(read_answer(text, self.names, self._nouns, thousands=thousands))
             except (Unreadable, ArithmeticError, RecursionError):
                 continue
         return found
@@ -140,6 +161,12 @@ def _names(part: Part) -> frozenset[str]:
     return frozenset(part.names).union(*map(names_of, (*nodes_of(part.value), *part.left)))
 
 
+def _units(value: Value) -> "list[Unit]":
+    if isinstance(value, Quantity | Ratio):
+        return [value.unit]
+    return [unit for item in value.items for unit in _units(item.value)] if isinstance(value, Collection) else []
+
+
 def _check(part: Part) -> None:
     """Raise Unreadable or ArithmeticError if a value of a reference cannot be computed."""
     for node in (*nodes_of(part.value), *part.left):
@@ -157,6 +184,8 @@ def _check(part: Part) -> None:
 @dataclass(frozen=True)
 class _Comparison:
     """Compares two answers value by value."""
+
+    question: Question
 
     def answers(self, reference: Answer, answer: Answer) -> bool:
         try:
@@ -247,6 +276,8 @@ class _Comparison:
         if isinstance(value, TextAnswer):
             return reference.node.op == "name" and value.text.strip("()") == reference.node.text
         if reference.unit and value.unit and reference.unit != value.unit:
+            return False
+        if not reference.unit and self.question.contradicts(value.unit):
             return False
         if not reference.unit and value.unit == _DEGREE and "pi" in constants_of(reference.node):
             return False  # the reference is in radians

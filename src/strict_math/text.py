@@ -4,11 +4,10 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
-from itertools import pairwise
 from typing import NamedTuple
 
 __all__ = [
-    "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "is_list",
+    "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "last_box_list",
     "last_boxed", "last_boxes", "marked_answer", "normalize_number", "numbers_in", "outer_boxes", "plain_number",
     "strip_formatting", "without_text_commands",
 ]  # fmt: skip
@@ -113,21 +112,21 @@ def outer_boxes(text: str) -> list[Box]:
     return outer[::-1]
 
 
-def last_boxes(text: str) -> list[str]:
-    """The content of the last box and of the boxes that form a list with it; empty without a box."""
+def last_box_list(text: str) -> list[Box]:
+    """The last box and the boxes that form a list with it; empty without a box."""
     found = sorted(boxes(text), key=lambda box: box.start)
-    contents = [box.content for box in found[-1:]]
+    listed = found[-1:]
     for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
         between = text[box.end : following.start]
         if not (_JOINED.fullmatch(between) or _ALTERNATIVE.fullmatch(between)) or box.end > following.start:
             break
-        contents.insert(0, box.content)
-    return contents
+        listed.append(box)
+    return listed[::-1]
 
 
-def is_list(text: str, found: Sequence[Box]) -> bool:
-    """Whether only commas, `and` and `or` stand between these boxes of a text."""
-    return all(_JOINED.fullmatch(text[box.end : following.start]) for box, following in pairwise(found))
+def last_boxes(text: str) -> list[str]:
+    """The contents of `last_box_list`."""
+    return [box.content for box in last_box_list(text)]
 
 
 def last_boxed(text: str) -> str | None:

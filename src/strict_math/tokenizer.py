@@ -49,6 +49,7 @@ _CHARACTERS: dict[int, str] = {
     **{ord(character): "*" for character in "⋅∙×·"},
     **{ord(character): " " for character in "\xa0\u2007\u2008"},
     ord("º"): "°",
+    **{ord(character): "/" for character in "⁄∕"},
     ord("∛"): "\\sqrt[3]",
     **{ord(character): f"\\{command} " for character, command in COMMAND_OF.items()},
 }
@@ -57,6 +58,10 @@ _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ", "01234
 _THIN = r"(?:\{,\}|,?\\[!,;: ] ?|[\u2009\u202f\u200a])"
 _UNIT_GROUP = r"\\(?:text|mathrm)\s*\{[^{}]*\}(?:\^(?:\d|\{\d\}))?"
 _RULES = (
+    (
+        re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)/([₀₁₂₃₄₅₆₇₈₉]+)"),
+        lambda found: f"\\frac{{{found[1].translate(_RAISED)}}}{{{found[2].translate(_LOWERED)}}}",
+    ),
     (re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+"), lambda found: f"^{{{found[0].translate(_RAISED)}}}"),
     (re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙ]+"), lambda found: f"_{{{found[0].translate(_LOWERED)}}}"),
     (re.compile("[½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒]"), lambda found: f"\\frac{{{_nfkc(found[0]).replace(chr(0x2044), '}{')}}}"),
@@ -79,6 +84,8 @@ _RULES = (
     (re.compile(r"\\(?:left|right|displaystyle|textstyle|[bB]igg?[lrm]?|limits|nolimits|mathstrut)(?![A-Za-z])"), ""),
     (re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~|[\u2009\u202f\u200a]"), " "),
     (re.compile(r"\{\}"), ""),
+    (re.compile(r"\{([:;])\}"), r"\1"),
+    (re.compile(r"(?<=[A-Za-z\d)}] )!=(?!=)"), r"\\ne "),
     (re.compile(r"(?<=[A-Za-z])\.(?=\s|\}|$)"), ""),
     (re.compile(r"^(?:=|[Ee]xactly|[Pp]recisely|[Ee]ither)(?![A-Za-z])\s*(?!=)|\s*\\\\\s*$"), ""),
     (re.compile(r"\\?%\s*(?:\\text\{\s*of\s*\}|of\b)"), "/100*"),
@@ -116,6 +123,8 @@ _LEXEMES = re.compile(
     r"|(?P<sign>.)",
     re.ASCII | re.DOTALL,
 )
+_OVER = re.compile(r"\\over(?![A-Za-z])")
+_MAX_OVERS = 10
 _PLAIN_SIGNS = frozenset("+-*/^_=<>()[]{}|,;:!'&%$€£¥°")
 
 
@@ -127,7 +136,7 @@ def clean(text: str, *, thousands: bool = True) -> str:
         text = _nfkc_kept(text).translate(_CHARACTERS)
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
-    text = _without_math_dollars(" ".join(text.split()))
+    text = _fractions_with_over(_without_math_dollars(" ".join(text.split())))
     if not thousands:
         return text
     depth_at = list(accumulate(((c in "([{") - (c in ")]}") for c in text), initial=0))  # there a comma separates
@@ -143,6 +152,11 @@ def tokenize(text: str, names: frozenset[str] | None = None) -> list[Token]:
             for a reference itself, where a run of up to three letters is a product unless it is a word or unit.
     """
     return _Lexer(names).read(text)
+
+
+def is_name(word: str) -> bool:
+    """Whether a word of several letters is no sign, function or unit in front of a number."""
+    return word.lower() not in _WORD_SIGNS and word.lower() not in FUNCTIONS and word.lower() not in _ALIASES
 
 
 def plain_words(tokens: Sequence[Token]) -> str:
@@ -233,6 +247,32 @@ class _Lexer:
         if self._names is not None:
             return set(run) <= self._names
         return len(run) <= 3 and run.lower() not in SHORT_WORDS
+
+
+def _fractions_with_over(text: str) -> str:
+    r"""Rewrite TeX's `{3 \over 4}`, and `3 \over 4` that is the whole text, as `\frac{3}{4}`."""
+    while (found := _OVER.search(text)) and text.count("\\over") <= _MAX_OVERS:
+        start, end = _group_around(text, found.start(), found.end())
+        above, below = text[start : found.start()], text[found.end() : end]
+        if start == 0 and end == len(text) and re.search("[=,;<>]", text):
+            break
+        text = f"{text[: max(0, start - 1)]}\\frac{{{above.strip()}}}{{{below.strip()}}}{text[end + 1 :]}"
+    return text
+
+
+def _group_around(text: str, left: int, right: int) -> tuple[int, int]:
+    """The bounds of the text in the braces around `text[left:right]`; all of it outside of braces."""
+    depth = 0
+    while left > 0 and depth >= 0:
+        left -= 1
+        depth += (text[left] == "}") - (text[left] == "{")
+    start, depth = (left + 1, 0) if depth < 0 else (0, 0)
+    while right < len(text):
+        depth += (text[right] == "{") - (text[right] == "}")
+        if depth < 0:
+            break
+        right += 1
+    return start, right
 
 
 def _nfkc(text: str) -> str:

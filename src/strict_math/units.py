@@ -3,25 +3,46 @@
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import TypeAlias
 
 from strict_math.tokenizer import Token
-from strict_math.vocabulary import BARE_UNITS, CASED_UNITS, NO_UNIT, UNITS
+from strict_math.vocabulary import BARE_UNITS, COUNTED, GENERIC, KINDS, NO_UNIT, PREFIXES, SCALES, SYMBOLS, UNITS
 
 Unit: TypeAlias = tuple[tuple[str, int], ...]  # each factor with its exponent, sorted; empty: no unit
 
-_CANONICAL = {name: unit for unit, names in UNITS.items() for name in (unit, *names.split())}
+_PREFIXED = {
+    **{prefix + symbol: PREFIXES[prefix] + name for symbol, name in SYMBOLS.items() for prefix in PREFIXES},
+    **{f"{prefix}B": f"{PREFIXES.get(prefix, 'tera')}byte" for prefix in "kMGT"},
+}
+_SYMBOLS = _PREFIXED | SYMBOLS
+_FOLDED = Counter(map(str.lower, _SYMBOLS))
+_IN_ANY_CASE = {symbol.lower(): name for symbol, name in _SYMBOLS.items() if _FOLDED[symbol.lower()] == 1}
+_NAMES = {name: unit for unit, names in UNITS.items() for name in (unit, *names.split())}
+_NAMES |= {name: name for name in _SYMBOLS.values()}
+_NAMES |= {name[:-2] + "re": name for name in _NAMES.values() if name.endswith(("meter", "liter"))}
+_KNOWN = frozenset(_NAMES.values())
 PERCENT: Unit = (("percent", 1),)
 _CONVERTED = (
-    {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800},
-    {"millimeter": 1, "centimeter": 10, "meter": 1000, "kilometer": 1_000_000},
+    {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800, "month": 0, "year": 0},
+    {
+        "millimeter": 1,
+        "centimeter": 10,
+        "meter": 1000,
+        "kilometer": 1_000_000,
+        "inch": 0,
+        "foot": 0,
+        "yard": 0,
+        "mile": 0,
+    },
     {"inch": 1, "foot": 12, "yard": 36, "mile": 63_360},
-    {"milligram": 1, "gram": 1000, "kilogram": 1_000_000},
-    {"milliliter": 1, "liter": 1000},
-    {"cent": 1, "dollar": 100},
+    {"milligram": 1, "gram": 1000, "kilogram": 1_000_000, "ton": 0, "pound": 0, "ounce": 0},
+    {"milliliter": 1, "liter": 1000, "gallon": 0, "quart": 0, "pint": 0, "cup": 0},
+    {"cent": 1, "dollar": 100, "euro": 0},
 )
-"""Units with a known ratio, used to reject `2 hours = 5 minutes`, never to accept another unit."""
+"""Units of one dimension with their ratio (0: none), used to reject `2 hours = 5 minutes`, never to accept a unit."""
 _COMPOUND = {
     "mph": (("mile", 1), ("hour", -1)),
     "kph": (("kilometer", 1), ("hour", -1)),
@@ -30,21 +51,41 @@ _COMPOUND = {
 }
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_AFTER = {"squared": 2, "cubed": 3}
-_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _MONEY = ("$", "€", "£", "¥", "¢")
 _MAX_WORDS = 4
 
 
-def split_unit(tokens: Sequence[Token], names: frozenset[str]) -> tuple[list[Token], Unit, Fraction]:
+@dataclass(frozen=True)
+class Nouns:
+    """The nouns that may follow a number, besides units."""
+
+    known: frozenset[str] | None = None
+    """Their singulars; None for any noun."""
+    asked: frozenset[str] = frozenset()
+    """Words that the question counts (`how many times`), even if they change a number elsewhere."""
+
+    def allow(self, word: str) -> bool:
+        """Whether a word, in lower case, may follow a number."""
+        name = canonical(word)
+        return bool(self.asked & {word, f"{word}s"}) or (
+            word not in NO_UNIT and (self.known is None or name in self.known or name in GENERIC)
+        )
+
+
+ANY_NOUN = Nouns()
+
+
+def split_unit(tokens: Sequence[Token], names: frozenset[str], nouns: Nouns) -> tuple[list[Token], Unit, Fraction]:
     """Split tokens into the value, its unit, and the factor of a word such as `million`.
 
     Args:
         tokens: One value with its unit.
         names: Variables of the reference; they are never units.
+        nouns: The nouns that may follow the value.
     """
     tokens, before = _split_money(list(tokens))
     start = len(tokens) if _ends_in_an_angle(tokens) else _start_of_unit(tokens, names)
-    unit, scale = _read(tokens[start:]) if start else (None, Fraction(1))
+    unit, scale = _read(tokens[start:], nouns) if start else (None, Fraction(1))
     if unit is None:
         return tokens, before, Fraction(1)
     if before and unit and unit != before:
@@ -68,9 +109,9 @@ def _split_money(tokens: list[Token]) -> tuple[list[Token], Unit]:
         if following and following[0].is_sign("$"):
             del tokens[sign]
         elif following and following[0].kind == "number":
-            return tokens[:sign] + tokens[sign + 1 :], ((_canonical(tokens[sign].text), 1),)
+            return tokens[:sign] + tokens[sign + 1 :], ((canonical(tokens[sign].text), 1),)
     if len(tokens) > sign + 1 and tokens[sign].text in (*_MONEY, "\\cent"):
-        money = _canonical(tokens[sign].text)
+        money = canonical(tokens[sign].text)
         rest = tokens[sign + 1 :]
         if sign == 0 and rest[0].is_sign("-"):
             return rest, ((money, 1),)
@@ -106,10 +147,11 @@ def _names_unit(tokens: Sequence[Token], index: int, names: frozenset[str]) -> b
     return token.after_space and (before.kind == "number" or before.is_sign("}", "pi", ")") or before.kind == "word")
 
 
-def _read(tokens: Sequence[Token]) -> tuple[Unit | None, Fraction]:
+def _read(tokens: Sequence[Token], nouns: Nouns) -> tuple[Unit | None, Fraction]:
     """Parse tokens as a unit with an optional factor before it; the unit is None if they are anything else."""
-    scale = Fraction(_SCALES.get(tokens[0].text.lower(), 1)) if tokens else Fraction(1)
-    reader = _UnitReader()
+    first = tokens[0].text.lower() if tokens else ""
+    scale = Fraction(1 if nouns.asked & {first, f"{first}s"} else SCALES.get(first, 1))
+    reader = _UnitReader(nouns)
     index = int(scale != 1)
     while index < len(tokens):
         following = reader.read(tokens, index)
@@ -122,7 +164,8 @@ def _read(tokens: Sequence[Token]) -> tuple[Unit | None, Fraction]:
 class _UnitReader:
     """Collects the factors of one unit."""
 
-    def __init__(self) -> None:
+    def __init__(self, nouns: Nouns) -> None:
+        self._allowed = nouns
         self._factors: Counter[str] = Counter()
         self._nouns: list[str] = []
         self._sign, self._power = 1, 1
@@ -130,7 +173,7 @@ class _UnitReader:
     def read(self, tokens: Sequence[Token], index: int) -> int | None:
         """Read the factor at `index`; returns the index after it, or None if it is not a unit."""
         token = tokens[index]
-        word = token.text if token.text in CASED_UNITS else token.text.lower()
+        word = token.text.lower()
         if word in ("/", "per"):
             self._sign = -1
         elif word in _POWERS:
@@ -139,8 +182,8 @@ class _UnitReader:
             self._factors.update(dict(_COMPOUND[word]))
         elif word in ("c", "f") and self._factors.get("degree"):
             self._factors = Counter({"celsius" if word == "c" else "fahrenheit": 1})
-        elif not (word in ("*", "-") and self._factors):
-            return self._factor(tokens, index, word)
+        elif not ((word in ("*", "-") and self._factors) or (word in KINDS and index + 1 < len(tokens))):
+            return self._factor(tokens, index)
         return index + 1
 
     def unit(self) -> Unit | None:
@@ -151,24 +194,28 @@ class _UnitReader:
             self._factors[" ".join(self._nouns)] += 1
         return tuple(sorted((name, exponent) for name, exponent in self._factors.items() if exponent))
 
-    def _factor(self, tokens: Sequence[Token], index: int, word: str) -> int | None:
+    def _factor(self, tokens: Sequence[Token], index: int) -> int | None:
         token = tokens[index]
-        if token.kind not in ("word", "name") and not token.is_sign("%", "°", *_MONEY) and word != "\\cent":
+        if token.kind not in ("word", "name") and not token.is_sign("%", "°", *_MONEY) and token.text != "\\cent":
             return None
         exponent, following = _exponent(tokens, index + 1)
-        if exponent is None or word in NO_UNIT:
+        if exponent is None:
             return None
-        canonical = _canonical(word)
-        if canonical in ("celsius", "fahrenheit"):
+        name = canonical(token.text)
+        if name in ("celsius", "fahrenheit"):
             self._factors.pop("degree", None)
-        if canonical not in UNITS and (len(word) < 3 or not (token.after_space or token.in_text)):
-            return None  # neither 6abc nor 6 ab is a number of things
-        if canonical in UNITS:
-            self._factors[canonical] += self._sign * self._power * exponent
+        if name in _KNOWN:
+            self._factors[name] += self._sign * self._power * exponent
             self._power = 1
+        elif self._is_noun(token) and name not in self._nouns:
+            self._nouns.append(name)
         else:
-            self._nouns.append(canonical)
+            return None
         return following
+
+    def _is_noun(self, token: Token) -> bool:
+        """Whether a word may follow a number: neither 6abc nor 6 ab is a number of things."""
+        return self._allowed.allow(token.text.lower()) and len(token.text) > 2 and (token.after_space or token.in_text)
 
 
 def _exponent(tokens: Sequence[Token], index: int) -> tuple[int | None, int]:
@@ -185,12 +232,49 @@ def _exponent(tokens: Sequence[Token], index: int) -> tuple[int | None, int]:
     return None, index
 
 
-def _canonical(word: str) -> str:
-    word = word if word in CASED_UNITS else word.lower().rstrip(".")
-    if word in _CANONICAL:
-        return _CANONICAL[word]
-    singular = re.sub(r"(?<=[a-z]{2})s$", "", word)
-    return _CANONICAL.get(singular, singular)
+@lru_cache(10_000)
+def canonical(word: str) -> str:
+    """The name of a unit for any of its names and symbols; of any other word its singular in lower case."""
+    for symbol in (word, *_singulars(word)):
+        if symbol in _SYMBOLS:
+            return _SYMBOLS[symbol]
+    if len(word) == 1:
+        return _NAMES.get(word, word)
+    lower = word.lower().rstrip(".")
+    for form in (lower, *_singulars(lower)):
+        if len(form) > 1 and (form in _NAMES or form in _IN_ANY_CASE):
+            return _NAMES.get(form) or _IN_ANY_CASE[form]
+    return (_singulars(lower) or [lower])[0]
+
+
+def _singulars(word: str) -> list[str]:
+    if len(word) < 3 or not word.endswith("s") or word.endswith("ss"):
+        return []
+    if word.endswith("ies") and len(word) > 4 and word[:-1] not in COUNTED:
+        return [word[:-3] + "y"]
+    return [word[:-2]] if word.endswith(("xes", "ches", "shes", "sses")) else [word[:-1]]
+
+
+def words_of_unit(text: str) -> str:
+    """The unit, the factor or the power that begins a text: `km per hour`, `thousand`, `squared`; else nothing."""
+    first, *others = re.split(r"(?<=[A-Za-z])(?= per |/)", text, maxsplit=1)
+    word = first.split(" ")[0]
+    if word.lower() in SCALES or word.lower() in _POWERS_AFTER or word.lower() in ("factorial", "times"):
+        return word
+    if not is_unit(word) or len(word) < 2 or word.lower() in ("in", "am"):
+        return ""
+    divided = others[0] if others and word == first else ""
+    return word + (divided if is_unit(re.sub(" per |/", "", divided)) else "")
+
+
+def is_unit(word: str) -> bool:
+    """Whether a word or symbol is a unit of measurement or of money."""
+    return canonical(word) in _KNOWN
+
+
+def same_dimension(unit: str, other: str) -> bool:
+    """Whether two units measure the same, such as length."""
+    return any(unit in sizes and other in sizes for sizes in _CONVERTED)
 
 
 def conversion(unit: Unit, other: Unit) -> Fraction | None:
@@ -199,7 +283,7 @@ def conversion(unit: Unit, other: Unit) -> Fraction | None:
         return None
     (name, exponent), (target, _) = unit[0], other[0]
     for sizes in _CONVERTED:
-        if name in sizes and target in sizes:
+        if sizes.get(name) and sizes.get(target):
             return Fraction(sizes[name], sizes[target]) ** exponent
     return None
 

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.verifier_report import TABLES, Case, judge, read_cases
+from benchmarks.verifier_report import Case, judge, read_cases
 from dapo.rewards import get_verifier
 from dapo.types import Problem
 
-KINDS = sorted({case.kind for name in ("families", "unseen") for case in read_cases(name)})
+BY_KIND = ("families", "unseen", "subjects")
+KINDS = sorted({case.kind for name in BY_KIND for case in read_cases(name)})
 REFUSED_RIGHT = {
     ("e^{i\\pi/3}", "\\frac12 + \\frac{\\sqrt3}{2}i"),  # another form of a complex number
     ("9", "3x = 27, so x = 9"),  # several equations on one line
@@ -33,16 +34,23 @@ def verdict(truth: str, response: str) -> bool:
 
 
 def test_the_tables_are_as_described():
-    for name, at_least in (("cases", 450), ("families", 1350), ("unseen", 640)):
+    for name, at_least, share_right in (
+        ("cases", 450, 3),
+        ("families", 1350, 3),
+        ("unseen", 640, 3),
+        ("subjects", 650, 4),
+    ):
         cases = read_cases(name)
         assert len(cases) >= at_least
-        assert len({(case.truth, case.response) for case in cases}) == len(cases)
-        assert sum(case.expected for case in cases) >= len(cases) // 3
+        assert len({(case.question, case.truth, case.response) for case in cases}) == len(cases)
+        assert sum(case.expected for case in cases) >= len(cases) // share_right
         assert sum(not case.expected for case in cases) >= len(cases) // 2
         assert all(case.why and (case.kind or name == "cases") for case in cases)
     assert len(KINDS) >= 40
-    every = [(case.truth, case.response) for name in TABLES for case in read_cases(name)]
-    assert len(set(every)) == len(every)
+    sentences = [
+        case for case in read_cases("subjects") if case.kind in ("the answer as the subject", "phrases of the question")
+    ]
+    assert len(sentences) >= len(read_cases("subjects")) // 3
 
 
 def test_math_accepts_no_wrong_answer_of_the_first_table_and_every_right_one():
@@ -50,7 +58,7 @@ def test_math_accepts_no_wrong_answer_of_the_first_table_and_every_right_one():
     misjudged = [
         case.response
         for case in read_cases()
-        if (verifier(Problem("1", "Q", case.truth), case.response).correct is True) != case.expected
+        if (verifier(Problem("1", case.question, case.truth), case.response).correct is True) != case.expected
     ]
     assert misjudged == []
 
@@ -59,8 +67,8 @@ def test_math_accepts_no_wrong_answer_of_the_first_table_and_every_right_one():
 def test_math_accepts_no_wrong_answer_of_a_kind_and_every_right_one_but_those_named(kind):
     verifier = get_verifier("math")
     accepted_wrong, refused_right, named = [], [], []
-    for case in (case for name in ("families", "unseen") for case in read_cases(name) if case.kind == kind):
-        accepted = verifier(Problem("1", "Q", case.truth), case.response).correct is True
+    for case in (case for name in BY_KIND for case in read_cases(name) if case.kind == kind):
+        accepted = verifier(Problem("1", case.question, case.truth), case.response).correct is True
         if accepted and not case.expected:
             accepted_wrong.append((case.truth, case.response))
         if case.expected and not accepted:

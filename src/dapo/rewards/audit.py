@@ -1,7 +1,7 @@
 """Audits a reward: judges responses that are wrong for every problem and broken references, each of them twice.
 
-A response is accepted if its verdict is right, or if its score is at least half way from the lowest score to that of a
-right answer. Accepting a wrong response is a false positive.
+A response is accepted if its verdict is right, or if its score is at least halfway between the lowest score and
+the score of a right answer. Accepting a wrong response is a false positive.
 """
 
 import time

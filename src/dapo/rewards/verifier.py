@@ -16,7 +16,7 @@ from dapo.types import Problem, Verdict
 
 
 class Verifier(Protocol):
-    """Judges one response. Never raises because of a response: what it cannot judge is an `error_verdict`."""
+    """Judges one response. Never raises because of a response: one that it cannot judge gets an `error_verdict`."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """The verdict on `response` as an answer to `problem`."""
@@ -93,7 +93,7 @@ VERIFIERS: Mapping[str, Registration] = {
     "reward_model": Registration("reward_model:RewardModelVerifier"),
     "server": Registration("server:ServerVerifier"),
 }
-"""Every verifier that has a name: one row is all that the package knows of it."""
+"""Every verifier that has a name: nothing else in the package names one."""
 
 
 def is_binary(name: str) -> bool:

@@ -15,7 +15,7 @@ from strict_math.text import fences, final_part
 
 Isolation = Literal["require", "best_effort"]
 
-_COLUMNS = ("tests", "test_list", "test")  # the second is the column of MBPP, the third that of HumanEval
+_COLUMNS = ("tests", "test_list", "test")  # the second as in MBPP, the third as in HumanEval
 _SETUP_COLUMNS = ("test_imports", "test_setup_code")
 _LANGUAGES = ("", "python", "py", "python3")
 

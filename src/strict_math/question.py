@@ -1,0 +1,156 @@
+"""What a question's text contributes to reading its answers: the nouns that it counts, and the phrases that it uses."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from strict_math.units import PERCENT, Unit, canonical, is_unit, same_dimension
+from strict_math.vocabulary import SCALES, word_set
+
+_MAX_CHARS = 20_000
+_MIN_WORDS = 3
+"""A text with fewer words is no question whose words an answer could quote."""
+_WORD = re.compile(r"\d+|[A-Za-z]+(?:['’]s?\b)?|[?.!](?=\s|$)|\n")
+_ENDS = frozenset("?.!\n")
+_ASKING = word_set(
+    "what find how which who when where compute determine calculate evaluate express give simplify solve"
+)
+DETERMINERS = word_set("a an the his her its their our your my this that these those each every")
+_STARTS = word_set("what which find compute determine calculate evaluate give express state")
+_IS = word_set("is are was were")
+_ASKED_UNIT = re.compile(r"\b(?:in|how many|how much)\s+((?:[A-Za-z]+[\s/^\d]{1,3}){1,4}|[A-Za-z]+)", re.IGNORECASE)
+_ASKED_NOUN = re.compile(r"\bhow many\s+((?:[A-Za-z-]+\s+){0,3}[A-Za-z]+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Question:
+    """The text of a question; an empty text is a question that is not known."""
+
+    text: str = ""
+
+    @cached_property
+    def _sentences(self) -> list[list[str]]:
+        """The words of each sentence in lower case, with its final sign."""
+        sentences: list[list[str]] = [[]]
+        for word in _WORD.findall(self.text[-_MAX_CHARS:]):
+            sentences[-1].append(word.lower().replace("’", "'"))
+            if word in _ENDS:
+                sentences.append([])
+        return [sentence for sentence in sentences if sentence]
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """The singular of every word."""
+        return frozenset(_singular(word) for sentence in self._sentences for word in sentence if word not in _ENDS)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the text has enough words to be quoted."""
+        return len(self.words) >= _MIN_WORDS
+
+    @cached_property
+    def asked(self) -> frozenset[str]:
+        """The nouns after `how many`, among them words that change a number elsewhere: `how many times`, `pairs`."""
+        phrases = (match[1].lower().split() for match in _ASKED_NOUN.finditer(self.text[-_MAX_CHARS:]))
+        found = frozenset(word for phrase in phrases for word in phrase[: _length_of_noun(phrase)])
+        return found - (SCALES.keys() - {"dozen", "dozens"})
+
+    @cached_property
+    def _asked_units(self) -> frozenset[str]:
+        """The units in which the answer is requested: `in meters`, `how many hours`."""
+        phrases = _ASKED_UNIT.findall(self.text[-_MAX_CHARS:])
+        words = (word for phrase in phrases for word in re.findall(r"[A-Za-z]{2,}", phrase) if word not in ("in", "am"))
+        return frozenset(canonical(word) for word in words if is_unit(word))
+
+    def contradicts(self, unit: Unit) -> bool:
+        """Whether the question requests another unit: meters and not centimeters, a number and not a percentage."""
+        if unit == PERCENT:
+            return bool(self.asked) and "percent" not in self.words and "%" not in self.text
+        return any(
+            name not in self._asked_units and any(same_dimension(name, asked) for asked in self._asked_units)
+            for name, _ in unit
+        )
+
+    def has(self, words: Sequence[str]) -> bool:
+        """Whether all these words occur in the question."""
+        return all(_singular(word) in self.words for word in words)
+
+    def quotes(self, phrase: str) -> bool:
+        """Whether a noun phrase is the one whose value the question requests, not one inside of another phrase."""
+        head, of, rest = phrase.partition(" of ")
+        whole, first = _content(phrase.split()), _content(head.split())
+        for sentence in self._asking_sentences:
+            if whole and any(True for _ in _starts(sentence, whole)):
+                return True
+            ends = [index + len(first) for index in _starts(sentence, first)] if first and of else []
+            continues = [end < len(sentence) and sentence[end][0] == "of" for end in ends]
+            if not all(continues) and self.has([word for word, _ in _content(rest.split())]):
+                return True  # `the area of the rectangle`, where the question has `its area`
+        return False
+
+    def names_actor(self, phrase: str) -> bool:
+        """Whether a phrase names somebody or something of the question."""
+        words = _content(phrase.split())
+        asking = {word for sentence in self._asking_sentences for word, _ in sentence}
+        refers = bool(asking & {"he", "she", "they", "it", "him", "her", "them", "their", "his", "its"})
+        return bool(words) and self.has([w for w, _ in words]) and (refers or all(w in asking for w, _ in words))
+
+    def asks_with(self, verb: str) -> bool:
+        """Whether a sentence that asks has this verb, in any of its forms."""
+        forms = {_verb(word) for sentence in self._asking_sentences for word, _ in sentence}
+        return _verb(verb) in forms
+
+    @cached_property
+    def _asking_sentences(self) -> list[list[tuple[str, bool]]]:
+        """The sentences with a question mark or a verb that asks, and the last one; see `_content`."""
+        found = [s for s in self._sentences if s[-1] == "?" or not _ASKING.isdisjoint(s)]
+        return [_content([w for w in s if w not in _ENDS]) for s in found or self._sentences[-1:]]
+
+
+def _content(words: Sequence[str]) -> list[tuple[str, bool]]:
+    """The words without determiners, each with whether it is a possessive."""
+    plain = (word.lower().replace("’", "'") for word in words)
+    return [
+        (word.removesuffix("'s").rstrip("'"), word.endswith(("'s", "s'"))) for word in plain if word not in DETERMINERS
+    ]
+
+
+def _starts(sentence: Sequence[tuple[str, bool]], phrase: Sequence[tuple[str, bool]]) -> Iterator[int]:
+    """The indices at which a phrase stands in a sentence as the thing that is asked for."""
+    words = [word for word, _ in phrase]
+    for index in range(len(sentence) - len(words) + 1):
+        if [word for word, _ in sentence[index : index + len(words)]] != words:
+            continue
+        start = index - 1 if index and sentence[index - 1][1] else index  # `Tom's` in `What is Tom's age?`
+        before = [word for word, _ in sentence[max(0, start - 2) : start]]
+        if not before or before[-1] in _STARTS or (before[-1] in _IS and before[0] in ("what", "which", "much", "how")):
+            yield index
+
+
+def _length_of_noun(phrase: Sequence[str]) -> int:
+    """The number of words up to a verb: `apples` in `apples does Tom have`."""
+    ends = (i for i, word in enumerate(phrase) if word in _VERBS_AFTER_NOUN)
+    return next(ends, len(phrase))
+
+
+_VERBS_AFTER_NOUN = word_set(
+    "do does did is are was were will would can could has have had should must in of at on for to from with"
+)
+
+
+def _singular(word: str) -> str:
+    return canonical(word.removesuffix("'s").rstrip("'"))
+
+
+_IRREGULAR = {
+    "ate": "eat", "sold": "sell", "spent": "spend", "paid": "pay", "bought": "buy", "gave": "give", "ran": "run",
+    "got": "get", "made": "make", "took": "take", "held": "hold", "read": "read", "wrote": "write", "drove": "drive",
+    "left": "leave", "had": "have", "has": "have", "was": "be", "were": "be", "is": "be", "are": "be",
+}  # fmt: skip
+
+
+def _verb(word: str) -> str:
+    if word in _IRREGULAR:
+        return _IRREGULAR[word]
+    return re.sub(r"(?<=[a-z]{2})(?:ed|es|s|e)$", "", word)

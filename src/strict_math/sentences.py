@@ -1,0 +1,152 @@
+"""Finds the value in a sentence whose subject is the answer, or a quantity that the question names."""
+
+import re
+
+from strict_math.question import DETERMINERS, Question
+from strict_math.units import canonical, is_unit
+from strict_math.vocabulary import CARDINALS, COUNTED, GENERIC, KINDS, PLACES, QUANTITIES, TENS, word_set
+
+_LEAD = re.compile(
+    r"(?:(?:so|thus|hence|therefore|finally|then|consequently|altogether|in total|in all|in conclusion|as a result"
+    r"|this means|(?:we|i) (?:find|get|see|have|conclude|obtain)|it follows)(?: that)?(?:,| )\s*)+",
+    re.IGNORECASE,
+)
+_IS = r"(?:is|are|was|were|equals|is equal to|are equal to|will be|is given by|comes to|comes out to|amounts to)"
+_ADVERB = r"(?:only|exactly|precisely|simply|just|now|then|still|also|thus|therefore|a total of|in total)"
+_VALUE = r"(?P<value>(?:[^A-Za-z\s,.;:]|\\).*)"
+_SUBJECT = r"(?P<subject>[A-Za-z\\$(][A-Za-z\d ,'’$\\()-]*?)"
+_STATED = re.compile(
+    rf"{_SUBJECT}(?: {_ADVERB})?(?: (?P<verb>{_IS}) ?:?| ?[:=])(?: {_ADVERB})? {_VALUE}",
+    re.IGNORECASE,
+)
+_DONE = re.compile(
+    rf"{_SUBJECT}(?: {_ADVERB})? (?P<verb>will have|[a-z]+)(?: (?:him|her|them|it|us|me|you))?(?: {_ADVERB})? {_VALUE}",
+    re.IGNORECASE,
+)
+_WITH_QUANTITY = re.compile(
+    rf"(?P<owner>[A-Za-z '’]+?) has (?:an? )?(?P<quantity>[a-z ]+?)(?: of)? {_VALUE}", re.IGNORECASE
+)
+_VALUE_FIRST = re.compile(
+    r"(?P<value>(?:[^A-Za-z\s,.;]|\\|[A-Za-z] ?[=<>\\≤≥]).*) (?:is|are) (?:the|our|my) "
+    r"(?:(?:final|correct|required) )?(?:answer|solution|result)s?",
+    re.IGNORECASE,
+)
+_IT_IS = re.compile(r"(?:it|this|that) (?:is|was) (?:an? )?(?P<words>[A-Za-z][A-Za-z -]*)", re.IGNORECASE)
+_ANSWER = re.compile(
+    r"(?:it|this|that|there|(?:the |our |my )?(?:final |correct |numerical |exact |required |desired |total )?"
+    r"(?:(?:answer|result|solution)s?(?: (?:to|of|for) (?:the|this) (?:problem|question|equation|exercise|puzzle))?"
+    r"|(?:total|value|number|amount|count|quantity)s?))",
+    re.IGNORECASE,
+)
+_NUMBER_OF = re.compile(r"(?:the |a )?(?:total )?(?:number|amount|count|total|value) of (?P<things>.+)", re.IGNORECASE)
+_VARIABLE = re.compile(r"(?:the value of )?[\\$(]*(?P<name>[A-Za-z])[\\$)]*", re.IGNORECASE)
+_PERSONS = word_set("he she they it we you i")
+_ANY_VERB = re.compile(
+    r"has|have|had|will have|needs?|needed|takes?|took|costs?|makes?|made|gets?|got|totals?|travels?|traveled",
+    re.IGNORECASE,
+)
+_PERSONAL_VERB = re.compile(
+    r"earns?|earned|pays?|paid|sells?|sold|spends?|spent|eats?|ate|walks?|walked|runs?|ran|buys?|bought|gives?|gave"
+    r"|uses?|used|reads?|saves?|saved",
+    re.IGNORECASE,
+)
+_TAIL = re.compile(
+    r" (?:in total|in all|altogether|overall|total|left|left over|remaining|now"
+    r"|(?:in|at|on|for|of) (?:the|his|her|their|its|this|that) (?P<words>[A-Za-z]+(?: [A-Za-z]+){0,2})"
+    r"|(?:in|at|on|for) (?P<measure>\d+ [A-Za-z]+))",
+    re.IGNORECASE,
+)
+_MAX_TAIL = 60
+_NUMBER_WORDS = re.compile(
+    rf"(?<![\w.,^-])(?<!\d )(?:(?P<tens>{'|'.join(TENS)})(?:[ -](?P<ones>{'|'.join(CARDINALS[1:10])}))?"
+    rf"|(?P<small>{'|'.join(reversed(CARDINALS))}))(?![\w^]|[ ,]\d)",
+    re.IGNORECASE,
+)
+
+
+def digits_for_words(text: str) -> str:
+    """The text with `twelve` and `twenty-five` as digits."""
+
+    def digits(found: re.Match[str]) -> str:
+        words = [(found[name] or "").lower() for name in ("tens", "ones", "small")]
+        tens = 10 * (TENS.index(words[0]) + 2) if words[0] else 0
+        return str(tens + sum(CARDINALS.index(word) for word in words[1:] if word))
+
+    return _NUMBER_WORDS.sub(digits, text)
+
+
+def value_in_sentence(line: str, question: Question) -> str | None:
+    """The value of a sentence such as `The number of ways is 13.`: the text after its verb; None for other lines.
+
+    The subject must be the answer, or the quantity that the question asks for. The caller parses the value.
+
+    Args:
+        line: one line without repeated white space.
+        question: the question; where it is not known, a few common quantities (`the area`) count as asked.
+    """
+    line = re.sub(r"\\text\{([A-Za-z ,:]*)\}", r"\1", line.strip().rstrip(".").rstrip())
+    line = re.sub(r"^(it|that)['’]s\b", r"\1 is", line, flags=re.IGNORECASE)
+    if lead := _LEAD.match(line):
+        line = line[lead.end() :]
+    if words := _IT_IS.fullmatch(line):
+        return words["words"]
+    if first := _VALUE_FIRST.fullmatch(line):
+        return first["value"]
+    owned = _WITH_QUANTITY.fullmatch(line)
+    if owned and _is_quantity(f"the {owned['quantity']} of {owned['owner']}", question):
+        return _without_tail(owned["value"], question)
+    if stated := _STATED.fullmatch(line):
+        if variable := _VARIABLE.fullmatch(stated["subject"]):
+            return f"{variable['name']} = {stated['value']}" if stated["verb"] else None
+        return _without_tail(stated["value"], question) if _is_answer(stated["subject"], question) else None
+    if done := _DONE.fullmatch(line):
+        return _without_tail(done["value"], question) if _acts(done["subject"], done["verb"], question) else None
+    return _without_tail(line, question)
+
+
+def _is_answer(subject: str, question: Question) -> bool:
+    """Whether a subject of `is` means the answer."""
+    if _ANSWER.fullmatch(subject) or _is_quantity(subject, question):
+        return True
+    counted = _NUMBER_OF.fullmatch(subject)
+    if counted is None:
+        return False
+    words = [word for word in counted["things"].lower().split() if word not in DETERMINERS]
+    if question.is_known and question.has([word for word in words if word not in KINDS]):
+        return True
+    countable = GENERIC if question.is_known else COUNTED
+    return all(word in KINDS for word in words[:-1]) and (canonical(words[-1]) in countable or is_unit(words[-1]))
+
+
+def _is_quantity(subject: str, question: Question) -> bool:
+    """Whether a noun phrase is the quantity that the question asks for."""
+    if question.is_known:
+        return question.quotes(subject)
+    words = [word for word in subject.lower().split() if word not in DETERMINERS]
+    head, of, thing = " ".join(words).partition(" of ")
+    return head in QUANTITIES and (not of or thing in PLACES or canonical(thing) in COUNTED)
+
+
+def _acts(subject: str, verb: str, question: Question) -> bool:
+    """Whether a subject does what the question asks about: `Tom has`, `it takes`."""
+    is_person, always = subject.lower() in _PERSONS, _ANY_VERB.fullmatch(verb) is not None
+    if not question.is_known:
+        if always:
+            return is_person or _ANSWER.fullmatch(subject) is not None
+        return is_person and _PERSONAL_VERB.fullmatch(verb) is not None
+    return (is_person or question.names_actor(subject)) and (always or question.asks_with(verb.lower()))
+
+
+def _without_tail(text: str, question: Question) -> str:
+    """The text without a tail such as `in total` or `in the class`; words that may change the number are kept."""
+    for start in (index for index in range(max(0, len(text) - _MAX_TAIL), len(text)) if text[index] == " "):
+        tail = _TAIL.fullmatch(text, start)
+        if tail is None or (tail["measure"] and not (question.is_known and question.has(tail["measure"].split()))):
+            continue
+        if not tail["words"] or _is_place(tail["words"].lower(), question):
+            return text[:start]
+    return text
+
+
+def _is_place(words: str, question: Question) -> bool:
+    return question.has(words.split()) if question.is_known else words in PLACES or canonical(words) in COUNTED
