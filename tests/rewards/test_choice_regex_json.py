@@ -104,6 +104,35 @@ def test_no_letter_or_several_letters_are_wrong_whatever_the_reference(response)
             assert judged("choice", answer, response) is False, answer
 
 
+WITHOUT_OPTIONS = """
+(B) is wrong|(B) or (c)|B) is certainly false; c) holds|(B) if x > 0, otherwise (d)|(B) was my first guess|B) no
+(B) unless n = 0|B) but c) fits as well|(B) because a) fails|B. c) too|(B) rejected|B) cannot be|B) isn't it|(B)?
+B) maybe|B) either way; d)|B: excluded|(B) not|B) 42 or 43|(B) d)|B. e. as well|(B) eliminated, so (c)|B) hardly; try e)
+(B) looks right|B) probably|(B) rather than (a)|B) and (d)|(B) if even|B) is true only for n > 2|B) are both false
+(B) and then again, after having thought of it for some more time, the third one of them|B) none of these|B) wrong!
+"""
+
+
+@pytest.mark.parametrize("answer", [each for line in WITHOUT_OPTIONS.split("\n") for each in line.split("|") if each])
+def test_a_clause_about_the_choice_is_no_choice(answer):
+    for letter in "ABCDE":
+        assert judged("choice", letter, f"Answer: {answer}") is False
+        assert judged("choice", letter, f"\\boxed{{{answer}}}") is False
+
+
+def test_a_text_after_the_letter_is_the_text_of_its_option_where_the_question_has_options():
+    prompt = "Which holds?\nA) x is odd\nB) x is even or not an integer\nC. the empty set\nD) 4.5 cm"
+    verifier = get_verifier("choice")
+    for letter, text, expected in [
+        ("B", "B) x is even or not an integer", True), ("B", "B) x is even or not an integer.", True),
+        ("B", "B) x is even", True), ("C", "C) empty set", True), ("C", "C. The empty set", True),
+        ("D", "(D) $4.5$ cm", True), ("A", "A) x is odd", True), ("B", "B", True),
+        ("B", "B) x is odd", False), ("B", "B) is wrong", False), ("B", "B) the empty set", False),
+        ("A", "A) x is even", False), ("D", "D) 45 cm", False), ("C", "C) empty set or A", False),
+    ]:  # fmt: skip
+        assert verifier(Problem("1", prompt, letter), f"Answer: {text}").correct is expected, text
+
+
 def test_lines_that_hold_only_a_letter_must_hold_the_same():
     assert judged("choice", "C", "A\nB\nC") is False
     assert judged("choice", "C", "The answer is A.\nC") is False

@@ -23,13 +23,30 @@ _LAST_LINE = re.compile(
 )
 _MAX_CHARS = 2000
 """Longest text that may name a choice; stripping nested commands from longer texts could take minutes."""
-_CAPITAL = re.compile(r"(?<![A-Za-z'’])(?!A [a-z])[A-Z](?![A-Za-z'’])")
-"""Isolated capitals, which may name a second choice; an `A` before a lower-case letter is an article."""
+_OTHER_LETTER = re.compile(
+    r"(?<![A-Za-z'’])(?:(?!A [a-z])(?P<capital>[A-Z])(?![A-Za-z'’])|(?P<marked>[a-z])(?:\)|\]|[.:](?=\s|$)))"
+)
+"""Isolated letters that may name a second choice; an `A` before a lower-case letter is an article."""
+_CLAUSE = re.compile(
+    r"[;?!]|\b(?:(?:is|are|was|were|be|being|been|has|have|had|do|does|did|can|could|may|might|must|shall|should|will|would"
+    r"|seems?|looks?|fails?|holds?|or|nor|if|unless|otherwise|else|because|since|but|except|instead|rather|not|no|none"
+    r"|never|neither|either|maybe|perhaps|possibly|probably|likely|unlikely|definitely|certainly|wrong|false|incorrect"
+    r"|untrue|invalid|impossible|bad|right|true|correct|alternatively|both|all|any|guess|unsure)|[a-z]{3,}(?<!e)ed"
+    r"|[a-z]+n['’]t)\b",
+    re.IGNORECASE,
+)
+"""Marks of a clause about the choice, where only the text of an option may stand."""
+_TOKEN = re.compile(r"\w+")
+_ARTICLES = frozenset(("a", "an", "the"))
+_MAX_WORDS = 12
 
 
 @dataclass(frozen=True)
 class ChoiceVerifier:
     r"""Right if the response marks the reference's letter: `B`, `(B)`, `B.`, `B) the text`, `\boxed{\text{B}}`.
+
+    A text after the letter must be the option's text in the question. If the question lists no options, it must be a
+    short phrase: a clause (`(B) is wrong`, `(B) if x > 0`) makes the answer no choice.
 
     The answer stands on `Answer:` lines, else in boxes, else on the last line if that is only a letter or `The answer
     is B`. All of them must name the same single letter: `A or B`, and `Answer: A` followed by `Answer: B`, are wrong
@@ -44,39 +61,50 @@ class ChoiceVerifier:
             raise RewardError(f"choice: letters must be different capitals such as ABCDE, got {self.letters!r}")
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        reference = self._letter(problem.answer)
+        reference = self._letter(problem.answer, "")
         if reference is None:
             return error_verdict(
                 f"choice: the reference {problem.answer[:80]!r} is not one of the letters {self.letters}"
             )
-        chosen = self.chosen(response)
+        prompt = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
+        chosen = self._chosen(response, prompt)
         return binary_verdict(chosen == reference, chosen or "")
 
-    def chosen(self, response: str) -> str | None:
+    def _chosen(self, response: str, prompt: str) -> str | None:
         """The letter that a response marks, or None if it marks none or several."""
         text = unicodedata.normalize("NFKC", final_part(response))
         for marked in (answer_lines(text), [box.content for box in outer_boxes(text)]):
             if marked:
-                letters = {self._letter(content) for content in marked}
+                letters = {self._letter(content, prompt) for content in marked}
                 return letters.pop() if len(letters) == 1 else None
         lines = [_strip_formatting(line) for line in text.splitlines() if line.strip()]
         stated = [_LAST_LINE.fullmatch(line) for line in lines]
         letters = {self._known(match["letter"] or match["stated"]) for match in stated if match}
         return letters.pop() if stated and stated[-1] and len(letters) == 1 else None
 
-    def _letter(self, text: str) -> str | None:
+    def _letter(self, text: str, prompt: str) -> str | None:
         stripped = _strip_formatting(text)
         if match := _ALONE.fullmatch(stripped):
             return self._known(match["letter"])
         match = _WITH_TEXT.fullmatch(stripped)
-        if match is None:
+        letter = self._known(match["bracketed"] or match["bare"]) if match else None
+        if match is None or letter is None:
             return None
-        letter = self._known(match["bracketed"] or match["bare"])
-        others = {self._known(other) for other in _CAPITAL.findall(match["text"])} - {None, letter}
-        return None if others else letter
+        if options := [found.end() for found in re.finditer(rf"(?<![A-Za-z]){letter}[).:\]]", prompt)]:
+            given = _words(match["text"])
+            return letter if any(_words(prompt[start:])[: len(given)] == given for start in options) else None
+        named = {self._known(other["capital"] or other["marked"]) for other in _OTHER_LETTER.finditer(match["text"])}
+        is_phrase = len(match["text"].split()) <= _MAX_WORDS and not _CLAUSE.search(match["text"])
+        return letter if is_phrase and named <= {None, letter} else None
 
     def _known(self, letter: str) -> str | None:
         return letter.upper() if letter.upper() in self.letters else None
+
+
+def _words(text: str) -> list[str]:
+    """The first words of a text without articles and signs."""
+    words = _TOKEN.findall(unicodedata.normalize("NFKC", text[:_MAX_CHARS]).casefold())
+    return [word for word in words if word not in _ARTICLES]
 
 
 def _strip_formatting(text: str) -> str:
