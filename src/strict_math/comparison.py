@@ -109,9 +109,9 @@ class Reference:
         text = " ".join(answer.split())
         if len(text) > self.length + _EXTRA_CHARS:
             return False
-        spellings = dict.fromkeys((text, digits_for_words(text)))
-        stated = [value_in_sentence(spelling, self.question) for spelling in spellings]
-        readings = (reading for each in (*spellings, *stated) if each is not None for reading in self._readings(each))
+        forms = dict.fromkeys((text, digits_for_words(text)))
+        stated = [value_in_sentence(form, self.question) for form in forms]
+        readings = (reading for each in (*forms, *stated) if each is not None for reading in self._readings(each))
         return any(_Comparison(self.question).answers(self.answer, reading) for reading in readings)
 
     def vote(self, text: str, *, correct: bool) -> str:

@@ -1,4 +1,4 @@
-"""What a question's text contributes to reading its answers: the nouns that it counts, and the phrases that it uses."""
+"""The part of a question in reading its answers: the nouns that it counts, and the phrases that it uses."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -4,7 +4,7 @@ import re
 
 from strict_math.question import DETERMINERS, Question
 from strict_math.units import canonical, is_unit
-from strict_math.vocabulary import CARDINALS, COUNTED, GENERIC, KINDS, PLACES, QUANTITIES, TENS, word_set
+from strict_math.vocabulary import CARDINALS, CONTAINERS, COUNTED, GENERIC, KINDS, QUANTITIES, TENS, word_set
 
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore|finally|then|consequently|altogether|in total|in all|in conclusion|as a result"
@@ -124,7 +124,7 @@ def _is_quantity(subject: str, question: Question) -> bool:
         return question.quotes(subject)
     words = [word for word in subject.lower().split() if word not in DETERMINERS]
     head, of, thing = " ".join(words).partition(" of ")
-    return head in QUANTITIES and (not of or thing in PLACES or canonical(thing) in COUNTED)
+    return head in QUANTITIES and (not of or thing in CONTAINERS or canonical(thing) in COUNTED)
 
 
 def _acts(subject: str, verb: str, question: Question) -> bool:
@@ -143,10 +143,10 @@ def _without_tail(text: str, question: Question) -> str:
         tail = _TAIL.fullmatch(text, start)
         if tail is None or (tail["measure"] and not (question.is_known and question.has(tail["measure"].split()))):
             continue
-        if not tail["words"] or _is_place(tail["words"].lower(), question):
+        if not tail["words"] or _is_container(tail["words"].lower(), question):
             return text[:start]
     return text
 
 
-def _is_place(words: str, question: Question) -> bool:
-    return question.has(words.split()) if question.is_known else words in PLACES or canonical(words) in COUNTED
+def _is_container(words: str, question: Question) -> bool:
+    return question.has(words.split()) if question.is_known else words in CONTAINERS or canonical(words) in COUNTED

@@ -113,7 +113,7 @@ QUANTITIES = word_set(
     "price weight mass time age sum average mean median slope"
 )
 """Quantities that a sentence may state where the question is not known."""
-PLACES = word_set(
+CONTAINERS = word_set(
     "rectangle triangle circle polygon cube sphere train car cake pizza class room box bag group team school "
     "end week day month year line curve"
 )
