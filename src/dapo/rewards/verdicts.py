@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -9,6 +10,7 @@ from dapo.core.loading import try_call
 from dapo.core.secrets import mask_text
 from dapo.core.text import shorten
 from dapo.types import Problem, Verdict
+from strict_math.text import normalize_number
 
 TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
 _SHOWN_CHARS = 80
@@ -17,6 +19,11 @@ _SHOWN_CHARS = 80
 def binary_verdict(correct: bool, answer: str | None = None) -> Verdict:
     """A verdict of right or wrong, scored +1 or -1 (Eq. 7); `answer` as in `Verdict`."""
     return Verdict(correct=correct, score=1.0 if correct else -1.0, answer=answer)
+
+
+def number_verdict(reference: Fraction | None, found: Fraction | None) -> Verdict:
+    """Right if the number that was found, if any, is the reference's."""
+    return binary_verdict(found == reference, "" if found is None else normalize_number(found))
 
 
 def error_verdict(reason: str) -> Verdict:

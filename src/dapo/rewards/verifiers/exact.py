@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.rewards.verifiers.stated_number import last_number, number_verdict, response_number
+from dapo.rewards.verdicts import binary_verdict, error_verdict, number_verdict
 from dapo.types import Problem, Verdict
+from strict_math.stated_number import last_number, response_number
 from strict_math.text import answer_line, final_part, plain_number, strip_formatting
 
 Extract = Literal["none", "answer_line", "last_number", "final"]

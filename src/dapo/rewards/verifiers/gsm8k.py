@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from fractions import Fraction
 
-from dapo.rewards.verdicts import error_verdict
-from dapo.rewards.verifiers.stated_number import last_number, number_verdict, stated_number
+from dapo.rewards.verdicts import error_verdict, number_verdict
 from dapo.types import Problem, Verdict
 from strict_math import extract_answer
+from strict_math.stated_number import last_number, stated_number
 from strict_math.text import answer_line, final_part, last_boxes, plain_number, strip_formatting
 
 _MARK = "####"

@@ -1,4 +1,4 @@
-"""Reads numbers for `exact` and `gsm8k`: the one that a text states, or the last one in it.
+"""Reads plain numbers in prose: the one that a text states, or the last one in it.
 
 Several candidates, a denial, a comparison or an expression state no number.
 """
@@ -8,9 +8,7 @@ import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dapo.rewards.verdicts import binary_verdict
-from dapo.types import Verdict
-from strict_math.text import TEXT_COMMAND, answer_lines, normalize_number, numbers_in, outer_boxes, plain_number
+from strict_math.text import TEXT_COMMAND, answer_lines, numbers_in, outer_boxes, plain_number
 
 _FULL_WIDTH = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
 _CHARACTERS = _FULL_WIDTH | {ord("−"): "-", ord("–"): "-"}
@@ -48,11 +46,6 @@ _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _FEW_WORDS = 3
-
-
-def number_verdict(reference: Fraction | None, found: Fraction | None) -> Verdict:
-    """Right if the number that was found, if any, is the reference's."""
-    return binary_verdict(found == reference, "" if found is None else normalize_number(found))
 
 
 def stated_number(*texts: str) -> Fraction | None:
