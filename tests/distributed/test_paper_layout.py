@@ -25,7 +25,7 @@ from dapo.policy.fsdp.policy import shard
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import rows_of_rank
 from dapo.policy.model import load_meta_model, load_model
-from dapo.training.assemble.inputs import device_for_inputs, max_positions, read_model
+from dapo.training.assemble.inputs import device_for_inputs, read_model
 from helpers.paper_model import NODES, PARAMETERS, paper_config
 from helpers.paths import TINY
 from helpers.tiny_models import tiny_model
@@ -113,7 +113,7 @@ def test_the_controller_holds_none_of_the_models_65_gb(config: Config) -> None:
     assert all(weight.is_meta for weight in loaded.model.parameters())
     assert loaded.model.num_parameters() == PARAMETERS
     assert loaded.model.dtype == torch.bfloat16
-    assert max_positions(loaded) == 131072
+    assert loaded.model.config.max_position_embeddings == 131072
 
 
 def peak_memory() -> int:

@@ -41,8 +41,15 @@ IMPORTED_ONCE = (
 """What the commands import one after the other, by which a run of a few steps would take twice as long."""
 
 AREAS = {
-    "start": ("cli", "training/assemble", "config", "training/signals", "data"),
-    "rollout": ("training/rollout", "training/selection", "engines", "core/rng"),
+    "start": ("cli", "api", "training/assemble", "training/fork", "config", "training/signals", "data"),
+    "rollout": (
+        "training/rollout",
+        "training/selection",
+        "training/dynamic_sampling",
+        "distributed",
+        "engines",
+        "core/rng",
+    ),
     "judging": ("rewards",),
     "update": (
         "policy/policy",
@@ -56,7 +63,9 @@ AREAS = {
     "saving": (
         "training/checkpointing",
         "training/checkpoint_writer",
-        "training/run_directory",
+        "runs/checkpoints",
+        "runs/directory",
+        "runs/metrics_file",
         "training/prefetched_batch",
         "policy/checkpoint",
     ),
@@ -65,7 +74,8 @@ AREAS = {
         "training/train",
         "training/one_step_off",
         "training/samples",
-        "training/token_advantages",
+        "training/updates",
+        "training/step_metrics",
     ),
 }
 

@@ -28,10 +28,8 @@ SAME_DRAWS = ("samples_per_problem", "seed")
 def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> None:
     """Raise DataError if two evaluations must not be paired; the one rule for commands, page and Python.
 
-    Args:
-        a: An evaluation with its table, as written by `dapo eval --output` or a run.
-        b: Another one.
-        same_draws: Whether seed and samples per problem must agree as well.
+    Both have their tables, as written by `dapo eval --output` or a run. With `same_draws`, seed and samples per problem
+    must agree as well.
     """
     for name in (*MUST_MATCH, *(SAME_DRAWS if same_draws else ())):
         if a.get(name) != b.get(name):
@@ -45,15 +43,8 @@ def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws:
     """Compute the mean difference (b minus a) of two evaluations, paired by problem, with its 95 % interval.
 
     Pairing removes the difficulty of the problems from the interval. The difference is None without a pair, `low` and
-    `high` without an interval. Problems without a verdict in either evaluation are left out.
-
-    Args:
-        a: An evaluation with its table, rows of `id` and `accuracy`.
-        b: Another of the same problems, in any order.
-        same_draws: See `require_pairable`.
-
-    Raises:
-        DataError: They must not be paired.
+    `high` without an interval. Problems without a verdict in either evaluation are left out. The tables may be in any
+    order. Raises the DataError of `require_pairable`.
     """
     require_pairable(a, b, same_draws=same_draws)
     found, better, worse = pair_tables(a, b, lambda row: row["accuracy"])

@@ -49,9 +49,7 @@ class Estimate:
 def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:
     """Estimate the mean accuracy over seeds and problems; with one seed its interval is over problems alone.
 
-    Args:
-        values: [S, P], the accuracy of each seed's policy on each problem.
-        proportions: Whether each value is from 0 to 1.
+    `values` [S, P] are the accuracies of each seed's policy on each problem; `proportions`: each is from 0 to 1.
     """
     table = _table(values)
     mean = float(table.mean())
@@ -68,10 +66,7 @@ def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:
 def two_way_difference(first: Table, second: Table, *, proportions: bool = True) -> Estimate:
     """Estimate the mean difference, second - first, of two sets of runs that are paired by seed and problem.
 
-    Args:
-        first: [S, P], the accuracies of one set.
-        second: The accuracies of the other set, in the same order of seeds and problems.
-        proportions: Whether each accuracy is from 0 to 1.
+    Both tables [S, P] have the same order of seeds and problems; `proportions`: each accuracy is from 0 to 1.
     """
     table = _table(second) - _table(first)
     mean = float(table.mean())

@@ -22,11 +22,9 @@ _PARTS = ("checkpoints", "rollouts", "eval", "logs")
 
 
 @dataclass(frozen=True)
-class RunStatus:
-    """The status of a run."""
+class RunProgress:
+    """The progress of a run, as the page and `dapo status` show it."""
 
-    run: str
-    """The run directory."""
     state: State
     process: int | None
     """Id of the training process on its machine; None if the run is not running."""
@@ -38,6 +36,14 @@ class RunStatus:
     """Step at which training ends; None if the configuration cannot be read."""
     seconds_left: float | None
     """An estimate from the latest steps; None if the run is not running, or has finished no step."""
+
+
+@dataclass(frozen=True)
+class RunStatus(RunProgress):
+    """The status of a run."""
+
+    run: str
+    """The run directory."""
     seconds_since_step: float | None
     """Seconds since a running run last wrote metrics."""
     metrics: dict[str, float | None]
@@ -54,19 +60,7 @@ class RunStatus:
     """The content of summary.json, which is written at the end."""
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class RunProgress:
-    """The progress of a run: the fields of `RunStatus` that the page and `dapo status` share."""
-
-    state: State
-    process: int | None
-    exit_reason: str | None
-    step: int
-    num_steps: int | None
-    seconds_left: float | None
+        return {"run": self.run} | asdict(self)
 
 
 def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> RunProgress:

@@ -94,15 +94,9 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
 def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirectory:
     """Make the run directory of a fork, which `dapo resume` continues.
 
-    The directory gets its name when it is complete, so a killed process leaves no run.
-
-    Args:
-        plan: The plan.
-        path: The directory, which must be new or empty.
-        command: The command line for the manifest.
-
-    Raises:
-        CheckpointError: `path` has a run or cannot be written, or the parent has removed its checkpoint.
+    `path` must be new or empty, and the manifest records `command`. The directory gets its name when it is complete, so
+    a killed process leaves no run. Raises CheckpointError if `path` has a run or cannot be written, or the parent has
+    removed its checkpoint.
     """
     require_new_run(path)
     fork = RunDirectory(path.with_name(f".{path.name}.fork.tmp"))

@@ -48,10 +48,8 @@ def advantages_of(rewards: Sequence[Sequence[float]], config: AdvantageConfig) -
 def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: Config) -> list[Sample]:
     """`loss.kl_in: reward`: give samples the rewards R - kl_coef KL, and the advantages of these rewards.
 
-    Args:
-        samples: All that a step trains on; the samples of a group are adjacent.
-        kl: Each sample's divergence to the reference, summed over its tokens (`Policy.response_kl`).
-        config: The run's options.
+    `samples` are all that a step trains on, and the samples of a group are adjacent. `kl` is the divergence of each to
+    the reference, summed over its tokens (`Policy.response_kl`).
     """
     penalised = with_reward_less_kl(samples, kl, config)
     groups = [list(members) for _, members in groupby(penalised, key=lambda sample: sample.group_id)]

@@ -80,8 +80,15 @@ def drop_long(
 
 def require_fit(problems: Sequence[Problem], encoder: PromptEncoder, loaded: LoadedModel, response_tokens: int) -> None:
     """Raise ConfigError if the longest prompt and a response together exceed the model's positions."""
-    if (positions := max_positions(loaded)) is not None:
-        require_context(loaded, encoder.measure(problems, above=positions - response_tokens), response_tokens)
+    limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
+    if limit is None:  # the model's files name none
+        return
+    prompt_tokens = encoder.measure(problems, above=limit - response_tokens)
+    if prompt_tokens + response_tokens > limit:
+        raise ConfigError(
+            f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the {limit} positions of "
+            f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens"
+        )
 
 
 def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedModel, PromptEncoder, list[str]]:
@@ -177,22 +184,6 @@ def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem]
     counts = {count for _, count in counted}
     copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
     return [problem for problem, _ in counted], copies
-
-
-def require_context(loaded: LoadedModel, prompt_tokens: int, response_tokens: int) -> None:
-    """Raise ConfigError if prompt and response together exceed the model's positions."""
-    limit = max_positions(loaded)
-    if limit is not None and prompt_tokens + response_tokens > limit:
-        raise ConfigError(
-            f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the {limit} positions of "
-            f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens"
-        )
-
-
-def max_positions(loaded: LoadedModel) -> int | None:
-    """Return the model's limit for the tokens of prompt and response together; None if its files name none."""
-    limit: int | None = getattr(loaded.model.config, "max_position_embeddings", None)
-    return limit
 
 
 def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:
