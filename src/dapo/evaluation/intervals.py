@@ -121,10 +121,7 @@ def _student(mean: float, deviation: float, size: int) -> Interval:
 def wilson_interval(fraction: float, trials: float, quantile: float) -> Interval:
     """Compute Wilson's interval of a fraction, which stays within 0 and 1.
 
-    Args:
-        fraction: From 0 to 1.
-        trials: The number of trials, more than 0, not necessarily an integer.
-        quantile: The number of standard errors that the interval extends to each side, see `student_quantile`.
+    `trials` need not be an integer; `quantile` is the number of standard errors to each side (`student_quantile`).
     """
     square = quantile * quantile
     centre = (fraction + square / (2 * trials)) / (1 + square / trials)

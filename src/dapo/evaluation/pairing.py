@@ -64,12 +64,7 @@ def paired_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple["Paired"
 
     With equal seeds the i-th responses to a problem share their random numbers, and only samples that both evaluations
     have count. With different seeds all samples count.
-
-    Returns:
-        The difference, and the numbers of problems on which b is better and worse.
-
-    Raises:
-        DataError: They must not be paired.
+    Also returns the numbers of problems on which b is better and worse. Raises the DataError of `require_pairable`.
     """
     require_pairable(a, b)
     samples = min(a["samples_per_problem"], b["samples_per_problem"]) if a.get("seed") == b.get("seed") else None
@@ -94,11 +89,7 @@ def pair_tables(
 
 
 def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute `paired_difference` with a row per problem under `table`: id, source, question, answer, both accuracies.
-
-    Raises:
-        DataError: They must not be paired.
-    """
+    """Compute `paired_difference` with a row per problem under `table`: id, source, question, answer, accuracies."""
     found = paired_difference(a, b)
     others = {row["id"]: row["accuracy"] for row in b["table"]}
     table = [

@@ -145,13 +145,10 @@ _FREE_OPTIONS = (
     "profile.",
 )
 """Options, and prefixes of options, that change no step."""
-
 _PATHS = re.compile(r"data\.(train|eval)(\.mix\.[^.]+)?(\.path)?")
 """Options that locate the data; the problems themselves are compared instead."""
-
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute", "rollout.native.kernels")
 """Options, and prefixes of options, that only change how the same sums are split."""
-
 _END_OF_DECAY = "train.num_steps"
 """The step at which a decaying learning rate reaches its floor; with a constant rate it changes no step."""
 

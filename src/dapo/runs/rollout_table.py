@@ -140,12 +140,9 @@ def storable(text: str) -> str:
 
 
 def read_rollouts(paths: Sequence[Path], columns: Sequence[str] | None = None, *, filters: Any = None) -> pa.Table:
-    """Read tables of judged responses as one.
+    """Read at least one table of judged responses as one table, by default without TOKEN_COLUMNS.
 
-    Args:
-        paths: The tables, at least one.
-        columns: The columns; None: all except TOKEN_COLUMNS.
-        filters: Conditions on rows, as `pyarrow.parquet.read_table` takes them.
+    `filters` are conditions on rows, as in `pyarrow.parquet.read_table`.
     """
     wanted = columns
     if wanted is None:

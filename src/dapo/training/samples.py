@@ -108,12 +108,8 @@ def with_old_logprobs(
     """Record pi_old of Eq. 6 in the minibatches of a step from the second one on.
 
     In the first update the policy still is pi_old: that update uses its own detached log-probabilities, and compares
-    them with the engine's.
-
-    Args:
-        minibatches: Minibatches of whole groups.
-        record: Computes the log-probabilities of samples with the policy.
-        source: `engine`: use the engine's instead, unless the first update would compare none with them.
+    them with the engine's. `record` computes log-probabilities with the policy; with `source` `engine` the engine's are
+    used instead, unless the first update would compare none with them.
     """
     first, *later = minibatches
     samples = [sample for minibatch in later for sample in minibatch]

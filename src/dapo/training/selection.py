@@ -91,15 +91,9 @@ class ProblemSelector:
     def __init__(
         self, history: OutcomeHistory, *, step: int, predict: str, group_size: int, seed: int, weights: str = "none"
     ) -> None:
-        """Fit each source's distribution to the history.
+        """Fit each source's distribution to the history of the finished steps, to sample `step`.
 
-        Args:
-            history: Outcomes of the finished steps.
-            step: The step to sample.
-            predict: `proportional` or `thompson`.
-            group_size: G, responses per problem.
-            seed: The run's seed.
-            weights: `none` or `inverse`.
+        `predict`, `weights` and `seed` are the run's options; `group_size` is G.
         """
         self._history, self._step, self._predict = history, step, predict
         self._group_size, self._seed, self._is_weighted = group_size, seed, weights == "inverse"

@@ -88,12 +88,9 @@ def signals_as_requests(
 ) -> Iterator[StopRequest]:
     """Turn the block's first SIGINT or SIGTERM into a request; a SIGINT after that ends the process at once.
 
-    Python handles signals in the main thread only; in any other thread the block does not change their handlers.
-
-    Args:
-        message: The text that the first signal prints.
-        on_second: The handler of the second SIGINT. With `signal.default_int_handler`, which raises
-            KeyboardInterrupt, the process survives it.
+    Python handles signals in the main thread only; in any other thread the block does not change their handlers. The
+    first signal prints `message`; `on_second` handles the second SIGINT (`signal.default_int_handler` raises
+    KeyboardInterrupt, which the process survives).
     """
     request = StopRequest()
 
