@@ -73,7 +73,7 @@ def model_pass_rates(
     from dapo.evaluation.evaluate import evaluate
     from dapo.rewards.workers.pool import VerifierPool
     from dapo.training.assemble.build import evaluation_plan
-    from dapo.training.assemble.inputs import device_for_inputs, read_model, require_context, stop_at_turn_end
+    from dapo.training.assemble.inputs import device_for_inputs, read_model, require_fit, stop_at_turn_end
 
     spec = parse_data_argument(spec) if isinstance(spec, str) else spec
     as_trained = [f"eval.samples_per_problem={max(1, samples)}", "eval.temperature=1.0", "eval.top_p=1.0"]
@@ -91,7 +91,7 @@ def model_pass_rates(
     fitting, _ = encoder.split_by_length(unique)
     chosen = [fitting[i] for i in sorted(keyed_permutation(len(fitting), config.train.seed, "stats")[:count])]
     plan = evaluation_plan(config, loaded.stop_ids)
-    require_context(loaded, max(tokens[problem.id] for problem in chosen), plan.max_response_tokens)
+    require_fit(chosen, encoder, loaded, plan.max_response_tokens)
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
         sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack)
