@@ -129,12 +129,14 @@ def test_a_batch_ends_after_its_last_decided_group_with_skipped_problems_behind_
 # whole runs: the loop, its files, and a resume on another machine
 
 PREDICTED = (
-    "dynamic_sampling.predict=proportional",
     "dynamic_sampling.weights=inverse",
     "train.num_steps=6",
     "train.save_every=1",
     "train.keep_checkpoints=9",
     "rollout.group_size=4",
+    "train.seed=3",  # of the first four, the one in which a batch closes before skipped problems with each option
+    "rollout.prompts_per_step=2",
+    "train.minibatch_groups=1",
 )
 SYNC = ("schedule=sync", "rollout.engines=0", "loss.engine_correction=null")
 ALL_GENERATED = ("time/", "rollout/groups_", "rollout/tokens_", "rollout/keep")
@@ -161,12 +163,15 @@ def many(run: Run) -> None:
     run.sampling.stream = ProblemStream([Problem(str(i), "?", "!", f"s{i % 5}") for i in range(60)], seed=0)
 
 
+@pytest.mark.parametrize("predict", ["proportional", "thompson"])
 @pytest.mark.parametrize("schedule", [SYNC, ()], ids=["sync", "one_step_off"])
-def test_whole_runs_and_a_resume_with_another_engine_have_the_same_files(tmp_path: Path, schedule: tuple[str, ...]):
-    options = (*PREDICTED, *schedule)
+def test_whole_runs_and_a_resume_with_another_engine_have_the_same_files(
+    tmp_path: Path, schedule: tuple[str, ...], predict: str
+):
+    options = (*PREDICTED, f"dynamic_sampling.predict={predict}", *schedule)
     scripted_run(tmp_path / "fast", *options, engine=ScriptedEngine(random_script, delay=lambda _: 1), change=many)
     expected = files(tmp_path / "fast")
-    assert sum(row["rollout/problems_skipped"] for row in expected["metrics"].values()) > 10
+    assert sum(row["rollout/problems_skipped"] for row in expected["metrics"].values()) > 5
     for number, speed in enumerate(SPEEDS.values()):
         run = tmp_path / str(number)
 
