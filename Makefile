@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-libraries test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate clean
+.PHONY: install install-dev install-gym quickstart test test-changed test-libraries test-repository test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -40,7 +40,7 @@ quickstart: install
 # read it, but never write it
 test: install-dev
 	$(VENV)/bin/python -m compileall -q src
-	$(PARALLEL) -m "not ray" $(LIBRARIES:%=--ignore=%) $(ARGS)
+	$(PARALLEL) -m "not ray" $(LIBRARIES:%=--ignore=%) $(REPOSITORY:%=--ignore=%) $(ARGS)
 
 # one thread per process: with two, processes that wait for each other's threads take up to forty times as long
 PARALLEL  = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) --numprocesses=4 --dist=loadfile --no-loadscope-reorder
@@ -49,6 +49,11 @@ LIBRARIES = tests/code_sandbox tests/strict_math
 # the two libraries, which import nothing of dapo: no change of dapo can break them
 test-libraries: install-dev
 	$(PARALLEL) $(LIBRARIES) $(ARGS)
+
+# the repository around the package: its how-to texts carried out, notebooks, site, wheel, images
+REPOSITORY = $(foreach name,contributing docker examples package site,tests/system/test_$(name).py)
+test-repository: install-dev
+	$(PARALLEL) $(REPOSITORY) $(ARGS)
 
 # real Ray clusters on this machine: about three minutes, most of them the starts of Ray's processes
 test-ray: install-dev

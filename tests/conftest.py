@@ -14,12 +14,17 @@ with suppress(ImportError):  # vLLM's environment has none
     import hypothesis  # noqa: F401  its random numbers cannot be registered after `gc.freeze`, which a run calls
 
 SLOW_FILES = (
+    "system/test_contributing.py",
     "distributed/test_trainer_group.py",
     "code_sandbox/test_code_tests.py",
     "distributed/test_engine_pool.py",
     "training/test_one_step_off.py",
     "training/test_fork.py",
     "training/test_train.py",
+    "training/test_ppo.py",
+    "policy/test_update.py",
+    "system/test_config_trip.py",
+    "analysis/test_view_browser.py",
     "system/test_kills.py",
     "contracts/test_engine_contract.py",
     "rewards/test_hostile_verifiers.py",
@@ -29,11 +34,9 @@ SLOW_FILES = (
     "api/test_python_runs.py",
     "system/test_isolation.py",
     "system/test_durability.py",
-    "system/test_examples.py",
     "training/test_divergence.py",
     "rewards/test_verifier_pool.py",
     "cli/test_start.py",
-    "system/test_package.py",
     "system/test_fake_cuda.py",
 )
 """The files that take longest. `make test` starts with them, so that none is left to run alone at the end."""

@@ -39,7 +39,7 @@ Path(sys.argv[1]).write_text(json.dumps({name: sorted(functions) for name, funct
 
 
 def test_a_run_hands_its_whole_configuration_to_few_files(tmp_path: Path):
-    run = ["train", str(TINY), "train.num_steps=2", "--run-dir", str(tmp_path / "run")]
+    run = ["train", str(TINY), "train.num_steps=1", "--run-dir", str(tmp_path / "run")]
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "found.json"), *run]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
