@@ -27,7 +27,7 @@ ENDLESS = 0.4
 """The fraction of rambling texts that repeat a sentence and never reach an answer."""
 
 GO_ON = 0.5
-"""The probability that another sentence follows in a rambling text that does."""
+"""The probability that another sentence follows in a rambling text that reaches an answer."""
 
 SENTENCES = ("Let me see. ", "Hmm. ", "Wait. ", "One moment. ", "I am not sure. ", "Let me think. ", "Again. ", "So. ")
 
@@ -35,7 +35,7 @@ MAX_CHARACTERS = 160
 """Longer texts are cut off here, and have no end."""
 
 MIN_ENDLESS = 30
-"""Endless texts are cut off between this number of characters and `MAX_CHARACTERS`: more of them teach nothing new."""
+"""Endless texts are cut off between this number of characters and `MAX_CHARACTERS`: longer ones teach nothing new."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Solution:
     slips: int
     """Steps with a wrong result, and a wrong guess."""
     ends: bool
-    """False where the text is cut off: no end token follows."""
+    """Whether the text has its end token; False if it is cut off."""
 
 
 class Working(NamedTuple):
@@ -59,7 +59,7 @@ class Working(NamedTuple):
 
 
 class Writer:
-    """Writes numbers down, and sometimes a wrong one."""
+    """Writes the numbers of a working, some of them wrong."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -68,7 +68,7 @@ class Writer:
         self.is_endless = False
 
     def write(self, value: int, others: Sequence[int], *, slip_rate: float = SLIP_RATE) -> int:
-        """The value or, at the slip rate, another one of `others`."""
+        """The value or, at the slip rate, one of `others`."""
         if self.rng.random() >= slip_rate:
             return value
         self.slips += 1

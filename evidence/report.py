@@ -1,268 +1,162 @@
 """Tables, pictures and verdicts of stored experiments in documents: `python -m evidence.report docs/lab/evidence.md`.
 
-A document has pairs of equal marker lines. Between two lines `<!-- evidence: NAME -->` comes the table of the
-experiment `evidence/results/NAME`, one for each condition; between two lines `<!-- grid: NAME -->` come its conditions
-and rows in one table; between two lines `<!-- claims: NAME ... -->` come the claims of `claims.yaml` that these
-experiments test, with the measurement and the verdict. Pictures go to the folder `evidence` next to the document.
-Nothing is run: everything is made from the stored files.
+A document has pairs of equal marker lines, and the text between them is generated:
+
+    <!-- claims: NAME ... -->     the claims of these experiments with measurement, p-value and verdict
+    <!-- claims: replicated -->   the claims that were tested again on other seeds, with both measurements
+    <!-- table: NAME -->          the table of an experiment, one for each condition
+    <!-- grid: NAME -->           the conditions and rows of an experiment in one table
+    <!-- picture: NAME -->        its curves (`differences NAME`: its differences to the baseline; `summary`)
+
+A number in the text is followed by its source: `86.4<!-- = {experiment: ladder, row: + token-level loss} -->` is a
+measure of evidence.claims, `{config: base.yaml, option: optim.lr}` an option, `{verdict: refuted}` a count of claims.
+Nothing is run: everything is made from the stored files. Pictures go to the folder `evidence` next to the document.
 """
 
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
-from math import sqrt
+from dataclasses import asdict
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import yaml
 
-from dapo.analysis.ablate.experiment import ACCURACY, file_name
-from dapo.analysis.ablate.figures import plot_results
-from dapo.analysis.ablate.results import Results, read_results, steps_at_the_end
+from dapo.analysis.ablate.experiment import ACCURACY, load_experiment
+from dapo.analysis.ablate.figures import differences_figure, mean_curve, results_figure
+from dapo.analysis.ablate.results import Results
 from dapo.analysis.ablate.table import make_table
-from dapo.evaluation.intervals import student_quantile
-from dapo.evaluation.two_way import mean_over_seeds
+from dapo.config import load_config
+from dapo.config.option_entries import flat_options
+from dapo.runs.curves import BLUE, INK, ORANGE, frame, new_figure, save_figure
 from dapo.runs.metric_table import metric_of
+from evidence import claims
+from evidence.claims import FOLDER, Criterion, Effect, Judged, Measure, stored
 
-FOLDER = Path(__file__).parent
-STORED = FOLDER / "results"
-CLAIMS = FOLDER / "claims.yaml"
-_MARKERS = re.compile(r"^<!-- (evidence|grid|claims): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL)
+_MARKERS = re.compile(
+    r"^<!-- (claims|table|grid|picture): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL
+)
+_SOURCED = re.compile(r"(?<!\S)([(\[]*)(\S+?)<!-- = (\{.+?\}) -->")
 _PERCENT = 100
-_ROWS_OF_A_PICTURE = 5
-"""The number of rows, over all conditions, from which the differences between rows have a picture."""
+_WINDOW = (6, 20)
+"""The window of the summary's first panel: that of the claims on the token-level loss."""
 
 
-@dataclass(frozen=True)
-class Claim:
-    """One row of `claims.yaml`, below the name of its experiment: the expected value of a number."""
-
-    text: str
-    experiment: str
-    row: str
-    expected: str
-    """more, less: than the row `than`; within X: of that row, either way; grows, falls: from the first to the last
-    tenth of the steps or, for an accuracy, from the first evaluation to the last; above X, below X."""
-    than: str | None = None
-    metric: str = ACCURACY
-    condition: str = ""
-    headline: bool = False
-    """Whether a document's `<!-- claims: headlines -->` includes it."""
-    during: str = "last"
-    """The steps of a metric's mean: `last` is the last tenth, `all` all steps."""
-    tokens_to: float | None = None
-    """An accuracy: the claim is then about the number of generated tokens at which it is first reached, interpolated
-    linearly between two evaluations."""
-    at_step: int | None = None
-    """The step whose evaluation counts instead of the last one; every run was evaluated after it."""
-
-    @property
-    def kind(self) -> str:
-        """The first word of `expected`."""
-        return self.expected.partition(" ")[0]
-
-    @property
-    def bound(self) -> float:
-        """The bound of the measured number: 0 for a difference; with `within`, the largest distance from 0."""
-        return float(self.expected.partition(" ")[2] or 0)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """The measurement for a claim."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    seeds: int
-
-    def verdict(self, claim: Claim) -> str:
-        """Confirmed, refuted, or open if the interval contains the bound."""
-        if claim.kind == "within" and self.low is not None and self.high is not None:
-            if -claim.bound <= self.low and self.high <= claim.bound:
-                return "confirmed"
-            return "refuted" if self.low > claim.bound or self.high < -claim.bound else "open"
-        if self.low is None or self.high is None or self.low <= claim.bound <= self.high:
-            return "open"
-        return "confirmed" if (self.mean > claim.bound) == (claim.kind in ("more", "grows", "above")) else "refuted"
-
-    def seeds_needed(self, claim: Claim) -> int | None:
-        """Estimate the seeds whose interval would exclude the bound, at equal mean and spread; None beyond 1,000.
-
-        It attributes all of the spread to seeds, so it is too low if more problems are needed as well.
-        """
-        if self.low is None or self.high is None or self.seeds < 2:
-            return None
-        of_one = (self.high - self.low) / 2 / student_quantile(self.seeds - 1) * sqrt(self.seeds)
-        distance = abs((abs(self.mean) if claim.kind == "within" else self.mean) - claim.bound)
-        return next((n for n in range(2, 1001) if student_quantile(n - 1) * of_one / sqrt(n) < distance), None)
-
-
-def load_claims(path: Path = CLAIMS) -> list[Claim]:
-    """The claims of a file, in order."""
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return [Claim(experiment=name, **row) for name, rows in found.items() for row in rows]
-
-
-@cache
-def stored(name: str) -> Results:
-    """The stored results of an experiment."""
-    return read_results(STORED / name)
-
-
-def find(claim: Claim, results: Results) -> Finding:
-    """Measure a claim in the results of an experiment.
-
-    Raises:
-        ValueError: No table has a name in the claim.
-    """
-    is_final = claim.tokens_to is None and claim.at_step is None
-    if claim.metric == ACCURACY and claim.kind not in ("grows", "falls") and is_final:
-        return _accuracy(claim, results)
-    values = _by_seed(claim, claim.row, results)
-    if claim.kind in ("more", "less", "within"):
-        assert claim.than is not None
-        other = _by_seed(claim, claim.than, results)
-        numbers = [values[seed] - other[seed] for seed in sorted(values.keys() & other.keys())]
-    else:
-        numbers = list(values.values())
-    if not numbers:
-        raise ValueError(f"{claim.experiment}: no seed of the row {claim.row} has {claim.metric}")
-    found = mean_over_seeds(numbers)
-    mean, low, high = found["mean"], found["low"], found["high"]
-    assert mean is not None
-    return Finding(mean, low, high, len(numbers))
-
-
-def _accuracy(claim: Claim, results: Results) -> Finding:
-    """An accuracy or a difference of two from the table, with intervals over seeds and problems."""
-    rows = {
-        row["variant"]: row
-        for table in make_table(results)
-        if table["condition"] == claim.condition
-        for row in table["rows"]
-    }
-    if claim.row not in rows:
-        raise ValueError(f"{claim.experiment} has no row {claim.row} in the condition {claim.condition!r}")
-    row = rows[claim.row]
-    if claim.than is None:
-        found = row["accuracy"]
-        return Finding(found["mean"], found["low"], found["high"], found["seeds"])
-    columns = {row["previous"]: "to_previous", results.facts["experiment"]["baseline"]: "to_baseline"}
-    if claim.than not in columns:
-        raise ValueError(
-            f"{claim.experiment}: {claim.row} is compared with {' and '.join(map(str, columns))}, not with {claim.than}"
-        )
-    found = row[columns[claim.than]]
-    return Finding(found["mean"], found["low"], found["high"], found["seeds"])
-
-
-def _by_seed(claim: Claim, variant: str, results: Results) -> dict[int, float]:
-    """For each seed, the metric at the end or its mean; for `grows` and `falls`, the end minus the beginning.
-
-    With `tokens_to`, the tokens at which the accuracy reaches it; with `at_step`, the accuracy after this step.
-    """
-    at = "step" if claim.tokens_to is None else "tokens"
-    curves = {
-        run["seed"]: [
-            (position, value)
-            for position, value in zip(run["curve"][at], run["curve"][claim.metric], strict=True)
-            if value is not None
-        ]
-        for run in results.runs(claim.condition, variant)
-        if claim.metric in run["curve"]
-    }
-    if claim.tokens_to is not None:
-        return {seed: _crossing(sorted(points), claim.tokens_to) for seed, points in curves.items()}
-    if claim.at_step is not None:
-        evaluations = {seed: dict(points) for seed, points in curves.items()}
-        if any(claim.at_step not in found for found in evaluations.values()):
-            raise ValueError(f"{claim.experiment}: a run of {variant} was not evaluated after step {claim.at_step}")
-        return {seed: found[claim.at_step] for seed, found in evaluations.items()}
-    is_evaluated = claim.metric == ACCURACY or claim.metric.startswith("eval/")
-    found = {}
-    for seed, points in curves.items():
-        values = [value for _, value in sorted(points)]
-        count = 1 if is_evaluated else steps_at_the_end(len(values))
-        value = float(np.mean(values if claim.during == "all" else values[-count:]))
-        changes = claim.kind in ("grows", "falls")
-        found[seed] = value - float(np.mean(values[:count])) if changes else value
-    return found
-
-
-def _crossing(points: Sequence[tuple[int, float]], target: float) -> float:
-    """The first position at which a line through points reaches the target. Raises ValueError if it never does."""
-    for (start, low), (end, high) in pairwise(points):
-        if low < target <= high:
-            return start + (end - start) * (target - low) / (high - low)
-    raise ValueError(f"a curve that ends at {points[-1][1]:g} has no position where it reaches {target:g}")
+# --- claims
 
 
 def claims_table(names: Sequence[str]) -> str:
-    """The claims about some experiments, or the `headlines`, with measurements and verdicts."""
-    lines = ["| claim | measured | verdict |", "|---|---|---|"]
-    for claim in load_claims():
-        if claim.experiment in names or (
-            "headlines" in names and claim.headline and (STORED / claim.experiment).is_dir()
-        ):
-            found = find(claim, stored(claim.experiment))
-            lines.append(f"| {claim.text} | {_describe(claim, found)} | {_verdict(claim, found)} |")
+    """The claims of some experiments with measurements and verdicts."""
+    lines = ["| claim | measured | p (Holm) | verdict |", "|---|---|---|---|"]
+    for claim, judged in claims.judge_all().items():
+        if claim.experiment in names:
+            made = "" if claim.made == "before" else f" (*made {claim.made}{' the runs' * (claim.made == 'after')}*)"
+            lines.append(f"| {claim.text}{made} | {_measured(judged)} | {_p_values(judged)} | {_verdict(judged)} |")
     return "\n".join(lines)
 
 
-def _verdict(claim: Claim, found: Finding) -> str:
-    verdict = found.verdict(claim)
-    if verdict != "open":
-        return f"**{verdict}**"
-    needed = found.seeds_needed(claim)
-    return f"open: {'more than 1,000' if needed is None else f'about {needed}'} seeds to tell"
+def replicated_table() -> str:
+    """The claims that were tested again on other seeds: the first measurement, the second, and its verdict."""
+    found = claims.judge_all()
+    first_of = {claim.name: judged for claim, judged in found.items() if claim.name}
+    lines = ["| claim | first seeds | fresh seeds | p (Holm) | verdict |", "|---|---|---|---|---|"]
+    for claim, judged in found.items():
+        if claim.replicates:
+            first = first_of[claim.replicates]
+            cells = (_measured(first), _measured(judged), _p_values(judged), _verdict(judged))
+            lines.append(f"| {claim.text} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def _describe(claim: Claim, found: Finding) -> str:
-    """`+3.1 points (1.2 to 5.0), 5 seeds`; numbers that are no differences without a sign."""
-    is_difference = claim.kind not in ("above", "below")
-    if claim.tokens_to is not None:
-        numbers = [f"{value:+,.0f}" for value in (found.mean, found.low, found.high) if value is not None]
-        between = f" ({' to '.join(numbers[1:])})" if numbers[1:] else ""
-        return f"tokens to {claim.tokens_to:.0%}: {numbers[0]}{between}, {found.seeds} seeds"
-    scale = _PERCENT if claim.metric == ACCURACY else metric_of(claim.metric).scale
+def _p_values(judged: Judged) -> str:
+    if judged.p is None or judged.holm is None:
+        return "none"
+    return f"{_p_value(judged.p)} ({_p_value(judged.holm)})"
+
+
+def _p_value(p: float) -> str:
+    return "<.001" if p < 0.001 else f"{min(p, 1.0):.3f}".removeprefix("0")
+
+
+def _verdict(judged: Judged) -> str:
+    """The verdict, with the missed bound of delivery, or the effect that the seeds of an open claim could show."""
+    claim, word = judged.claim, judged.verdict
+    if word == "not delivered":
+        metric = claim.delivered.measure.metric
+        if judged.acted is None:
+            return f"**not delivered**: `{metric}` was not stored"
+        side, bound = ("above", claim.delivered.above) if claim.delivered.above is not None else ("below", None)
+        bound = claim.delivered.below if bound is None else bound
+        scale = metric_of(metric).scale
+        unit = " %" if scale == _PERCENT else ""
+        return f"**not delivered**: `{metric}` {scale * judged.acted:.2g}{unit}, not {side} {scale * bound:g}{unit}"
+    if word.startswith("no effect beyond"):
+        return f"**no effect beyond {_unit_of(claim.criteria[0], float(word.rpartition(' ')[2]))}**"
+    if word != "open":
+        return f"**{word}**" if word != "neither" else "**neither** confirmed nor refuted"
+    size = judged.effects[0].detectable
+    if size is None:
+        return "open: equal in all runs"
+    return f"open: {_unit_of(claim.criteria[0], size)} could be seen"
+
+
+def _unit_of(criterion: Criterion, size: float) -> str:
+    """The size of a difference in its unit."""
+    measure = criterion.measure
+    if measure.until is not None:
+        return f"{size:,.0f} tokens" if measure.until.at == "tokens" else f"{size:.1f} steps"
+    scale = _scale(measure)
+    return f"{scale * size:.1f} points" if scale == _PERCENT else f"{size:.2g}"
+
+
+def _scale(measure: Measure) -> float:
+    return _PERCENT if measure.metric == ACCURACY else metric_of(measure.metric).scale
+
+
+def _measured(judged: Judged) -> str:
+    pairs = zip(judged.claim.criteria, judged.effects, strict=True)
+    return "; ".join(_describe(criterion, effect) for criterion, effect in pairs)
+
+
+def _describe(criterion: Criterion, effect: Effect) -> str:
+    """`accuracy +3.1 points (1.2 to 5.0), 5 seeds`; numbers that are no differences without a sign."""
+    measure = criterion.measure
+    is_difference = criterion.kind not in ("above", "below") or measure.than_metric is not None
+    seeds = f"{effect.seeds} seed{'s' * (effect.seeds != 1)}"
+    if measure.until is not None:
+        bound = measure.until.above if measure.until.above is not None else measure.until.below
+        name, style = ("steps", "+.1f") if measure.until.at == "step" else ("tokens", "+,.0f")
+        return f"{name} to {bound:.0%}: {_range(effect, style)}, {seeds}"
+    scale = _scale(measure)
+    digits = 1 if scale == _PERCENT or abs(effect.mean) >= 1 else 3
     unit = (" points" if is_difference else " %") if scale == _PERCENT else ""
-
-    def shown(value: float) -> str:
-        return _number(scale * value, is_difference, scale == _PERCENT)
-
-    between = ""
-    if found.low is not None and found.high is not None:
-        between = f" ({shown(found.low)} to {shown(found.high)})"
-    mean = shown(found.mean)
-    name = "accuracy" if claim.metric == ACCURACY else f"`{claim.metric}`"
-    seeds = f"{found.seeds} seed{'s' * (found.seeds != 1)}"
-    return f"{name} {mean}{unit}{between}, {seeds}"
+    shown = _range(effect, f"{'+' * is_difference}.{digits}f", scale, unit)
+    name = "accuracy" if measure.metric == ACCURACY else f"`{measure.metric}`"
+    name += f" less `{measure.than_metric}`" if measure.than_metric else ""
+    first, last = measure.steps if isinstance(measure.steps, tuple) else (None, None)
+    window = "" if first is None else f", step {first}" if first == last else f", steps {first} to {last}"
+    conditions = f" on {effect.conditions} base models" if measure.over else ""
+    return f"{name}{window} {shown}, {seeds}{conditions}"
 
 
-def _number(value: float, signed: bool, is_percent: bool) -> str:
-    digits = 1 if is_percent or abs(value) >= 1 else 3
-    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+def _range(effect: Effect, style: str, scale: float = 1.0, unit: str = "") -> str:
+    mean = f"{scale * effect.mean:{style}}{unit}"
+    if effect.low is None or effect.high is None:
+        return mean
+    return f"{mean} ({scale * effect.low:{style}} to {scale * effect.high:{style}})"
 
 
-def experiment_tables(name: str, pictures: Path) -> str:
-    """For each condition, the table of a stored experiment below its picture."""
-    experiment = stored(name).facts["experiment"]
-    tables = make_table(stored(name))
+# --- tables of results
+
+
+def experiment_tables(name: str) -> str:
+    """For each condition, the table of a stored experiment."""
     parts = []
-    if sum(len(table["rows"]) for table in tables) >= _ROWS_OF_A_PICTURE:
-        parts += [f"![{name}: differences]({pictures.name}/{name}-differences.png)", ""]
-    for condition in tables:
+    for condition in make_table(stored(name)):
         title = condition["condition"]
-        picture = f"{name}{f'-{file_name(title)}' if title else ''}.png"
         parts += [f"**{title}**", ""] if title else []
-        parts += [f"![{name}{': ' if title else ''}{title}]({pictures.name}/{picture})", ""]
-        parts += [*_markdown(condition, experiment["baseline"]), ""]
+        parts += [*_markdown(condition, stored(name).facts["experiment"]["baseline"]), ""]
         parts += [line for note in condition["notes"] for line in (f"{note[0].upper()}{note[1:]}.", "")]
     return "\n".join([*parts, _made_by(name)]).rstrip()
 
@@ -275,14 +169,13 @@ def _made_by(name: str) -> str:
     return f"`dapo ablate evidence/{name}.yaml{chosen}`; {made_with['processor']}."
 
 
-def grid_tables(name: str, pictures: Path) -> str:
+def grid_tables(name: str) -> str:
     """A line for each condition of a stored experiment: accuracies and differences, then final metrics of the rows."""
     tables, baseline = make_table(stored(name)), stored(name).facts["experiment"]["baseline"]
     variants = [row["variant"] for row in tables[0]["rows"]]
     others = [variant for variant in variants if variant != baseline]
     titles = ["", f"{baseline}, %", *(f"{variant} vs {baseline}" for variant in others)]
-    lines = [f"![{name}: differences]({pictures.name}/{name}-differences.png)", ""]
-    lines += [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for table in tables:
         rows = {row["variant"]: row for row in table["rows"]}
         cells = [_percent(rows[baseline]["accuracy"], signed=False)]
@@ -297,24 +190,14 @@ def grid_tables(name: str, pictures: Path) -> str:
     return "\n".join([*lines, "", _made_by(name)])
 
 
-def write_pictures(name: str, folder: Path, shown: str) -> None:
-    """Draw the pictures of a stored experiment that a text shows.
-
-    They are `NAME.png`, or `NAME-CONDITION.png` for each condition, and `NAME-differences.png`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder) as temporary:
-        for path in plot_results(stored(name), Path(temporary)):
-            own = path.name.replace("curves", name, 1).replace("differences", f"{name}-differences", 1)
-            if own in shown:
-                path.replace(folder / own)
-
-
 def _markdown(condition: Mapping[str, Any], baseline: str) -> Iterator[str]:
-    """Rows with accuracies and paired differences in %, and the cost of the runs."""
+    """Rows with accuracies, paired differences in % and the costs of the runs.
+
+    A difference to a row other than the baseline names that row.
+    """
     rows = condition["rows"]
     shows_previous = any(row["previous"] not in (None, baseline) for row in rows)
-    columns = ["", "accuracy, %", *(["vs row before"] if shows_previous else [])]
+    columns = ["", "accuracy, %", *(["difference to the row named"] if shows_previous else [])]
     columns += [f"vs {baseline}"] if len(rows) > 1 else []
     costs = ("tokens", "steps", "seconds", "length", "truncated", "entropy")
     columns += [*costs[:4], "truncated, %", costs[5]]
@@ -325,7 +208,9 @@ def _markdown(condition: Mapping[str, Any], baseline: str) -> Iterator[str]:
         yield f"| before training | {100 * before['mean']:.1f} |" + " |" * (len(columns) - 2)
     for row in rows:
         cells = [row["variant"], _percent(row["accuracy"], signed=False)]
-        cells += [_percent(row["to_previous"], signed=True)] if shows_previous else []
+        if shows_previous:
+            difference = _percent(row["to_previous"], signed=True)
+            cells += [f"{difference} to {row['previous']}" if difference and row["previous"] != baseline else ""]
         cells += [_percent(row["to_baseline"], signed=True)] if len(rows) > 1 else []
         means = {cost: row[cost]["mean"] for cost in costs}
         cells += [_cost(cost, mean) for cost, mean in means.items()]
@@ -352,21 +237,107 @@ def _cost(name: str, mean: float | None) -> str:
     return f"{mean:,.0f}"
 
 
-def fill(text: str, pictures: Path, *, with_pictures: bool = True) -> str:
-    """A document with new blocks between its markers; pictures are written into a folder."""
+# --- pictures
 
-    def made(match: re.Match[str]) -> str:
+
+def picture(name: str, folder: Path, *, writes: bool) -> str:
+    """The link to a picture of an experiment, which is drawn into a folder on demand."""
+    kind, _, of = name.rpartition(" ")
+    file = f"{of}-differences.png" if kind else f"{of}.png"
+    if writes:
+        folder.mkdir(parents=True, exist_ok=True)
+        figure = summary_figure() if of == "summary" else _figure(of, differences=bool(kind))
+        save_figure(figure, folder / file)
+    return f"![{name}]({folder.name}/{file})"
+
+
+def _figure(name: str, *, differences: bool) -> Any:
+    """The curves of a stored experiment, with the panels that its file lists now, or its differences."""
+    facts = stored(name).facts
+    plots = [asdict(panel) for panel in load_experiment(FOLDER / f"{name}.yaml").panels]
+    results = Results({**facts, "experiment": {**facts["experiment"], "plots": plots}})
+    return differences_figure(results) if differences else results_figure(results, results.conditions[0])
+
+
+def summary_figure() -> Any:
+    """The picture at the top: the token-level loss acts early; dynamic sampling leads per step and not per token."""
+    figure = new_figure(15.0, 4.4, "", layout="constrained")
+    panels = figure.subplots(1, 3)
+    early = (
+        "ladder",
+        "rollout/truncated_fraction",
+        {"loss per sequence": "+ soft overlong punishment", "loss per token": "+ token-level loss"},
+    )
+    whole = ("replication", ACCURACY, {"naive GRPO": "naive GRPO", "DAPO": "DAPO"})
+    titles = (
+        "Token-level loss: cut off, % of responses",
+        "DAPO leads at equal steps ...",
+        "... and not at equal tokens",
+    )
+    for axes, title, at, (name, metric, rows) in zip(
+        panels, titles, ("step", "step", "tokens"), (early, whole, whole), strict=True
+    ):
+        frame(axes, title=title, unit="%" if name == "ladder" else "correct (%)")
+        for (label, row), colour in zip(rows.items(), (BLUE, ORANGE), strict=True):
+            curves = [_points(run["curve"], at, metric) for run in stored(name).runs("", row)]
+            if name == "ladder":
+                curves = [(x[x <= 40], y[x <= 40]) for x, y in curves]
+            grid, mean, low, high = mean_curve(curves, is_by_step=at == "step")
+            axes.fill_between(
+                grid, _PERCENT * np.clip(low, 0, 1), _PERCENT * np.clip(high, 0, 1), color=colour, alpha=0.15
+            )
+            axes.plot(grid, _PERCENT * mean, color=colour, linewidth=1.8, label=label)
+        axes.set_xlabel("training step" if at == "step" else "generated tokens", color=INK)
+        axes.legend(frameon=False)
+    panels[0].axvspan(_WINDOW[0] - 0.5, _WINDOW[1] + 0.5, color=INK, alpha=0.08, linewidth=0)
+    panels[1].axvline(60, color=INK, alpha=0.4, linewidth=1)
+    return figure
+
+
+def _points(curve: Mapping[str, Sequence[Any]], at: str, metric: str) -> Any:
+    points = [(x, y) for x, y in zip(curve[at], curve[metric], strict=True) if y is not None]
+    return np.array([x for x, _ in points], float), np.array([y for _, y in points], float)
+
+
+# --- documents
+
+
+def number(source: Mapping[str, Any]) -> str:
+    """The number that a source describes."""
+    given = dict(source)
+    style = given.pop("show", None)
+    if "verdict" in given:
+        return str(sum(judged.verdict == given["verdict"] for judged in claims.judge_all().values()))
+    if "config" in given:
+        value = flat_options(load_config(FOLDER / given["config"]))[given["option"]]
+        return format(value, style or "")
+    name = given.pop("experiment")
+    if "table" in given:
+        rows = {row["variant"]: row for row in make_table(stored(name))[0]["rows"]}
+        return _cost(given["table"], rows[given["row"]][given["table"]]["mean"])
+    wanted = claims.parse_measure(given)
+    value = _scale(wanted) * claims.measure(wanted, stored(name)).mean
+    return format(value, style or (".1f" if _scale(wanted) == _PERCENT else ".3g"))
+
+
+def fill(text: str, pictures: Path, *, with_pictures: bool = True) -> str:
+    """A document with new blocks between its markers and new numbers; pictures are written into a folder."""
+
+    def block(match: re.Match[str]) -> str:
         kind, names = match[1], match[2]
-        if kind == "claims":
-            body = claims_table(names.split())
+        if kind == "picture":
+            body = picture(names, pictures, writes=with_pictures)
+        elif kind == "claims":
+            body = replicated_table() if names == "replicated" else claims_table(names.split())
         else:
-            body = (grid_tables if kind == "grid" else experiment_tables)(names, pictures)
-            if with_pictures:
-                write_pictures(names, pictures, body)
+            body = (grid_tables if kind == "grid" else experiment_tables)(names)
         marker = f"<!-- {kind}: {names} -->"
         return f"{marker}\n{body}\n{marker}"
 
-    return _MARKERS.sub(made, text)
+    def sourced(match: re.Match[str]) -> str:
+        return f"{match[1]}{number(yaml.safe_load(match[3]))}<!-- = {match[3]} -->"
+
+    return _SOURCED.sub(sourced, _MARKERS.sub(block, text))
 
 
 def main() -> None:
@@ -376,7 +347,7 @@ def main() -> None:
     for document in parser.parse_args().documents:
         before = document.read_text(encoding="utf-8")
         document.write_text(fill(before, document.parent / "evidence"), encoding="utf-8")
-        print(f"{document}: {len(_MARKERS.findall(before))} tables")
+        print(f"{document}: {len(_MARKERS.findall(before))} blocks, {len(_SOURCED.findall(before))} numbers")
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
         ("loss/entropy", "loss/entrpy", "no metric 'loss/entrpy'"),
         ("against: seconds", "against: hours", "against must be some of steps, tokens, seconds, got 'hours'"),
         ("against: seconds", "windows: [[6, 2]]", "windows must be pairs of steps, such as [[6, 20]], got [[6, 2]]"),
+        ("against: seconds", "windows: 6", "windows must be pairs of steps"),
         ("against: seconds", "window: [6, 20]", "unknown key 'window'; did you mean windows?"),
         ("base: {base}", "base: nowhere.yaml", "no config file nowhere.yaml"),
         ("base: {base}", "", "base is missing"),

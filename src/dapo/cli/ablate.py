@@ -171,16 +171,13 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
             printable(row["variant"]),
             *([str(len(row["seeds"]))] if counts else []),
             _with_range(row["accuracy"]),
-            *([_to_previous(row)] if shows_previous else []),
+            *(
+                [f"{_with_range(row['to_previous'], '+')} {printable(shorten(row['previous'] or '', 16))}"]
+                * shows_previous
+            ),
             _with_range(row["to_baseline"], "+"),
         )
     return table
-
-
-def _to_previous(row: Mapping[str, Any]) -> str:
-    """The difference to the row that a row adds to, with that row's name."""
-    found = _with_range(row["to_previous"], "+")
-    return f"{found} {printable(shorten(row['previous'], 16))}" if found else ""
 
 
 def _cost_table(condition: Mapping[str, Any]) -> Table:

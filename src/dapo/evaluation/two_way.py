@@ -28,7 +28,7 @@ from dapo.evaluation.intervals import Interval, difference_interval, mean_interv
 
 Table: TypeAlias = Sequence[Sequence[float]] | NDArray[np.float64]
 """[seeds, problems]"""
-_ROUNDING = 1.0e-12  # equal numbers have variances below it
+ROUNDING = 1.0e-12  # equal numbers have variances below it
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:
     table = _table(values)
     mean = float(table.mean())
     variance, freedom = variance_of_mean(table)
-    if len(table) < 2 or not variance > _ROUNDING:
+    if len(table) < 2 or not variance > ROUNDING:
         interval = mean_interval(table.mean(axis=0).tolist(), proportions=proportions)
     elif proportions and 0 < mean < 1:
         interval = wilson_interval(mean, mean * (1 - mean) / variance, student_quantile(freedom))
@@ -71,7 +71,7 @@ def two_way_difference(first: Table, second: Table, *, proportions: bool = True)
     table = _table(second) - _table(first)
     mean = float(table.mean())
     variance, freedom = variance_of_mean(table)
-    if len(table) < 2 or not variance > _ROUNDING:
+    if len(table) < 2 or not variance > ROUNDING:
         interval = difference_interval(table.mean(axis=0).tolist(), proportions=proportions)
     else:
         low, high = _student(mean, variance, freedom)

@@ -373,16 +373,13 @@ def _panels_of(value: Any, where: str) -> Iterator[Panel]:
     if not isinstance(axes, list) or not axes or any(axis not in AXES for axis in axes):
         raise ConfigError(f"{where}: {metric}: against must be some of {', '.join(AXES)}, got {against!r}")
     windows = value.get("windows", [])
-    if not isinstance(windows, list) or not all(map(_is_pair, windows)):
+    listed = windows if isinstance(windows, list) else []
+    pairs = [each for each in listed if isinstance(each, list) and list(map(type, each)) == [int, int]]
+    if pairs != windows or any(first > last for first, last in pairs):
         raise ConfigError(f"{where}: {metric}: windows must be pairs of steps, such as [[6, 20]], got {windows!r}")
     for axis in axes:
-        marked = tuple((first, last) for first, last in windows) if axis == "steps" else ()
+        marked = tuple((first, last) for first, last in pairs) if axis == "steps" else ()
         yield Panel(metric, axis, str(value.get("title", "")), marked)
-
-
-def _is_pair(value: Any) -> bool:
-    """Whether a value is two steps, the first at most the second."""
-    return isinstance(value, list) and [type(each) for each in value] == [int, int] and 0 <= value[0] <= value[1]
 
 
 def _is_metric(name: str) -> bool:
