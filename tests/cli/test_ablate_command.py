@@ -144,7 +144,7 @@ def test_a_ladder_is_shown_as_it_stands_and_faults_are_named(capsys: pytest.Capt
         (("ablate", "tiny", "optim.lrr=1", "--dry-run"), "unknown option optim.lrr; did you mean optim.lr?"),
         (("ablate", "tiny", "train.seed=1", "--dry-run"), "train.seed cannot be set here: give --seeds"),
         (("ablate", "--report", str(tmp_path), "tiny"), "give a folder, and no configuration"),
-        (("ablate", "--report", str(tmp_path), "--report", str(tmp_path)), "give --output FOLDER for the whole"),
+        (("ablate", "--report", str(tmp_path), "--report", str(tmp_path)), "add --output FOLDER for it"),
     ):
         code, _, err = run(capsys, *arguments)
         assert code == 2
