@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dapo.analysis.doctor import Diagnosis, diagnose
-from dapo.config import Config, build_config, dump_config
+from dapo.config import PRESETS, Config, build_config, dump_config
 from dapo.core.errors import DapoError
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.policy.builtin_models import tiny_random
@@ -166,7 +166,8 @@ FAULTS = (
          (_reward("outlier"), "advantage.scale=none", "train.num_steps=12")),
     Case("one problem among copies", "one_problem", rows="Q" * 4, copies=29),
     Case("a second verifier that refuses what is paid", "audit_gap",
-         (f"audit.verifier={REWARDS}:even_digit", "audit.share=1")),
+         (f"audit.verifier={REWARDS}:even_digit", "audit.share=1", "rollout.prompts_per_step=12",
+          "train.minibatch_groups=6", "dynamic_sampling.max_groups_per_step=72")),
     Case("a training set that teaches the opposite of the evaluation", "overfit",
          (_reward("as_the_row_says"), "preset=grpo", "optim.lr=0.003", "train.eval_every=2"), held_out="Q" * 40),
     Case("a reward that pays for length", "length_explosion",
@@ -251,6 +252,31 @@ HEALTHY = (
         "with prediction and a falling rate", None, ("dynamic_sampling.predict=proportional", "optim.schedule=cosine")
     ),
 )
+
+_STEPS = ("train.num_steps=12", "optim.lr=3e-4")
+_GSPO_OFF = ("preset=gspo", *_ONE_STEP_OFF, "loss.engine_ratio=sequence")
+_LOSSES = {
+    **{f"preset {name}": (f"preset={name}",) for name in PRESETS},
+    **{f"preset {name}, four updates": (f"preset={name}", "train.minibatch_groups=1") for name in PRESETS},
+    "KL by k1 in the reward": ("loss.kl_coef=0.01", "loss.kl_in=reward", "loss.kl_estimator=k1"),
+    "KL by k2 in the loss": ("loss.kl_coef=0.01", "loss.kl_estimator=k2"),
+    "KL by k3 in the loss": ("loss.kl_coef=0.01", "loss.kl_estimator=k3"),
+    "an entropy target": ("loss.entropy_target=0.5",),
+    "an entropy bonus": ("loss.entropy_coef=0.001",),
+    "a critic that is trained alone at first": ("preset=ppo", "critic.pretrain_steps=6"),
+    "one_step_off, GSPO": _GSPO_OFF,
+    "one_step_off, CISPO": ("preset=cispo", *_ONE_STEP_OFF),
+    "the engine's log-probabilities as the old ones": ("loss.old_logprobs=engine",),
+    "engine correction by masks": ("loss.engine_correction=2", "loss.engine_over_cap=mask"),
+    "tight bounds": ("loss.clip_low=0.01", "loss.clip_high=0.01"),
+    "no dual clip": ("loss.dual_clip=null",),
+    "averaged by sequence": ("loss.aggregate=sequence",),
+    "averaged by group": ("loss.aggregate=group",),
+    "selection with inverse weights": ("dynamic_sampling.predict=thompson", "dynamic_sampling.weights=inverse"),
+    "truncated responses left out": ("overlong.mode=filter",),
+}
+HEALTHY_LOSSES = tuple(Case(name, None, (*options, *_STEPS)) for name, options in _LOSSES.items())
+"""Every preset, and every part that a loss can have."""
 
 
 def judged_right(case: Case, diagnosis: Diagnosis) -> bool:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.planted_faults import FAULTS, HEALTHY, Case, fitted_model, judged_right, train_case
+from benchmarks.planted_faults import FAULTS, HEALTHY, HEALTHY_LOSSES, Case, fitted_model, judged_right, train_case
+from dapo.algo.surrogate_table import SURROGATES
+from dapo.config import build_config
 
 MISSES = 1
 """Planted faults that may go unnoticed."""
@@ -41,3 +43,14 @@ def test_planted_faults_are_found_with_their_cause(tmp_path: Path, model: Path):
 def test_twenty_healthy_runs_raise_no_alarm(tmp_path: Path, model: Path):
     assert len(HEALTHY) == 20
     assert misjudged(HEALTHY, model, tmp_path) == {}
+
+
+@pytest.mark.parametrize("case", HEALTHY_LOSSES, ids=lambda case: case.name)
+def test_a_healthy_run_of_every_preset_and_loss_raises_no_alarm(case: Case, tmp_path: Path, model: Path):
+    assert misjudged((case,), model, tmp_path) == {}
+
+
+def test_the_healthy_runs_hold_every_surrogate():
+    raw = {"model": "none", "data": {"train": "builtin:sums"}}
+    trained = {build_config(raw, case.options).loss.surrogate for case in HEALTHY_LOSSES}
+    assert trained == set(SURROGATES)

@@ -267,7 +267,7 @@ def test_a_run_that_skips_too_many_updates_stops_after_a_whole_step_saved_and_sa
         start_run(config, run_dir=run, config_name="tiny")
     assert str(caught.value).startswith("10 updates in a row were skipped (at most 9 may be): the loss or ")
     output = capsys.readouterr().out
-    assert output.count("step 1: 2 of 2 updates skipped, with gradient norm ") == 1
+    assert output.count("step 1: 2 of 2 updates skipped, with optim/grad_norm ") == 1
     assert output.count("updates skipped") == 1  # once, not in every step
     assert "saved: step 5 of 7" in output
     assert [row["optim/skipped"] for row in metrics(run)] == [2.0] * 5

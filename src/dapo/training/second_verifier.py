@@ -86,6 +86,7 @@ class AuditedStep:
             by_problem.setdefault(group.problem.id, []).append(gap)
         gaps = [fmean(each) for each in by_problem.values()]
         metrics |= {
+            "audit/problems": len(gaps),
             "audit/mean": fmean(_value(verdict, decides) for _, _, verdict in judged),
             "audit/gap": fmean(gaps),
         }

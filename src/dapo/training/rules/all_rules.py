@@ -1,6 +1,7 @@
 """All rules, and the findings of a run. docs/doctor.md explains each rule, its threshold and the threshold's source."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from dapo.config import Config
@@ -8,6 +9,7 @@ from dapo.training.rollout_metrics import has_many_answers, looping
 from dapo.training.rules import outcome_rules, sampling_rules, update_rules
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import MetricHistory
+from dapo.training.rules.sampling_rules import starvation
 
 Row = Mapping[str, Any]
 
@@ -42,9 +44,9 @@ RULES = (
     Rule("entropy_explosion", "error", update_rules.entropy_explosion),
     Rule("many_answers", "error", sampling_rules.many_answers, lambda row: has_many_answers(row["response"])),
     Rule("too_hard", "warning", sampling_rules.too_hard, _is_all_wrong),
-    Rule("too_easy", "warning", sampling_rules.too_easy, lambda row: row["outcome"] == "all_correct"),
-    Rule("equal_rewards", "warning", sampling_rules.equal_rewards, lambda row: not row["advantage"]),
-    Rule("filtered", "warning", sampling_rules.filtered, lambda row: row["outcome"] == "filtered"),
+    Rule("too_easy", "warning", partial(starvation, name="too_easy"), lambda row: row["outcome"] == "all_correct"),
+    Rule("equal_rewards", "warning", partial(starvation, name="equal_rewards"), lambda row: not row["advantage"]),
+    Rule("filtered", "warning", partial(starvation, name="filtered"), lambda row: row["outcome"] == "filtered"),
     Rule("one_problem", "warning", sampling_rules.one_problem, lambda row: row["outcome"] == "trained"),
     Rule("truncation", "warning", sampling_rules.truncation, lambda row: row["finish"] == "length"),
     Rule("length_explosion", "warning", sampling_rules.length_explosion, lambda row: row["finish"] != "aborted"),

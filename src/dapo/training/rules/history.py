@@ -4,8 +4,10 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
+
+from dapo.training.rules.mean_test import MeanTest
 
 WINDOW = 5
 """The number of last steps that a rule reads."""
@@ -13,6 +15,12 @@ FIRST = 3
 """The number of first steps that these are compared with."""
 LONG = 64
 """The number of last steps that define what is usual for the run."""
+MIN_STEPS = 3
+"""Steps that a rule over means or rates needs: fewer are too few responses."""
+GAIN = 0.05
+"""The gain in accuracy, or in the mean score, from which a run has learned."""
+AUDIT_GAP = 0.1
+"""The gap between the reward's verifier and the audit's, in accuracy or score, that two honest ones may have."""
 _OF_EVALUATION = ("accuracy", "low", "high", "truncated_fraction")
 
 
@@ -45,6 +53,8 @@ class MetricHistory:
     best_evaluation: EvaluationPoint | None = None
     last_evaluation: EvaluationPoint | None = None
     evaluations: int = 0
+    audit: MeanTest = field(default_factory=lambda: MeanTest(AUDIT_GAP))
+    """Whether the gap to the audit's verifier is above AUDIT_GAP."""
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a line: `{"step": 12, "reward/mean": 0.5, ...}`. A further line of the same step is merged into it."""
@@ -58,6 +68,8 @@ class MetricHistory:
             if len(self.first) < FIRST:
                 self.first.append(values)
         self.step = step
+        if math.isfinite(gap := values.get("audit/gap", math.nan)):
+            self.audit.add(gap, num_problems=int(values.get("audit/problems", 1)))
         self._add_evaluation(step, values)
 
     def window(self, steps: int = WINDOW) -> list[dict[str, float]]:
@@ -71,6 +83,15 @@ class MetricHistory:
         """The mean over the window's steps that have the metric; None where none has."""
         return _mean(name, self.window())
 
+    def means(self, *names: str) -> dict[str, float | None]:
+        """The means by name, as evidence of a finding."""
+        return {name: self.mean(name) for name in names}
+
+    def median(self, name: str) -> float | None:
+        """The median of the window's finite values, which one step does not decide; None without any."""
+        values = [value for value in self.values(name) if not math.isnan(value)]
+        return median(values) if values else None
+
     def first_mean(self, name: str) -> float | None:
         """The mean over the first steps; None where none has the metric, or while the window overlaps with them."""
         return _mean(name, self.first) if self.steps >= FIRST + min(WINDOW, FIRST) else None
@@ -82,6 +103,20 @@ class MetricHistory:
     def values(self, name: str, steps: int = WINDOW) -> list[float]:
         """The metric in the last steps that have it, oldest first."""
         return [record[name] for record in self.window(steps) if name in record]
+
+    @property
+    def performance(self) -> str:
+        """The metric of what is learned: accuracy, or the mean score of a verifier that gives only scores."""
+        return "reward/accuracy" if self.mean("reward/accuracy") is not None else "reward/score_mean"
+
+    @property
+    def gain(self) -> float | None:
+        """The gain in performance since the first steps, or in held-out accuracy if that is larger; None: not known."""
+        now, before = self.mean(self.performance), self.first_mean(self.performance)
+        gains = [] if now is None or before is None else [now - before]
+        if self.first_evaluation is not None and self.last_evaluation is not None and self.evaluations > 1:
+            gains.append(self.last_evaluation.accuracy - self.first_evaluation.accuracy)
+        return max((gain for gain in gains if not math.isnan(gain)), default=None)
 
     def _add_evaluation(self, step: int, values: Mapping[str, float]) -> None:
         names = [name.removesuffix("/high") for name in values if name.startswith("eval/") and name.endswith("/high")]

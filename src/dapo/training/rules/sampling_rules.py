@@ -2,10 +2,8 @@
 
 from dapo.config import Config
 from dapo.training.rules.finding import Symptom
-from dapo.training.rules.history import MetricHistory
+from dapo.training.rules.history import GAIN, LONG, MIN_STEPS, MetricHistory
 
-MIN_STEPS = 3
-"""Steps that a rule over rates needs: fewer are too few responses."""
 MIN_GROUPS = 32
 """Judged groups that are enough for a keep rate, however few their steps."""
 MIN_KEEP_RATE = 0.25
@@ -16,8 +14,6 @@ TRUNCATED = 0.5
 """The fraction of responses that end at the limit of tokens above which a run warns."""
 LENGTH_GROWTH = 2.0
 """How many times the length of the first steps' responses is an explosion, unless accuracy grew as well."""
-ACCURACY_GAIN = 0.05
-"""The gain in accuracy that makes longer responses worth it."""
 LOOPS = 0.1
 """The fraction of responses that end in a loop above which a run warns."""
 MANY_ANSWERS = 0.1
@@ -33,47 +29,31 @@ EASIER_PROBLEMS = (
 _MANY_TOKENS = 8
 
 
-def too_easy(history: MetricHistory, config: Config) -> Symptom | None:
-    """Most groups are all correct."""
-    return _starvation(history, config, "too_easy")
-
-
 def too_hard(history: MetricHistory, config: Config) -> Symptom | None:
     """No response is correct, or most groups are all wrong."""
-    return _none_right(history, config) or _starvation(history, config, "too_hard")
-
-
-def equal_rewards(history: MetricHistory, config: Config) -> Symptom | None:
-    """Most groups have equal scores, from a verifier that does not decide correct or wrong."""
-    return _starvation(history, config, "equal_rewards")
-
-
-def filtered(history: MetricHistory, config: Config) -> Symptom | None:
-    """`dynamic_sampling.filter` rejects most groups."""
-    return _starvation(history, config, "filtered")
+    return _none_right(history, config) or starvation(history, config, "too_hard")
 
 
 def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
     """Wrong responses alone teach nothing of a task, whatever else the reward scores."""
     keep_rate, groups, steps = signal_rate(history, config), round(_decided(history)), len(history.window())
     is_sure = not keep_rate or steps >= MIN_STEPS or groups >= MIN_GROUPS
-    if history.mean("reward/accuracy") != 0 or _starvation_cause(history, config) != "too_hard" or not is_sure:
+    if any(history.values("reward/accuracy", LONG)) or history.mean("reward/accuracy") is None or not is_sure:
+        return None
+    if _starvation_cause(history, config) != "too_hard":
         return None
     result = "all that is learned is the penalty on length" if keep_rate else "nothing is learned"
     return Symptom(
         f"problems are too hard: every response to {groups:,} prompts is wrong, so {result}",
-        {
-            "reward/accuracy": 0.0,
-            "rollout/keep_rate": keep_rate,
-            "rollout/truncated_fraction": history.mean("rollout/truncated_fraction"),
-        },
+        {"rollout/keep_rate": keep_rate} | history.means("reward/accuracy", "rollout/truncated_fraction"),
         advice=f"{EASIER_PROBLEMS}; if it should solve these, read its responses: an answer that is cut off, or in a "
         "form that the reward does not expect, is wrong too",
         severity="error",
     )
 
 
-def _starvation(history: MetricHistory, config: Config, name: str) -> Symptom | None:
+def starvation(history: MetricHistory, config: Config, name: str) -> Symptom | None:
+    """Few groups carry a signal, mostly for the reason that the rule `name` stands for."""
     keep_rate = signal_rate(history, config)
     is_sure = not keep_rate or len(history.window()) >= MIN_STEPS or _decided(history) >= MIN_GROUPS
     if keep_rate is None or keep_rate >= MIN_KEEP_RATE or not is_sure:
@@ -81,20 +61,13 @@ def _starvation(history: MetricHistory, config: Config, name: str) -> Symptom | 
     if _starvation_cause(history, config) != name:
         return None
     cause, change, advice = _STARVATION[name]
-    right, wrong = history.mean("rollout/all_correct_fraction"), history.mean("rollout/all_wrong_fraction")
+    sides = history.means("rollout/all_correct_fraction", "rollout/all_wrong_fraction")
     if config.dynamic_sampling.enabled and name in ("too_easy", "too_hard"):
-        cause += f" (all correct in {right:.0%} of the groups, all wrong in {wrong:.0%})"
+        cause += " (all correct in {:.0%} of the groups, all wrong in {:.0%})".format(*sides.values())
     bigger = 2 * config.rollout.group_size
-    evidence = {
-        "rollout/keep_rate": keep_rate,
-        "rollout/all_correct_fraction": right,
-        "rollout/all_wrong_fraction": wrong,
-        "rollout/shortfall_groups": history.mean("rollout/shortfall_groups"),
-        "reward/accuracy": history.mean("reward/accuracy"),
-    }
     return Symptom(
         f"only {keep_rate:.0%} of the judged groups carry a signal, as {cause}",
-        evidence,
+        {"rollout/keep_rate": keep_rate} | sides | history.means("rollout/shortfall_groups", "reward/accuracy"),
         (*_sampling_change(config), *(option.format(bigger=bigger) for option in change)),
         advice=advice,
     )
@@ -176,10 +149,7 @@ def truncation(history: MetricHistory, config: Config) -> Symptom | None:
     truncated, evaluation = history.mean("rollout/truncated_fraction"), history.last_evaluation
     limit, steps = config.rollout.max_response_tokens, len(history.window())
     penalty, sampled = " and are penalised" if config.overlong.mode == "soft" else "", ""
-    evidence = {
-        "rollout/truncated_fraction": truncated,
-        "rollout/response_tokens_mean": history.mean("rollout/response_tokens_mean"),
-    }
+    evidence = history.means("rollout/truncated_fraction", "rollout/response_tokens_mean")
     if truncated is None and evaluation is not None:  # of the untrained model, before the first step
         truncated, limit = evaluation.truncated, config.eval.max_response_tokens or limit
         sampled, penalty, steps = " of the first evaluation", "", MIN_STEPS
@@ -203,7 +173,7 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     accuracy, at_first = history.mean("reward/accuracy"), history.first_mean("reward/accuracy")
     gain = None if accuracy is None or at_first is None else accuracy - at_first
-    if gain is not None and gain >= ACCURACY_GAIN:
+    if gain is not None and gain >= GAIN:
         return None
     result = (
         "the reward gives only scores: it may pay for length" if gain is None else f"accuracy changed by {gain:+.1%}"
@@ -242,12 +212,14 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
     rate = history.total("rollout/many_answers_fraction") / max(1, len(history.window()))
     if rate <= MANY_ANSWERS or len(history.window()) < MIN_STEPS:
         return None
+    refuses_several = config.reward.verifier == "math"
     return Symptom(
         f"{rate:.0%} of the responses mark three or more answers (Answer:, \\boxed or ####): the model hedges, and a "
         "verifier that takes any of them pays for guessing",
         {"rollout/many_answers_fraction": rate},
-        () if config.reward.verifier == "math" else ("reward.verifier=math",),
+        () if refuses_several else ("reward.verifier=math",),
         advice="take a verifier that refuses several answers: dapo reward test tries `several marked answers`",
+        severity="warning" if refuses_several else None,
     )
 
 

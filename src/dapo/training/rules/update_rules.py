@@ -1,19 +1,20 @@
 """Rules over a run's updates: entropy, step size, gradients, and the gap between sampler and trainer."""
 
-from statistics import median
+from statistics import fmean, median
 
+from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import Config
 from dapo.training.rules.finding import Symptom
-from dapo.training.rules.history import LONG, MetricHistory
+from dapo.training.rules.history import GAIN, LONG, MIN_STEPS, MetricHistory
 
-MIN_STEPS = 3
-"""Steps that a rule over means needs."""
 ENTROPY_FRACTION = 0.1
 """The fraction of the first steps' entropy below which it has collapsed."""
 LOW_ENTROPY = 0.01
 """Nats per token below which it has collapsed, whatever it was at first."""
 SOLVED = 0.9
 """The accuracy at which a policy may be certain: its problems are solved."""
+FALL_STEPS = 16
+"""Steps of a mean accuracy that is compared with another: five steps of few prompts vary by more than half."""
 ENTROPY_GROWTH, ENTROPY_RISE = 1.5, 0.5
 """The factor over the first steps' entropy, and the nats above it, that are an explosion."""
 MAX_LOGPROB_GAP = 0.1
@@ -24,44 +25,72 @@ SPIKE_STEPS = 6
 """Steps from which a norm is usual."""
 HIGH_KL, HIGH_CLIPPED = 0.1, 0.2
 """Nats per token from the policy at the start of the step, and fraction of clipped tokens, that are too much."""
+MIN_BOUND = 0.2
+"""The smallest clip_low or clip_high whose clipped tokens count: Eq. 8's lower bound."""
+_CLIP_FRACTIONS = ("loss/clip_high_fraction", "loss/clip_low_fraction")
 LOW_KL = 1e-8
 """Nats per token below which the policy does not move."""
 
 
 def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
-    """The policy has become certain, and its responses are not correct."""
-    name = "loss/entropy"
-    entropy, before = history.mean(name), history.first_mean(name)
-    accuracy = history.mean("reward/accuracy")
-    if entropy is None or len(history.window()) < MIN_STEPS or (accuracy is not None and accuracy >= SOLVED):
+    """The policy has become certain, and its responses are not correct.
+
+    A policy that learns its task becomes certain as well: what accuracy does decides.
+    """
+    name, performance = "loss/entropy", history.performance
+    entropy, before, now = history.mean(name), history.first_mean(name), history.mean(performance)
+    if entropy is None or before is None or history.gain is None or now is None:
         return None
-    if entropy >= LOW_ENTROPY and (before is None or entropy >= ENTROPY_FRACTION * before):
+    is_low = entropy < ENTROPY_FRACTION * before or (entropy < LOW_ENTROPY and entropy < before / 2)
+    is_accuracy = performance == "reward/accuracy"
+    if not is_low or (is_accuracy and now >= SOLVED):
         return None
-    then = "" if before is None else f", after {before:.3g} in the first steps"
-    still = "" if accuracy is None else f", though {1 - accuracy:.0%} of the responses are wrong"
+    has_lost = _has_halved(history) and not config.predicts_signal
+    if history.gain >= GAIN and not has_lost:
+        return None
+    result = "has halved" if has_lost else "has not risen"
+    wrong = f": {1 - now:.0%} of the responses are wrong" if is_accuracy else ""
     warmer = ("rollout.temperature=1.0",) if config.rollout.temperature < 1 else ()
     return Symptom(
-        f"the policy explores no more: its entropy is {entropy:.3g} nats per token{then}{still}",
-        {name: entropy, f"{name} at first": before, "reward/accuracy": accuracy},
+        f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
+        f"steps, and {performance} {result}{wrong}",
+        {
+            name: entropy,
+            f"{name} at first": before,
+            performance: now,
+            f"{performance} at first": history.first_mean(performance),
+        },
         (*warmer, f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}", _lower_lr(config)),
+        # selection keeps the accuracy of sampled problems near one half, however much is learned
+        severity="warning" if config.predicts_signal and history.evaluations < 2 else None,
     )
 
 
+def _has_halved(history: MetricHistory) -> bool:
+    """Whether accuracy is at most half of its best among the last steps, as means over FALL_STEPS of them."""
+    values = history.values("reward/accuracy", LONG)
+    means = [fmean(values[end - FALL_STEPS : end]) for end in range(FALL_STEPS, len(values) + 1)]
+    return bool(means) and means[-1] <= max(means) / 2
+
+
 def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
-    """The policy becomes more and more random."""
-    name = "loss/entropy"
+    """The policy becomes more and more random, and does not learn its task."""
+    name, loss = "loss/entropy", config.loss
     entropy, before = history.mean(name), history.first_mean(name)
-    if entropy is None or before is None or entropy <= max(ENTROPY_GROWTH * before, before + ENTROPY_RISE):
+    if entropy is None or before is None:
         return None
-    bonus = (f"loss.entropy_coef={config.loss.entropy_coef / 10:.2g}",) if config.loss.entropy_coef else ()
-    why = (
-        f"loss.entropy_coef={config.loss.entropy_coef:g} pays for randomness"
+    largest = max(ENTROPY_GROWTH * before, before + ENTROPY_RISE, ENTROPY_GROWTH * (loss.entropy_target or 0.0))
+    if entropy <= largest or ((history.gain or 0.0) >= GAIN and not _has_halved(history)):
+        return None
+    bonus = (f"loss.entropy_coef={loss.entropy_coef / 10:.2g}",) if loss.entropy_coef else ()
+    reason = (
+        f"loss.entropy_coef={loss.entropy_coef:g} pays for randomness"
         if bonus
         else "the updates destroy what the model knew"
     )
     return Symptom(
         f"the policy becomes random: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
-        f"steps; {why}",
+        f"steps; {reason}",
         {name: entropy, f"{name} at first": before, "reward/mean": history.mean("reward/mean")},
         (*bonus, _lower_lr(config)),
     )
@@ -81,10 +110,7 @@ def inert_clipping(history: MetricHistory, config: Config) -> Symptom | None:
     return Symptom(
         "clipping has no effect: with one update per step every ratio is 1, so loss.clip_low and loss.clip_high "
         "(clip-higher) change nothing",
-        {
-            "loss/ratio_mean": history.mean("loss/ratio_mean"),
-            "loss/clip_high_fraction": history.mean("loss/clip_high_fraction"),
-        },
+        history.means("loss/ratio_mean", "loss/clip_high_fraction"),
         change,
         advice="the paper updates 16 times per step; one update is a choice, too",
     )
@@ -98,10 +124,7 @@ def sampler_gap(history: MetricHistory, config: Config) -> Symptom | None:
     return Symptom(
         f"sampler and trainer differ by {gap:.3g} nats per token on average (more than {MAX_LOGPROB_GAP:g}): the "
         "engine may hold other weights, or compute in a coarser dtype, which loss.engine_correction=tis corrects",
-        {
-            "rollout/engine_logprob_gap_mean": gap,
-            "rollout/engine_logprob_gap_max": history.mean("rollout/engine_logprob_gap_max"),
-        },
+        history.means("rollout/engine_logprob_gap_mean", "rollout/engine_logprob_gap_max"),
         ("loss.engine_correction=tis", "model.dtype=float32"),
     )
 
@@ -112,12 +135,12 @@ def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
     if not skipped:
         return None
     updates = config.updates_per_step * len(history.window())
-    norm, divergence = history.mean("optim/grad_norm"), history.mean("loss/approx_kl")
-    shown = f"gradient norm {norm:.3g}" + ("" if divergence is None else f", loss/approx_kl {divergence:.3g}")
+    means = history.means("optim/grad_norm", "loss/approx_kl")
+    shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items() if value is not None) or "no gradient"
     return Symptom(
         f"{skipped:.0f} of {updates} updates skipped, with {shown} on average: the loss or the gradient was not "
         "finite, or the policy too far from the one that sampled",
-        {"optim/skipped": skipped, "optim/grad_norm": norm, "loss/approx_kl": divergence},
+        {"optim/skipped": skipped} | means,
         (_lower_lr(config),),
     )
 
@@ -145,19 +168,31 @@ def gradient_spike(history: MetricHistory, config: Config) -> Symptom | None:
 
 def lr_too_high(history: MetricHistory, config: Config) -> Symptom | None:
     """A step moves the policy farther than clipping can hold it."""
-    divergence = history.mean("loss/approx_kl")
-    high, low = history.mean("loss/clip_high_fraction"), history.mean("loss/clip_low_fraction")
+    divergence, clipped = history.median("loss/approx_kl"), _clipped_tokens(history, config)
     if divergence is None or (divergence <= 10 * HIGH_KL and len(history.window()) < MIN_STEPS):
         return None
-    clipped = (high or 0.0) + (low or 0.0)
     if divergence <= HIGH_KL and clipped <= HIGH_CLIPPED:
         return None
+    clipping = f", and {clipped:.0%} of the tokens are clipped" if clipped else ""
     return Symptom(
-        f"each step moves the policy too far: {divergence:.3g} nats per token (loss/approx_kl), and {clipped:.0%} of "
-        "the tokens are clipped",
-        {"loss/approx_kl": divergence, "loss/clip_high_fraction": high, "loss/clip_low_fraction": low},
+        f"each step moves the policy too far: {divergence:.3g} nats per token (loss/approx_kl){clipping}",
+        {"loss/approx_kl": divergence} | {name: history.median(name) for name in _CLIP_FRACTIONS},
         (_lower_lr(config),),
     )
+
+
+def _clipped_tokens(history: MetricHistory, config: Config) -> float:
+    """The fraction of tokens whose own ratio is beyond a bound that is no tighter than Eq. 8's.
+
+    Tighter bounds clip without a large step. So does a ratio per response: GSPO's published bounds clip 14 % of the
+    tokens at 0.0003. A surrogate without a bound has no such tokens.
+    """
+    loss, row = config.loss, SURROGATES[config.loss.surrogate]
+    if loss.function is not None or row.needs_whole_responses:
+        return 0.0
+    sides = zip(_CLIP_FRACTIONS, ("clip_high", "clip_low"), strict=True)
+    counted = [name for name, bound in sides if bound in row.bounds and getattr(loss, bound) >= MIN_BOUND]
+    return sum(history.median(name) or 0.0 for name in counted)
 
 
 def lr_too_low(history: MetricHistory, config: Config) -> Symptom | None:

@@ -1,0 +1,26 @@
+"""The rules of `dapo doctor` on every run of the evidence: no error in a run that has learned."""
+
+import pytest
+
+from benchmarks.stored_runs import EVIDENCE, stored_runs
+
+EXPERIMENTS = sorted(path.parent.name for path in EVIDENCE.glob("results/*/results.json"))
+NEVER_RIGHT = ("curriculum: hard alone", "hard alone, every group trains", "starvation: every group trains")
+"""Rows of problems that the model never solves: the error is right."""
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_no_stored_run_that_has_learned_has_an_error(experiment: str):
+    runs = list(stored_runs(experiment))
+    assert runs
+    assert {run.name: run.errors() for run in runs if run.is_healthy and run.errors()} == {}
+
+
+def test_runs_that_learn_nothing_or_lose_it_have_the_error_that_names_the_cause():
+    found = {run.name: run for name in ("curriculum", "starvation", "entropy_target") for run in stored_runs(name)}
+    wrong = [run for name, run in found.items() if any(row in name for row in NEVER_RIGHT)]
+    assert len(wrong) >= 8
+    assert all("too_hard" in run.errors() for run in wrong)
+    lost = [run for name, run in found.items() if "DAPO, entropy target" in name]
+    assert len(lost) >= 3
+    assert all("overfit" in run.errors() for run in lost)
