@@ -1,12 +1,16 @@
-"""Does a test notice each deliberate mistake? `python -m benchmarks.mutants [NAME ...] [--jobs N] [--thorough]`.
+"""Does a test notice each deliberate mistake? `python -m benchmarks.mutants [NAME ...] [--piece 2/12] [--jobs N]`.
 
 Every entry of `mutants.toml` is one mistake: a text of one file of the package, what replaces it, and the test files
 that must notice. Each is made in a copy of the repository, where those test files run until one fails. A mistake that
 no test notices survives, and the exit status is 1. Before the mistakes, the same test files run on the unchanged copy:
 a test that fails there would "catch" everything.
+
+All mistakes take hours. `--piece 2/12` runs the second of twelve parts, each within 30 minutes on two cores, and
+`--into FILE` adds its outcomes to a file; `--report FILE` then lists what survives and what has not been run.
 """
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -41,7 +45,7 @@ class Mutant:
     file: str  # below src/dapo, or below src where it names another package
     old: str  # stands in the file exactly once
     new: str
-    tests: tuple[str, ...]  # below tests/
+    tests: tuple[str, ...]  # below tests/: files, or single tests of a slow one
 
     def path(self, root: Path) -> Path:
         """The file in the repository or copy at `root`."""
@@ -76,6 +80,16 @@ def read_mutants() -> list[Mutant]:
     """The committed table."""
     entries = tomllib.loads(TABLE.read_text(encoding="utf-8"))["mutant"]
     return [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
+
+
+def piece_of(mutants: Sequence[Mutant], piece: str) -> list[Mutant]:
+    """The second of twelve parts for `2/12`; mutants of one test file stay together. Raises ValueError."""
+    number, _, count = piece.partition("/")
+    k, n = int(number), int(count)
+    if not 1 <= k <= n:
+        raise ValueError(f"--piece {piece}: expected 1/{n} to {n}/{n}")
+    ordered = sorted(mutants, key=lambda mutant: mutant.tests)
+    return ordered[(k - 1) * len(ordered) // n : k * len(ordered) // n]
 
 
 @contextmanager
@@ -124,16 +138,22 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants whose name contains this; none: all of them")
     parser.add_argument("--jobs", type=int, default=2, help="copies in which mutants run at the same time")
     parser.add_argument("--thorough", action="store_true", help="name every test that fails, not the first one only")
+    parser.add_argument("--piece", default="1/1", metavar="K/N", help="the K-th of N parts, for example 2/12")
+    parser.add_argument("--into", type=Path, metavar="FILE", help="add the outcomes to a file, a JSON object per line")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="only list the survivors of such a file")
     arguments = parser.parse_args()
     console = Console(soft_wrap=True)
+    if arguments.report is not None:
+        return report(arguments.report, console)
     chosen = [m for m in read_mutants() if not arguments.names or any(name in m.name for name in arguments.names)]
+    chosen = piece_of(chosen, arguments.piece)
     tests = list(dict.fromkeys(name for mutant in chosen for name in mutant.tests))
     with copy_of_repository() as first:
         console.print(f"{len(chosen)} mutants; first {len(tests)} test files on the unchanged package ...")
         if failed := failures(first, tests):
             console.print(f"these tests fail without any mutant: {', '.join(failed)}")
             return 2
-    outcomes = _run(chosen, console, jobs=arguments.jobs, thorough=arguments.thorough)
+    outcomes = _run(chosen, console, jobs=arguments.jobs, thorough=arguments.thorough, into=arguments.into)
     table = Table(title=f"{len(outcomes)} mutants", title_justify="left")
     for column in ("mutant", "file", "caught by", "s"):
         table.add_column(column, justify="right" if column == "s" else "left", overflow="fold")
@@ -143,12 +163,24 @@ def main() -> int:
     Console(width=160).print(table)
     survivors = [outcome.mutant.name for outcome in outcomes if not outcome.failed]
     console.print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} caught")
-    if survivors:
-        console.print(f"survive: {'; '.join(survivors)}")
+    console.print(f"survive: {'; '.join(survivors) or 'none'}")
     return 1 if survivors else 0
 
 
-def _run(mutants: Sequence[Mutant], console: Console, *, jobs: int, thorough: bool) -> list[Outcome]:
+def report(path: Path, console: Console) -> int:
+    """Print which of the table's mutants survive by a file of outcomes, and which it does not hold."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    failed = {each["mutant"]: each["failed"] for each in map(json.loads, lines)}
+    names = [mutant.name for mutant in read_mutants()]
+    survivors = [name for name in names if failed.get(name) == []]
+    missing = [name for name in names if name not in failed]
+    console.print(f"{len(names) - len(survivors) - len(missing)} of {len(names)} caught")
+    for word, found in (("survive", survivors), ("not run", missing)):
+        console.print(f"{word}: {'; '.join(found) or 'none'}")
+    return 1 if survivors or missing else 0
+
+
+def _run(mutants: Sequence[Mutant], console: Console, *, jobs: int, thorough: bool, into: Path | None) -> list[Outcome]:
     copies: SimpleQueue[Path] = SimpleQueue()
 
     def one(mutant: Mutant) -> Outcome:
@@ -158,6 +190,10 @@ def _run(mutants: Sequence[Mutant], console: Console, *, jobs: int, thorough: bo
         finally:
             copies.put(root)
         console.print(f"{'caught' if outcome.failed else 'SURVIVES'}: {mutant.name} ({outcome.seconds:.0f} s)")
+        if into is not None:
+            with into.open("a", encoding="utf-8") as file:
+                line = {"mutant": mutant.name, "failed": outcome.failed, "seconds": round(outcome.seconds)}
+                file.write(json.dumps(line) + "\n")
         return outcome
 
     def with_copies(count: int) -> list[Outcome]:

@@ -62,6 +62,24 @@ def test_the_table_has_means_over_seeds_and_differences_to_the_row_before_and_th
     assert a["skipped"]["mean"] == pytest.approx((1 / 8 + 1 / 8 + 1 / 6) / 3)
 
 
+def test_a_problem_without_a_verdict_in_one_run_is_left_out_of_all(experiment, folder):
+    results = collect(experiment, folder)
+    (whole,) = make_table(results)
+    for run in results.facts["runs"]:  # in every run but one the first problem is solved
+        run["accuracies"][0] = None if is_b1(run) else 1.0
+    (table,) = make_table(results)
+    assert (whole["problems"], table["problems"]) == (6, 5)
+    assert table["notes"] == ["left out: 1 problems that have no verdict in one of the runs"]
+    for run in results.facts["runs"]:
+        del run["accuracies"][0]
+    results.facts["problems"][""].pop(0)
+    (without,) = make_table(results)
+    for row, expected in zip(table["rows"], without["rows"], strict=True):
+        assert [row[name] for name in ("accuracy", "to_previous", "to_baseline")] == [
+            expected[name] for name in ("accuracy", "to_previous", "to_baseline")
+        ]
+
+
 def test_runs_that_have_not_finished_are_left_out_and_named(experiment, folder):
     (folder / "runs" / "b-seed1" / "summary.json").unlink()
     (table,) = make_table(collect(experiment, folder, {"b-seed1": "NumericsError: it broke"}))

@@ -1,6 +1,7 @@
 """`dapo explain`: its numbers are those of the paper's equations, written down here a second time."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from itertools import groupby
@@ -14,11 +15,13 @@ from pyarrow.parquet import read_table, write_table
 from conformance import naive
 from dapo.analysis.explain import explain_group
 from dapo.analysis.replay import plan_replay
+from dapo.analysis.update_terms import token_terms
 from dapo.core.errors import CheckpointError, DataError
 from dapo.core.rng import keyed_permutation
 from dapo.policy.model import load_model
 from dapo.runs.directory import RunDirectory
 from dapo.training.train import train
+from dapo.types import Sample
 from helpers.commands import run as command
 from helpers.run_files import edit_options
 from helpers.tiny_runs import new_run, tiny
@@ -149,6 +152,29 @@ def test_every_number_is_that_of_the_equations_written_naively(runs: dict[str, P
         later_updates += number > 0
     assert clipped_tokens > 5
     assert later_updates > 2
+
+
+@pytest.mark.parametrize(
+    ("options", "weights"),
+    [
+        ((), [0.25, 0.25, 0.0]),
+        (("loss.engine_correction=1.5",), [0.25 * 1.25, 0.25 * 1.5, 0.0]),
+        (("loss.engine_correction=1.5", "loss.engine_over_cap=mask"), [0.25 * 1.25, 0.0, 0.0]),
+    ],
+)
+def test_a_tokens_weight_is_that_of_the_loss_times_the_engine_correction(
+    options: tuple[str, ...], weights: list[float]
+) -> None:
+    """The policy gave the tokens 1.25, 2 and 1.25 times the probability that the engine did; the last is masked."""
+    old, engine = (0.5, 0.8, 0.5), (0.4, 0.4, 0.4)
+    logs = {"engine_logprobs": list(map(math.log, engine)), "old_logprobs": list(map(math.log, old))}
+    sample = Sample(0, (1,), (2, 3, 4), reward=1.0, advantage=2.0, mask=(1, 1, 0), **logs)
+    now = [math.log(0.55), math.log(0.8), math.log(0.5)]
+    (terms,) = token_terms([sample], [0.25], tiny(*options).loss, [now])
+    assert terms.weight.tolist() == pytest.approx(weights)
+    assert terms.ratio.tolist() == pytest.approx([1.1, 1.0, 1.0])
+    assert terms.gradient.tolist() == pytest.approx([-w * 2.0 * r for w, r in zip(weights, (1.1, 1, 1), strict=True)])
+    assert terms.loss == pytest.approx(sum(terms.gradient.tolist()))
 
 
 # --- what is said where something is missing

@@ -107,6 +107,10 @@ def test_fewer_samples_than_a_group_has_leave_the_keep_rate_without_an_interval(
     found = probe_of(config, problems=8, samples=2)
     assert found.expected_keep_rate is not None
     assert found.expected_keep_interval is None
+    # groups of 2 are kept less often than the step's groups of 4
+    assert found.kept < found.expected_keep_rate
+    assert found.groups_per_step == pytest.approx(min(16, 8 / found.expected_keep_rate))
+    assert found.groups_per_step < min(16, 8 / found.kept)
     text = " ".join(" ".join(describe_probe(config, found)).split())
     assert "expected for groups of 4, roughly: there are only 2 responses per problem" in text
 

@@ -1,8 +1,10 @@
 """The table of deliberate mistakes applies to the source as it stands now."""
 
+import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from benchmarks import mutants
 from helpers.paths import ROOT
@@ -17,7 +19,9 @@ def test_every_deliberate_mistake_still_applies_and_names_tests_that_exist(tmp_p
         copy.write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
         assert mutant.apply(tmp_path) == original.read_text(encoding="utf-8")
         compile(copy.read_text(encoding="utf-8"), mutant.name, "exec")
-        assert all((ROOT / "tests" / name).is_file() for name in mutant.tests), mutant.name
+        for test in mutant.tests:
+            name, _, function = test.partition("::")
+            assert f"def {function}" in (ROOT / "tests" / name).read_text(encoding="utf-8"), mutant.name
 
 
 def test_a_mistake_whose_text_is_gone_is_named(tmp_path: Path):
@@ -26,3 +30,23 @@ def test_a_mistake_whose_text_is_gone_is_named(tmp_path: Path):
     for old in ("a = 1", "a = 2"):
         with pytest.raises(ValueError, match=r"swap: 'a = .' stands [02] times in src/dapo/x.py; expected once"):
             mutants.Mutant("swap", "x.py", old, "b = 1", ("t",)).apply(tmp_path)
+
+
+def test_pieces_hold_every_mistake_once_and_those_of_a_test_file_together():
+    table = mutants.read_mutants()
+    pieces = [mutants.piece_of(table, f"{k}/12") for k in range(1, 13)]
+    assert sorted(m.name for piece in pieces for m in piece) == sorted(m.name for m in table)
+    assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
+    assert sum(len({m.tests for m in piece}) for piece in pieces) <= len({m.tests for m in table}) + 11
+    with pytest.raises(ValueError, match="expected 1/12 to 12/12"):
+        mutants.piece_of(table, "13/12")
+
+
+def test_a_file_of_outcomes_gives_the_list_of_survivors(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first, second, *others = [mutant.name for mutant in mutants.read_mutants()]
+    path = tmp_path / "outcomes.jsonl"
+    outcomes = [(first, []), (first, ["a test"]), (second, []), *((name, ["a test"]) for name in others[1:])]
+    path.write_text("".join(json.dumps({"mutant": name, "failed": failed}) + "\n" for name, failed in outcomes))
+    assert mutants.report(path, Console(soft_wrap=True)) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [f"{len(others)} of {len(others) + 2} caught", f"survive: {second}", f"not run: {others[0]}"]
