@@ -17,12 +17,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import describe_commit, today
-from benchmarks.planted_faults import FAULTS, HEALTHY, Case, fitted_model, judged_right, train_case
+from benchmarks.planted_faults import FAULTS, HEALTHY, HEALTHY_LOSSES, Case, fitted_model, judged_right, train_case
 from benchmarks.worker_session import ROOT
 from dapo.analysis.doctor import Diagnosis
 from dapo.config import load_config
 from dapo.runs.metrics_file import read_metrics
 from dapo.training.rules.all_rules import LiveRules
+
+ALL_HEALTHY = (*HEALTHY, *HEALTHY_LOSSES)
+CASES = (*FAULTS, *ALL_HEALTHY)
 
 
 def main() -> None:
@@ -34,16 +37,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dapo-doctor-") as temporary:
         folder = Path(temporary)
         model = fitted_model(folder / "model")
-        found = {
-            case.name: [_diagnosed(case, model, folder, seed) for seed in given.seeds] for case in (*FAULTS, *HEALTHY)
-        }
+        found = {case.name: [_diagnosed(case, model, folder, seed) for seed in given.seeds] for case in CASES}
         last = sorted(folder.glob("*/run"))[0]
         print("\n".join([*table(found, given.seeds), "", *costs(last)]))
     print(f"\n{describe_commit(ROOT)}, {today()}")
 
 
 def _diagnosed(case: Case, model: Path, folder: Path, seed: int) -> Diagnosis:
-    path = folder / f"{(*FAULTS, *HEALTHY).index(case)}-{seed}"
+    path = folder / f"{CASES.index(case)}-{seed}"
     options = tuple(option for option in case.options if not option.startswith("train.seed="))
     own = sum(int(option.partition("=")[2]) for option in case.options if option.startswith("train.seed="))
     seeded = replace(case, options=(*options, f"train.seed={seed + own}"))
@@ -68,13 +69,13 @@ def table(found: dict[str, list[Diagnosis]], seeds: Sequence[int]) -> list[str]:
         )
         right, first = right + hits, first + leading
     total = len(FAULTS) * len(seeds)
-    healthy = [each for case in HEALTHY for each in found[case.name]]
+    healthy = [each for case in ALL_HEALTHY for each in found[case.name]]
     alarms = sum(bool(each.issues) for each in healthy)
     lines += [
         "",
         f"Found: {right} of {total} ({len(FAULTS)} faults, {len(seeds)} seeds), {first} of them as the first.",
     ]
-    lines += [f"False alarms: {alarms} of {len(healthy)} healthy runs ({len(HEALTHY)} configurations)."]
+    lines += [f"False alarms: {alarms} of {len(healthy)} healthy runs ({len(ALL_HEALTHY)} configurations)."]
     return lines
 
 

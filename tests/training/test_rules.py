@@ -193,6 +193,12 @@ def test_clipped_tokens_count_where_only_a_large_step_reaches_the_bound(changed:
     assert "lr_too_high" in names(found({"loss/approx_kl": 0.2}, config))  # the divergence counts in each
 
 
+@pytest.mark.parametrize(("skipped", "severity"), [(0.2, "warning"), (0.3, "error")])
+def test_few_skipped_updates_are_a_warning(skipped: float, severity: str):
+    (case,) = found({"optim/skipped": skipped})  # per step, of two updates
+    assert (case.name, case.severity) == ("skipped_updates", severity)
+
+
 def test_one_step_that_moves_far_is_no_learning_rate():
     history = MetricHistory()
     for step in range(1, 11):

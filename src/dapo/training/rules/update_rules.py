@@ -28,6 +28,8 @@ HIGH_KL, HIGH_CLIPPED = 0.1, 0.2
 MIN_BOUND = 0.2
 """The smallest clip_low or clip_high whose clipped tokens count: Eq. 8's lower bound."""
 _CLIP_FRACTIONS = ("loss/clip_high_fraction", "loss/clip_low_fraction")
+MANY_SKIPPED = 0.1
+"""The fraction of skipped updates that is an error; a rare one costs a run nothing."""
 LOW_KL = 1e-8
 """Nats per token below which the policy does not move."""
 
@@ -142,6 +144,7 @@ def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
         "finite, or the policy too far from the one that sampled",
         {"optim/skipped": skipped} | means,
         (_lower_lr(config),),
+        severity=None if skipped > MANY_SKIPPED * updates else "warning",
     )
 
 
