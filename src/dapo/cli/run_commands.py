@@ -19,12 +19,7 @@ commands = typer.Typer(rich_markup_mode=None)
 
 
 @commands.command()
-def train(
-    config: ConfigPath,
-    overrides: Overrides = None,
-    run_dir: NewRun = None,
-    as_json: AsJson = False,
-) -> None:
+def train(config: ConfigPath, overrides: Overrides = None, run_dir: NewRun = None, as_json: AsJson = False) -> None:
     """Train a model, from a configuration or from options alone: dapo train model=NAME data.train=SOURCE ..."""
     from dapo.config import build_config, find_config, load_config
 
@@ -49,11 +44,7 @@ def train(
 
 
 @commands.command()
-def resume(
-    run_dir: Run,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
+def resume(run_dir: Run, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Continue a run from its last checkpoint."""
     from dapo.cli.train import resume_run
 

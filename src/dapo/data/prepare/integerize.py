@@ -81,21 +81,13 @@ def integerize(
     concurrency: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Problem], dict[str, Decision]]:
-    """Rewrite the problems whose answers are not integers.
+    """Rewrite the problems whose answers are not integers, copies once.
 
-    Args:
-        problems: the data set; copies are rewritten once.
-        generate: sends a request to the model; called from `concurrency` threads.
-        journal: decisions of an interrupted run; new ones are added to it.
-        num_solutions: the number of solutions of a rewritten problem, more than half of which must agree.
-        concurrency: the number of problems that are rewritten at the same time.
-        on_progress: called with the numbers of decided problems and of all problems that need the model.
+    `generate` is called from `concurrency` threads, each with one problem. Of `num_solutions` solutions of a rewritten
+    problem more than half must agree. The journal holds the decisions of an interrupted run, and takes new ones.
 
-    Returns:
-        The problems that remain, in order, and the decision for each distinct problem by id.
-
-    Raises:
-        ServerFailed: the server failed for some of the problems; the journal keeps the other decisions.
+    Returns the problems that remain, in order, and the decision for each distinct problem by id. Raises ServerFailed if
+    the server failed for some of the problems; the journal keeps the other decisions.
     """
     template = find_instruction_template(_question_text(problem) for problem in problems)
     decisions: dict[str, Decision | None] = {p.id: decide_without_model(p) for p, _ in unique_problems(problems)}
@@ -133,11 +125,9 @@ def concurrent_map(
 ) -> list[ServerFailed]:
     """Call `keep(work(item, check))` for every item, `work` in `concurrency` threads, `keep` in the calling thread.
 
-    `work` calls `check` before each slow operation; it raises once the map is being abandoned. An error of `work` that
-    is not a ServerFailed is raised after the running calls have ended.
-
-    Returns:
-        The failures of the server; after `MAX_CONSECUTIVE_FAILURES` in a row no further item is started.
+    `work` calls `check` before each slow operation; it raises once the map is being abandoned. Returns the failures of
+    the server; after `MAX_CONSECUTIVE_FAILURES` in a row no further item is started. Other errors of `work` are raised
+    after the running calls have ended.
     """
     stop = threading.Event()
 

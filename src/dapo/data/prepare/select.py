@@ -35,14 +35,9 @@ class Selection:
 def select_by_pass_rate(
     problems: Sequence[Problem], rates: Mapping[str, PassRate], *, low: float, high: float, min_responses: int = 1
 ) -> Selection:
-    """Keep the rows whose measured pass rate lies between two bounds, both included.
+    """Keep the rows whose measured pass rate, by problem id, lies between two bounds, both included.
 
-    Args:
-        problems: The rows.
-        rates: The pass rates by problem id; those of other problems are ignored.
-        low: The smallest pass rate to keep.
-        high: The largest.
-        min_responses: Problems with fewer responses that were judged right or wrong are removed.
+    Problems with fewer than `min_responses` responses that were judged right or wrong are removed.
     """
     kept, removed = [], []
     for number, problem in enumerate(problems, start=1):

@@ -22,17 +22,10 @@ def gym_problems(
 ) -> list[list[Problem]]:
     """The problems of each task: problem i is `reasoning_gym.create_dataset(task, seed=seed, **options)[i]`.
 
-    They are generated in a subprocess with a fixed hash seed and fixed global generators. `Problem.fields` hold what
-    the verifier needs: `gym_task`, `gym_config` and `gym_entry`.
-
-    Args:
-        tasks: the library's options by task name.
-        sizes: the number of problems of each task.
-        seed: the seed of every task.
-        distinct: leave out copies of a question, so that there may be fewer problems than `sizes`.
-
-    Raises:
-        DataError: the package is missing, a task or option is unknown, or a task cannot be scored from stored entries.
+    They are generated in a subprocess with a fixed hash seed and fixed global generators. The verifier reads the fields
+    `gym_task`, `gym_config` and `gym_entry`. With `distinct`, copies of a question are left out, so that there may be
+    fewer problems than `sizes`. Raises DataError if the package is missing, a task or option is unknown, or a task
+    cannot be scored from stored entries.
     """
     require_package("reasoning_gym", extra="gym", purpose=f"gym:{','.join(tasks)}")
     requests = [

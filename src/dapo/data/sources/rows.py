@@ -27,12 +27,7 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 def problem_from_row(
-    row: Mapping[str, Any],
-    *,
-    where: str,
-    source: str,
-    columns: Columns = ANY_COLUMNS,
-    require_answer: bool = True,
+    row: Mapping[str, Any], *, where: str, source: str, columns: Columns = ANY_COLUMNS, require_answer: bool = True
 ) -> Problem:
     """Convert one row to a problem. Raises DataError.
 
@@ -40,12 +35,8 @@ def problem_from_row(
     after `####`, and the worked solution `fields["solution"]`. All columns but `prompt` and `answer` become `fields`,
     so that a reward finds the column that was read as prompt or answer under its own name.
 
-    Args:
-        row: the values by column.
-        where: the location of the row, for error messages.
-        source: the problem's source, unless a column `data_source` or `source` names it.
-        columns: the columns of prompt and answer.
-        require_answer: whether a row must have a reference answer as text or number; without one, `answer` is "".
+    `where` is the row's location, for error messages; `source` the problem's source, unless a column `data_source` or
+    `source` names it. Without `require_answer`, a row needs no reference answer as text or number; `answer` is then "".
     """
     prompt_column = _column(row, columns.prompt, PROMPT_COLUMNS, what="prompt", where=where)
     assert prompt_column is not None
