@@ -51,6 +51,6 @@ def test_a_healthy_run_of_every_preset_and_loss_raises_no_alarm(case: Case, tmp_
 
 
 def test_the_healthy_runs_hold_every_surrogate():
-    raw = {"model": "none", "data": {"train": "builtin:sums"}}
+    raw = {"model": {"name": "none", "dtype": "float32"}, "data": {"train": "builtin:sums"}}
     trained = {build_config(raw, case.options).loss.surrogate for case in HEALTHY_LOSSES}
     assert trained == set(SURROGATES)

@@ -135,7 +135,7 @@ def test_tables_of_runs_before_the_audit_are_read(tmp_path: Path, capsys: pytest
     old = pa.schema([field for field in ROLLOUT_SCHEMA if field.name not in OPTIONAL_COLUMNS])
     pq.write_table(pa.Table.from_pylist([row(6, 0)], schema=old), path / "rollouts" / "step_000006.parquet")
     _, printed = doctor(capsys, str(path))
-    assert "error: audit_gap, since step 2" in printed
+    assert "error: audit_gap, since step 1" in printed
 
 
 def test_what_is_no_run_is_refused_with_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

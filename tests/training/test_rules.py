@@ -99,6 +99,8 @@ FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[s
     ("entropy_explosion", {"loss/entropy": 1.01}, {"loss/entropy": 0.99}, {}),
     ("entropy_explosion", {"loss/entropy": 1.01}, {"loss/entropy": 1.01, "reward/accuracy": 0.56}, {}),
     ("entropy_explosion", {"loss/entropy": 1.21}, {"loss/entropy": 1.19}, {"loss__entropy_target": 0.8}),
+    ("entropy_explosion", {"loss/entropy": 1.01, "reward/accuracy": 0.9}, {"loss/entropy": 0.99},
+     {"loss__entropy_coef": 1}),  # the bonus outweighs whatever is learned
     ("sampler_gap", {"rollout/engine_logprob_gap_mean": 0.11}, {"rollout/engine_logprob_gap_mean": 0.1}, {}),
     ("sampler_gap", {"rollout/engine_logprob_gap_mean": float("nan")}, {}, {}),
     ("skipped_updates", {"optim/skipped": 1}, {"optim/skipped": 0}, {}),
@@ -234,6 +236,13 @@ def test_a_certain_policy_is_judged_by_what_accuracy_does():
     assert trained(*[(0.015, 0.3)] * FIRST, *[(0.008, 0.3)] * 20) == []
 
 
+def test_a_score_has_no_known_maximum_so_a_certain_policy_that_gains_by_it_is_a_warning():
+    early, late = {"reward/accuracy": None, "reward/score_mean": 0.3}, {"loss/entropy": 0.02}
+    for score, severity in ((0.3, "error"), (1.0, "warning")):
+        (case,) = found({**late, "reward/score_mean": score}, early=HEALTHY | early)
+        assert (case.name, case.severity) == ("entropy_collapse", severity)
+
+
 def test_selection_keeps_accuracy_near_one_half_so_only_held_out_accuracy_proves_a_collapse():
     steps = [*[(0.5, 0.5)] * FIRST, *[(0.02, 0.5)] * 10]
     selected = {"dynamic_sampling__predict": "proportional"}
@@ -319,22 +328,31 @@ def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():
     assert audited(*[0.5] * 4, *[0.05] * WINDOW, problems=16) == []  # it is past
     assert len(audited(*[0.0] * 500, *[0.5] * 20, problems=16)) == 1  # it begins late
     assert len(audited(*[0.4] * 60, problems=1)) == 1
+    assert audited(*[0.9, -0.9] * 100, problems=16) == []  # two verifiers that disagree, and neither pays more
 
 
 def test_a_gap_of_honest_verifiers_is_an_error_in_few_runs_however_often_it_is_looked_at():
-    """Bernoulli gaps of mean 0.1, the largest that is allowed: 1 run in 20 at most; those of 0.05 never."""
+    """At a mean of 0.1, the largest that is allowed, 1 run in 20 at most; at 0.05 none. Some disagree both ways."""
     draw = np.random.default_rng(7)
-    for mean, problems, most in ((0.1, 1, 10), (0.1, 8, 10), (0.05, 1, 0), (0.05, 8, 0)):
-        gaps = draw.binomial(problems, mean, size=(200, 300)) / problems
-        alarms = 0
-        for run in gaps:
-            test = MeanTest(AUDIT_GAP)
-            for gap in run:
-                test.add(gap, num_problems=problems)
-                if test.wealth >= AUDIT_EVIDENCE:
-                    alarms += 1
-                    break
-        assert alarms <= most, (mean, problems)
+    for more, less, problems, most in (
+        (0.1, 0, 1, 10),
+        (0.1, 0, 8, 10),
+        (0.2, 0.1, 8, 10),
+        (0.05, 0, 1, 0),
+        (0.05, 0, 8, 0),
+    ):
+        gaps = draw.choice([1, -1, 0], p=[more, less, 1 - more - less], size=(200, 300, problems)).mean(axis=2)
+        alarms = sum(has_alarm(run, problems) for run in gaps)
+        assert alarms <= most, (more, less, problems)
+
+
+def has_alarm(gaps: Any, problems: int) -> bool:
+    test = MeanTest(AUDIT_GAP)
+    for gap in gaps:
+        test.add(float(gap), num_problems=problems)
+        if test.wealth >= AUDIT_EVIDENCE:
+            return True
+    return False
 
 
 def test_truncation_is_named_before_the_first_step_where_an_evaluation_shows_it():

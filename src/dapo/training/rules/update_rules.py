@@ -48,14 +48,15 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     if not is_low or (is_accuracy and now >= SOLVED):
         return None
     has_lost = _has_halved(history) and not config.predicts_signal
-    if history.gain >= GAIN and not has_lost:
+    has_gained = history.gain >= GAIN and not has_lost
+    if has_gained and is_accuracy:
         return None
-    result = "has halved" if has_lost else "has not risen"
+    result = "has halved" if has_lost else "can rise further" if has_gained else "has not risen"
     wrong = f": {1 - now:.0%} of the responses are wrong" if is_accuracy else ""
     warmer = ("rollout.temperature=1.0",) if config.rollout.temperature < 1 else ()
     return Symptom(
         f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
-        f"steps, and {performance} {result}{wrong}",
+        f"steps, {'if' if has_gained else 'and'} {performance} {result}{wrong}",
         {
             name: entropy,
             f"{name} at first": before,
@@ -63,8 +64,8 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
             f"{performance} at first": history.first_mean(performance),
         },
         (*warmer, f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}", _lower_lr(config)),
-        # selection keeps the accuracy of sampled problems near one half, however much is learned
-        severity="warning" if config.predicts_signal and history.evaluations < 2 else None,
+        # a score has no known maximum; selection keeps the accuracy of sampled problems near one half
+        severity="warning" if has_gained or (config.predicts_signal and history.evaluations < 2) else None,
     )
 
 
@@ -82,7 +83,8 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     if entropy is None or before is None:
         return None
     largest = max(ENTROPY_GROWTH * before, before + ENTROPY_RISE, ENTROPY_GROWTH * (loss.entropy_target or 0.0))
-    if entropy <= largest or ((history.gain or 0.0) >= GAIN and not _has_halved(history)):
+    has_learned = not loss.entropy_coef and (history.gain or 0.0) >= GAIN and not _has_halved(history)
+    if entropy <= largest or has_learned:
         return None
     bonus = (f"loss.entropy_coef={loss.entropy_coef / 10:.2g}",) if loss.entropy_coef else ()
     reason = (
