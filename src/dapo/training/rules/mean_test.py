@@ -6,9 +6,9 @@ problems, a player's wealth is multiplied by
     exp(n (s (x - m) - v (e^s - 1 - s)))        s: the player's stake; v: the variance of one problem's value
 
 Where the mean is at most m and no problem's value is above 1, its expectation is at most 1 (Bennett's inequality). By
-Ville's inequality the wealth of all players then ever reaches 1 / alpha with a probability of at most alpha. Values from
-0 to 1 have a variance of at most m (1 - m); v is the one of the past steps where that is larger. Players enter at each
-step with a part of the initial wealth, so that a gap that begins late is found as well.
+Ville's inequality the wealth of all players then ever reaches 1 / alpha with a probability of at most alpha. Values
+from 0 to 1 have a variance of at most m (1 - m); v is the one of the past steps where that is larger. Players enter at
+each step with a part of the initial wealth, so that a gap that begins late is found as well.
 """
 
 from math import exp
