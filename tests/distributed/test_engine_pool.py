@@ -275,6 +275,35 @@ def test_an_engine_that_hangs_is_replaced(launcher: LightLauncher, tmp_path: Pat
     assert not is_alive(first.pid)
 
 
+def test_an_engine_that_fails_to_load_a_later_version_is_replaced_and_the_step_goes_on(
+    launcher: LightLauncher, tmp_path: Path
+) -> None:
+    messages: list[str] = []
+    failing = engine_spec("UnloadableEngine", mark=str(tmp_path / "mark"))
+    engine = pool(launcher, failing, engine_spec("scripted"), messages=messages)
+    engine.load_weights(EmptyWeights(), 1)
+    first = launcher.running["engine-0"]
+    engine.load_weights(EmptyWeights(), 2)
+    [message] = messages
+    assert "did not load the weights of version 2: the device refuses; engine-0 is replaced (1 of" in message
+    assert not is_alive(first.pid)
+    requests = [r for number in range(2) for r in group(number)]
+    engine.submit(requests)
+    assert {generation.version for generation in drain(engine, len(requests))} == {2}
+
+
+@pytest.mark.parametrize(("fails_from", "restarts"), [(1, 0), (2, 1)])
+def test_an_engine_that_never_loads_a_version_is_an_error_after_one_replacement(
+    launcher: LightLauncher, fails_from: int, restarts: int
+) -> None:
+    engine = pool(launcher, engine_spec("UnloadableEngine", first=fails_from))
+    for version in range(1, fails_from):
+        engine.load_weights(EmptyWeights(), version)
+    with pytest.raises(EngineError, match="the device refuses"):
+        engine.load_weights(EmptyWeights(), fails_from)
+    assert engine.restarts == restarts
+
+
 class DyingReplacementsLauncher(LightLauncher):
     """The first three processes that it starts in the place of others are killed while they catch up."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.distributed.engine_pool import EngineWorker
 from dapo.engines.engine import RolloutEngine, WeightSource
@@ -139,6 +140,22 @@ class DroppingEngine(ScriptedEngine):
     def drop_weights(self) -> None:
         super().drop_weights()
         self._drops += 1
+
+
+class UnloadableEngine(ScriptedEngine):
+    """Fails to load a version as vLLM's engine does, and closes itself; with a mark, which it leaves, only once."""
+
+    def __init__(self, mark: str | None = None, first: int = 2) -> None:
+        super().__init__(keyed_script())
+        self._mark, self._first = None if mark is None else Path(mark), first
+
+    def load_weights(self, weights: WeightSource, version: int) -> None:
+        if version >= self._first and (self._mark is None or not self._mark.exists()):
+            if self._mark is not None:
+                self._mark.touch()
+            self.close()
+            raise EngineError("the device refuses")
+        super().load_weights(weights, version)
 
 
 class FailingEngine(ScriptedEngine):

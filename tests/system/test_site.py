@@ -87,7 +87,7 @@ def test_the_reference_has_every_name_that_import_dapo_gives(site: Path):
 
 def test_the_reference_shows_signatures_and_what_docstrings_say(site: Path):
     types = text_of(site / "api" / "types.html")
-    assert "The reference, as text; the verifier decides how to read it." in types
+    assert "The reference answer as text, which the verifier parses." in types
     for name in ("Problem", "Verdict", "Group", "Sample", "Generation", "GenerationRequest"):
         assert re.search(rf"\b{name}\b", types)
     algo = text_of(site / "api" / "algo.html")

@@ -11,7 +11,9 @@ sampled again.
 """
 
 import pkgutil
+import sys
 import time
+import traceback
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
@@ -19,6 +21,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
+from dapo.core.terminal import print_text
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec, wait_for_result
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.request_checks import EngineState
@@ -36,10 +39,19 @@ class EngineWorker:
         self._engine = engine
         self.submit, self.poll, self.abort, self.close = engine.submit, engine.poll, engine.abort, engine.close
         self.drop_weights = engine.drop_weights
+        self._has_loaded = False
 
     def load_weights(self, handle: WeightsHandle) -> int:
-        with handle.open() as weights:
-            self._engine.load_weights(weights, handle.version)
+        """Load a version. A failure after an earlier success is WorkerDied: a new process then tries once more."""
+        try:
+            with handle.open() as weights:
+                self._engine.load_weights(weights, handle.version)
+        except Exception as error:  # engines and devices fail in many ways, and may hold half of the weights
+            if not self._has_loaded:
+                raise
+            print_text(traceback.format_exc(), file=sys.stderr)
+            raise WorkerDied(f"an engine did not load the weights of version {handle.version}: {error}") from error
+        self._has_loaded = True
         return handle.version
 
 
