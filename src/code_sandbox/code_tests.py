@@ -16,6 +16,7 @@ from typing import Any
 from code_sandbox.instrument import DataFlow, Instrument
 from code_sandbox.required_names import NameRequirements, UnusableTests
 from code_sandbox.sandbox import Sandbox, SandboxError
+from code_sandbox.steering import steerable_parts
 
 _UNSEEN = {"assertWarns", "assertWarnsRegex", "assertLogs", "assertNoLogs"}
 _MIN_OUTPUT_BYTES = 1 << 16
@@ -158,6 +159,7 @@ def _compile(texts: Sequence[str], entry_point: str | None, prompt: str) -> Asse
     trees = [ast.parse(text) for text in texts]
     required = NameRequirements(trees, texts, entry_point, prompt)
     of_program = DataFlow(trees).reached_from({*required.names, *required.aliases, *required.check_parameters})
+    steerable = steerable_parts(trees, of_program)
     codes, num_counted = [], 0
     for tree in trees:
         instrument = Instrument(of_program, required.defined)
@@ -172,7 +174,9 @@ def _compile(texts: Sequence[str], entry_point: str | None, prompt: str) -> Asse
     message = {
         "code": [base64.b64encode(marshal.dumps(code)).decode() for code in codes],
         "names": sorted(required.names),
-        "certain": sorted(required.certain),
+        "classes": sorted({*re.findall(r"\bclass\s+(\w+)", prompt), *re.findall(r"\b[A-Z]\w*", "\n".join(texts))}),
+        "constants": sorted(required.constants),
+        "steerable": steerable,
         "standard_modules": sorted(required.standard_modules),
         "program_modules": sorted(required.modules_imported),
         "check": required.check,

@@ -56,18 +56,14 @@ class NameRequirements:
             name for name in unresolved - own - called if name in roots and name in sys.stdlib_module_names
         }
         unresolved -= self.standard_modules
-        if entry_point is not None:
-            self.certain = own
-            self.names = own
-        else:
-            self.certain = {name for name in unresolved if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", prompt)}
-            self.names = self.certain | (
-                self._select_called(trees, unresolved, called, imported.starred) if unresolved - self.certain else set()
+        self.names = set(own)
+        if entry_point is None:
+            mentioned = {name for name in unresolved if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", prompt)}
+            self.names = mentioned | (
+                self._select_called(trees, unresolved, called, imported.starred) if unresolved - mentioned else set()
             )
-            if len(unresolved) == 1:
-                self.certain = self.names
-        self.names = self.names | imported.names
-        self.certain = self.certain | imported.names
+        self.names |= imported.names
+        self.constants = {name for name in self.names - called - roots if name.isupper()}
         if missing := sorted(unresolved - self.names):
             raise UnusableTests(
                 f"its tests use {', '.join(missing[:5])}, which neither they nor Python define and the question does "

@@ -123,7 +123,7 @@ def test_the_error_says_what_is_wrong_with_the_tests(tests, columns, message):
         ("def f(x): return 1", ["assert close(f(1), 1)"], "Write f and close.", False),
         ("def f(x): return 1\ndef close(a, b): return a == b", ["assert close(f(1), 1)"], "Write f and close.", True),
         ("def f(x): return 1", ["assert f(1) == 1", "assert g(2) == 2"], "Write f and g.", False),
-        ("def f(x): return 1", ["assert f(1) == 1", "assert g(2) == 2"], "Q", "neither they nor the program define g"),
+        ("def f(x): return 1", ["assert f(1) == 1", "assert g(2) == 2"], "Q", False),
         ("def h(x): return 1", ["assert f(1) == 1", "assert g(2) == 2"], "Q", False),
         ("LIMIT = 3", ["assert LIMIT == 3"], "Set LIMIT to 3.", True),
         ("LIMIT = 4", ["assert LIMIT == 3"], "Set LIMIT to 3.", False),
@@ -132,9 +132,10 @@ def test_the_error_says_what_is_wrong_with_the_tests(tests, columns, message):
         ("def helper(): pass\ndef g(x): return 1", "def check(candidate):\n    assert candidate(2) == 1",
          "def f(x):\n    '''Return 1.'''", False),
         ("def helper(): pass\ndef g(x): return 1", "def check(candidate):\n    assert candidate(2) == 1",
-         "Q", "check(candidate) may mean any of 2 names of the program"),
+         "Q", True),
+        ("def g(x): return 1\ndef helper(): pass", "def check(candidate):\n    assert candidate(2) == 1", "Q", False),
+        ("x = 1", "def check(candidate):\n    assert candidate(2) == 1", "Q", False),
     ],
 )  # fmt: skip
 def test_the_names_that_the_question_asks_for_are_the_programs(source, tests, prompt, expected):
-    found = judged(source, tests, prompt)
-    assert expected in found if isinstance(expected, str) else found is expected
+    assert judged(source, tests, prompt) is expected

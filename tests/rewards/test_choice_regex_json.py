@@ -268,7 +268,7 @@ def test_the_schema_may_stand_in_the_row_as_text_in_the_reference_or_in_the_opti
         ("42", "json_schema: the schema '42' raised ValueError: expected a mapping, got a int"),
         ("{", "json_schema: the schema '{' raised JSONDecodeError"),
         ('{"type": "whole"}', "raised SchemaError: 'whole' is not valid"),
-        ('{"$ref": "http://127.0.0.1:9/x"}', "json_schema: validating raised _WrappedReferencingError"),
+        ('{"$ref": "http://127.0.0.1:9/x"}', "raised Unresolvable: http://127.0.0.1:9/x"),
     ],
 )
 def test_a_row_without_a_usable_schema_is_an_error_and_nothing_is_fetched(jsonschema, answer, message):

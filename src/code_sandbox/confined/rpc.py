@@ -240,6 +240,10 @@ class Unsendable(BaseException):
     """The tests need a value that cannot cross: they pass a function, or compare two objects of the program."""
 
 
+class NotPlain(TypeError):
+    """The program has given an object where the tests need a plain value."""
+
+
 class UnusableTest(Exception):
     """The tests use a feature that the test runner does not have."""
 
@@ -262,20 +266,31 @@ class Connection:
         self.lost = False
         self.rejection: str | None = None
         """The reason why the tests cannot be run on any program."""
+        self.refused = False
+        """Whether the program has given an object where the tests need a plain value."""
+        self._classes_of_tests: set[int] = set()  # handles of the names that the tests use as classes
+        self._callables: set[int] = set()  # handles of what the tests themselves name: functions, classes, methods
+        self._instances: set[int] = set()  # handles of the objects that the tests make
 
-    def public_names(self) -> dict[str, Any]:
-        """Return the public names of the submission with their values."""
-        found = {}
+    def public_names(self, classes: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """Return the public names of the submission with their values; the tests use `classes` as classes."""
+        found: dict[str, Any] = {}
         with _Answer(self):
             for name, value in self._next():
                 if isinstance(name, str) and name.isidentifier() and not name.startswith("_"):
                     found[name] = decode(value, self._kept)
+        handles = {name: handle_of(value) for name, value in found.items() if isinstance(value, RemoteObject)}
+        self._callables = set(handles.values())
+        self._classes_of_tests = {handle for name, handle in handles.items() if name in classes}
         return found
 
     def call(self, action: str, target: int, args: Any = (), kwargs: Any = None) -> Any:
         """Perform an action on an object of the submission and return its value, or raise its exception."""
-        given = [encode(arg, self._handle) for arg in args]
-        named = {name: encode(arg, self._handle) for name, arg in (kwargs or {}).items()}
+        by_tests = target in self._callables or target in self._instances
+        makes = action in (CALL, CALL_MUTATING) and target in self._classes_of_tests
+        is_method = target in self._instances or target in self._classes_of_tests
+        given = [encode(arg, lambda value: self._handle(value, by_tests)) for arg in args]
+        named = {name: encode(arg, lambda value: self._handle(value, by_tests)) for name, arg in (kwargs or {}).items()}
         with _Answer(self):
             _send(self._channel, [action, target, given, named])
             printed, kind, *content = self._next()
@@ -290,6 +305,8 @@ class Connection:
                 error = self._exception(*content)
             elif kind != "stop" or action not in (NEXT, AWAIT):
                 raise ValueError(f"not an answer: {kind!r:.80}")
+        if kind == "ok" and isinstance(value, RemoteObject) and (makes or (is_method and action.isidentifier())):
+            (self._instances if makes else self._callables).add(handle_of(value))
         if printed:
             sys.stdout.write(printed)
         if kind == "stop":
@@ -310,21 +327,33 @@ class Connection:
     def _kept(self, handle: Any) -> Any:
         if isinstance(handle, list):
             return self.class_of(handle)
+        for named_by_tests in (self._callables, self._instances, self._classes_of_tests):
+            named_by_tests.discard(handle)  # from here on it is the program's choice
         if handle not in self._remotes:
             self._remotes[handle] = RemoteObject(self, handle)
         return self._remotes[handle]
 
-    def reject(self, reason: str) -> Unsendable:
-        """Return the exception for a value that cannot cross, and record the reason, because tests may catch it."""
-        self.rejection = self.rejection or reason
+    def makes(self, *objects: Any) -> bool:
+        """Return whether the tests have made one of these objects by calling a class, whatever the program is."""
+        return any(isinstance(each, RemoteObject) and handle_of(each) in self._instances for each in objects)
+
+    def reject(self, reason: str, by_tests: bool) -> Unsendable:
+        """Return the exception for a value that cannot cross, and record it, because tests may catch the exception.
+
+        Only tests that need it of every program (`by_tests`) cannot run; else the program has chosen the object.
+        """
+        if by_tests:
+            self.rejection = self.rejection or reason
+        self.refused |= not by_tests
         return Unsendable(reason)
 
-    def _handle(self, value: Any) -> list[Any]:
+    def _handle(self, value: Any, by_tests: bool) -> list[Any]:
         if isinstance(value, RemoteObject):
-            return ["kept", object.__getattribute__(value, "_handle")]
+            return ["kept", handle_of(value)]
         if isinstance(value, type) and "_remote_handle" in vars(value):
             return ["kept", vars(value)["_remote_handle"]]
-        raise self.reject(f"a test passes the solution a {type(value).__name__}; only plain values can be passed")
+        reason = f"a test passes the solution a {type(value).__name__}; only plain values can be passed"
+        raise self.reject(reason, by_tests)
 
     def class_of(self, chain: Any) -> type[Exception]:
         """Return the exception class for a chain of classes of the submission.
@@ -409,7 +438,8 @@ def _forwarded(name: str, *, calculates: bool = False) -> Any:
         except AttributeError:
             raise TypeError(f"it has no {name}") from None
         if calculates and not all(isinstance(arg, RemoteObject) for arg in args):
-            raise self._connection.reject("they calculate with an object of the program and a plain value")
+            reason = "they calculate with an object of the program and a plain value"
+            raise self._connection.reject(reason, self._connection.makes(self))
         return bound(*args)
 
     return method
@@ -467,8 +497,9 @@ class RemoteObject:
         if self is other or other is None:
             return self is other
         if isinstance(other, RemoteObject):
-            raise self._connection.reject("they compare two objects of the program, which only the program could do")
-        raise TypeError("only plain values can be compared here")
+            reason = "they compare two objects of the program, which only the program could do"
+            raise self._connection.reject(reason, self._connection.makes(self, other))
+        raise NotPlain("only plain values can be compared here")
 
     def __hash__(self) -> int:
         return int(_forwarded("__hash__")(self))
@@ -478,6 +509,11 @@ for _name in ("str", "repr", "getitem", "setitem", "delitem", "neg", "abs"):
     setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__"))
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "floordiv", "mod", "pow"):
     setattr(RemoteObject, f"__{_name}__", _forwarded(f"__{_name}__", calculates=True))
+
+
+def handle_of(remote: RemoteObject) -> int:
+    """Return the number of the object in the process of the program."""
+    return int(object.__getattribute__(remote, "_handle"))
 
 
 def _iterated(remote: Any) -> Iterator[Any]:

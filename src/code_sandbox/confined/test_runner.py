@@ -27,8 +27,8 @@ _SETUP |= {"fixture_value"}  # in `pytest_subset`, which is imported only to col
 class Counter:
     """Counts the assertions on values of the program; `instrument` writes calls of its methods into the tests."""
 
-    def __init__(self, connection: rpc.Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: rpc.Connection, steerable: Sequence[str]) -> None:
+        self._connection, self._steerable = connection, steerable
         self._entered: dict[int, int] = {}
         self.num_passed = 0
         self.failed = False  # an assertion has failed and the tests have not handled it
@@ -60,7 +60,7 @@ class Counter:
     def fail(self) -> None:
         """Record that an assertion is false or has raised, unless the tests are at fault."""
         error = sys.exc_info()[1]
-        self.failed |= error is None or not is_fault_of_tests(error, self._connection)
+        self.failed |= error is None or not is_fault_of_tests(error, self._connection, self._steerable)
 
     def clear_failure(self) -> None:
         """Forget a failed assertion that the tests handle themselves."""
@@ -113,9 +113,9 @@ class Counter:
 class Runner:
     """Runs the tests of one message. The first failure ends the run with an exception."""
 
-    def __init__(self, connection: rpc.Connection) -> None:
+    def __init__(self, connection: rpc.Connection, steerable: Sequence[str]) -> None:
         self.connection = connection
-        self.counter = Counter(connection)
+        self.counter = Counter(connection, steerable)
         self.called: set[str] = set()  # names of the functions that the tests have called
         self.module = types.ModuleType("__main__")
         self.names = vars(self.module)
@@ -177,8 +177,10 @@ def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
 
     Args:
         connection: the connection to the submission.
-        message: `code`: the compiled tests, in order; `names`: the names that they take from the program; `certain`:
-            the names without which the program is wrong; `standard_modules`: modules that the tests use without an
+        message: `code`: the compiled tests, in order; `names`: the names that they take from the program; `classes`:
+            those that they use as classes; `constants`: those that must be plain values; `steerable`: what a value of
+            the program may decide in them: `assertions` (whether one runs), `evaluation` (what is imported, opened or
+            evaluated), `setup` (whether it fails); `standard_modules`: modules that the tests use without an
             import; `program_modules`: modules from which they import the program; `check`: the argument of `check`
             ("": the function of the program; None: `check` is not called); `mentioned`: the words of the prompt, for
             `check=""`; `collect`: whether the tests define functions or classes; `asynchronous`, `pytest`,
@@ -188,62 +190,72 @@ def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
         `passed`; `failed`; `unchecked` if no assertion on a value of the program has run; `broken: reason` if the
         tests cannot run.
     """
-    runner = Runner(connection)
+    runner = Runner(connection, message["steerable"])
     try:
-        public = connection.public_names()
+        public = connection.public_names(frozenset(message["classes"]))
         names = message["names"]
-        if missing := [name for name in names if name not in public]:
-            is_wrong = set(missing) & set(message["certain"]) or len(missing) == len(names)
-            return "failed" if is_wrong else f"broken: neither they nor the program define {', '.join(missing)}"
+        if not public.keys() >= set(names) or any(
+            isinstance(public[n], rpc.RemoteObject) for n in message["constants"]
+        ):
+            return "failed"
         runner.names.update({name: public[name] for name in names})
         connection.values += sum(not isinstance(public[name], rpc.RemoteObject) for name in names)
         runner.names.update({name: importlib.import_module(name) for name in message["standard_modules"]})
         prepare(message, public)
         if (argument := message["check"]) == "":
-            argument = _only_function(public, message["mentioned"])
+            if (argument := _main_function(public, message["mentioned"])) is None:
+                return "failed"
             runner.names[argument] = public[argument]
         runner.run([marshal.loads(base64.b64decode(each)) for each in message["code"]], argument)
         if message["collect"]:
             runner.run_collected()
     except BaseException as error:
-        result = assign_fault(error, runner)
+        result = assign_fault(error, runner, message["steerable"])
         if result is not None:
             return result
-    if connection.lost or runner.counter.failed:
+    if connection.lost or connection.refused or runner.counter.failed:
         return "failed"
     if connection.rejection is not None:
         return f"broken: {connection.rejection}"
-    return "passed" if runner.counter.num_passed else "unchecked"
+    if runner.counter.num_passed:
+        return "passed"
+    return "failed" if "assertions" in message["steerable"] else "unchecked"
 
 
-def assign_fault(error: BaseException, runner: Runner) -> str | None:
+def assign_fault(error: BaseException, runner: Runner, steerable: Sequence[str]) -> str | None:
     """Decide whose fault an exception is that ends the tests: `failed`, `broken: reason`, or None if it is no failure.
 
     The tests are at fault if no program could avoid the exception: a missing module, name or file, a fixture that
     fails, or anything before the first use of the program.
     """
     connection, counter = runner.connection, runner.counter
-    if connection.rejection is not None:
+    if connection.rejection is not None and not connection.refused:
         return f"broken: {connection.rejection}"
-    if connection.lost or counter.failed or any(error is each for each in connection.raised):
+    if connection.lost or connection.refused or counter.failed or any(error is each for each in connection.raised):
         return "failed"
     if isinstance(error, SystemExit):
         return "failed" if error.code else None
     if isinstance(error, rpc.Unsendable | rpc.SubmissionLost):
         return "failed"
-    return f"broken: {type(error).__name__}: {error}" if is_fault_of_tests(error, connection) else "failed"
+    if is_fault_of_tests(error, connection, steerable):
+        return f"broken: {type(error).__name__}: {error}"
+    return "failed"
 
 
-def is_fault_of_tests(error: BaseException, connection: rpc.Connection) -> bool:
-    """Return whether no program could have avoided the exception."""
-    if any(error is each for each in connection.raised):
+def is_fault_of_tests(error: BaseException, connection: rpc.Connection, steerable: Sequence[str] = ()) -> bool:
+    """Return whether no program could have avoided the exception; `steerable` as in `run`."""
+    if any(error is each for each in connection.raised) or isinstance(error, rpc.NotPlain):
         return False
     unused = not connection.values and not connection.raised
     if isinstance(error, AssertionError):
         return unused
+    if isinstance(error, TypeError) and rpc.RemoteObject.__name__ in str(error):
+        return False
     missing = isinstance(error, _DATA_ERRORS) and not isinstance(error, TimeoutError | UnboundLocalError)
     of_module = isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType)
-    return unused or missing or of_module or bool(_functions_of(error) & _SETUP)
+    if missing or of_module:
+        return unused or "evaluation" not in steerable
+    return unused or ("setup" not in steerable and bool(_functions_of(error) & _SETUP))
 
 
 def finished(result: Any) -> Any:
@@ -278,14 +290,10 @@ def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
         unittest.main = lambda *args, **options: None  # type: ignore[assignment]  # cases are collected anyway
 
 
-def _only_function(public: Mapping[str, Any], mentioned: Sequence[str]) -> str:
+def _main_function(public: Mapping[str, Any], mentioned: Sequence[str]) -> str | None:
+    """Return the last public function, of those that the prompt mentions if there are any: helpers stand before it."""
     functions = [name for name, value in public.items() if isinstance(value, rpc.RemoteObject)]
-    candidates = [name for name in functions if name in mentioned] or functions
-    if len(candidates) != 1:
-        raise rpc.UnusableTest(
-            f"check(candidate) may mean any of {len(candidates)} names of the program; entry_point names one"
-        )
-    return candidates[0]
+    return next(reversed([name for name in functions if name in mentioned] or functions), None)
 
 
 def _functions_of(error: BaseException) -> set[str]:

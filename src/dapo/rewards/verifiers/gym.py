@@ -75,10 +75,12 @@ class GymVerifier:
         # the answer as written and without bold, dollars and full stops, which few scorers accept
         texts = () if answer is None else (answer, strip_formatting(answer))
         score = try_call(lambda: max((task.score(text, entry) for text in dict.fromkeys(texts)), default=0.0))
-        if isinstance(score, Failure):
-            return error_verdict(f"gym: the scorer of task {name!r} {score.reason}")
-        if not math.isfinite(score):
-            return error_verdict(f"gym: the scorer of task {name!r} returned {score}")
+        if isinstance(score, Failure) or not math.isfinite(score):
+            own = try_call(lambda: task.score(str(entry["answer"]), entry))
+            if isinstance(own, Failure) or not math.isfinite(own):
+                reason = own.reason if isinstance(own, Failure) else f"returned {own}"
+                return error_verdict(f"gym: the scorer of task {name!r} {reason}, for the reference as well")
+            score = 0.0  # only this answer is too much for the scorer
         if self._partial_credit:
             return Verdict(None, score)
         return binary_verdict(score >= 1.0, " ".join(strip_formatting(answer or "").casefold().split()))

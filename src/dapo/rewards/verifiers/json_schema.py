@@ -1,7 +1,8 @@
 """`json_schema`: the response must be JSON that is valid for a schema."""
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -49,10 +50,8 @@ class JsonSchemaVerifier:
             value = strict_json(json_text(response))
         except (ValueError, RecursionError):
             return binary_verdict(False)
-        valid = try_call(lambda: is_valid(value))
-        if isinstance(valid, Failure):
-            return error_verdict(f"json_schema: validating {valid.reason}")
-        return binary_verdict(valid)
+        # the schema has been tried: what fails here is due to the response, such as its depth
+        return binary_verdict(try_call(lambda: is_valid(value)) is True)
 
 
 def json_text(response: str) -> str:
@@ -89,15 +88,19 @@ def _schema_of(problem: Problem) -> str | None:
 
 
 def _validators() -> Callable[[str], Callable[[Any], bool]]:
-    """A function from a schema's text to a test of values."""
+    """A function from a schema's text to a test of values, which has been tried on a value of each type."""
     try:
         import jsonschema
-        import referencing
+        import referencing.jsonschema
     except ModuleNotFoundError as error:
         if error.name not in ("jsonschema", "referencing"):
             raise
         raise RewardError("verifier json_schema needs jsonschema: pip install 'dapo-rl[schema]'") from None
     nothing: Any = referencing.Registry()  # the default one fetches what a $ref names
+
+    def unique_items(validator: Any, unique: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if unique and isinstance(value, list) and len(set(map(_comparable, value))) < len(value):
+            yield jsonschema.ValidationError("a repeated item")  # jsonschema's own test takes quadratic time
 
     def validator_of(text: str) -> Callable[[Any], bool]:
         schema = strict_json(text)
@@ -105,6 +108,37 @@ def _validators() -> Callable[[str], Callable[[Any], bool]]:
             raise ValueError(f"expected a mapping, got a {type(schema).__name__}")
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
-        return kind(schema, registry=nothing).is_valid
+        draft = referencing.jsonschema.specification_with(str(kind.META_SCHEMA["$schema"]))
+        resource = referencing.Resource.from_contents(schema, default_specification=draft)
+        _check_subschemas(nothing.with_resource("", resource).resolver(), resource)
+        kind = jsonschema.validators.extend(kind, {"uniqueItems": unique_items})
+        is_valid = kind(schema, registry=nothing).is_valid
+        tried: list[Any] = [None, True, 0, "", [], {}]
+        for value in tried:
+            is_valid(value)  # a schema that refers to itself at once has no end
+        return is_valid
 
     return validator_of
+
+
+def _check_subschemas(resolver: Any, resource: Any) -> None:
+    """Raise an exception for a reference to nowhere and for an invalid pattern, wherever they stand."""
+    resolver = resolver.in_subresource(resource)
+    if isinstance(resource.contents, Mapping):
+        for key in ("$ref", "$dynamicRef"):
+            if isinstance(target := resource.contents.get(key), str):
+                resolver.lookup(target)
+        for pattern in (resource.contents.get("pattern", ""), *resource.contents.get("patternProperties", ())):
+            re.compile(pattern)
+    for subresource in resource.subresources():
+        _check_subschemas(resolver, subresource)
+
+
+def _comparable(value: Any) -> str:
+    """A text that is equal for equal JSON values: 1 equals 1.0 and does not equal true."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{json.dumps(key)}:{_comparable(value[key])}' for key in sorted(value))}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_comparable, value))}]"
+    is_whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_whole else value)
