@@ -51,9 +51,16 @@ def claims_table(names: Sequence[str]) -> str:
     lines = ["| claim | measured | p (Holm) | verdict |", "|---|---|---|---|"]
     for claim, judged in claims.judge_all().items():
         if claim.experiment in names:
-            made = "" if claim.made == "before" else f" (*made {claim.made}{' the runs' * (claim.made == 'after')}*)"
-            lines.append(f"| {claim.text}{made} | {_measured(judged)} | {_p_values(judged)} | {_verdict(judged)} |")
+            lines.append(
+                f"| {claim.text}{_made(judged)} | {_measured(judged)} | {_p_values(judged)} | {_verdict(judged)} |"
+            )
     return "\n".join(lines)
+
+
+def _made(judged: Judged) -> str:
+    """A mark for a claim that was not made before the runs."""
+    made = judged.claim.made
+    return "" if made == "before" else f" (*made {made}{' the runs' * (made == 'after')}*)"
 
 
 def replicated_table() -> str:
@@ -64,7 +71,8 @@ def replicated_table() -> str:
     for claim, judged in found.items():
         if claim.replicates:
             first = first_of[claim.replicates]
-            cells = (_measured(first), _measured(judged), _p_values(judged), _verdict(judged))
+            measured = (f"{_measured(each)}{_made(each)}" for each in (first, judged))
+            cells = (*measured, _p_values(judged), _verdict(judged))
             lines.append(f"| {claim.text} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -272,7 +280,7 @@ def summary_figure() -> Any:
     titles = (
         "Token-level loss: cut off, % of responses",
         "DAPO leads at equal steps ...",
-        "... and not at equal tokens",
+        "... no lead is seen at equal tokens",
     )
     for axes, title, at, (name, metric, rows) in zip(
         panels, titles, ("step", "step", "tokens"), (early, whole, whole), strict=True
