@@ -63,7 +63,7 @@ class ReplayedUpdate:
 
 
 def plan_replay(directory: RunDirectory, config: Config, step: int) -> ReplayPlan:
-    """Plan the replay of a step. Raises CheckpointError that names what is missing and the option that keeps it."""
+    """Plan the replay of a step. Raises CheckpointError or DataError that names what is missing."""
     needs_engine = config.loss.engine_correction is not None or config.loss.old_logprobs == "engine"
     if needs_engine and config.log.rollouts == "no-logprobs":
         raise CheckpointError(
