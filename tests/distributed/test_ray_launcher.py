@@ -273,7 +273,7 @@ def test_a_cluster_of_the_runs_own_ends_with_it(tmp_path: Path, is_killed: bool)
         wait_until_ended(info["worker"], *processes)
         if not is_killed:
             print(file=driver.stdin, flush=True)
-            assert driver.wait(10) == 0
+            assert driver.wait(60) == 0
 
 
 def test_a_cluster_that_cannot_be_joined_is_an_error_that_names_the_address() -> None:
