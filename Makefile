@@ -107,7 +107,7 @@ dist: install-dev
 docs: install
 	$(VENV)/bin/python docs/generated_pages.py metrics > docs/metrics.md
 	$(VENV)/bin/python docs/generated_pages.py options > docs/options.md
-	$(VENV)/bin/python docs/generated_pages.py docs/from_*.md
+	$(VENV)/bin/python docs/generated_pages.py docs/from_*.md docs/losses.md
 
 format: install-dev
 	$(VENV)/bin/ruff format src tests benchmarks evidence examples docs/*.py setup.py

@@ -1,4 +1,4 @@
-"""The pages and tables that `make docs` makes from what the code uses: metrics, options, other systems' options.
+"""The pages and tables that `make docs` makes from the code: metrics, options, other systems' options, methods.
 
 Run as a program with the name `metrics` or `options`, it prints that page; given pages, it renews their tables.
 """
@@ -7,6 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+from dapo.algo.estimator_table import ESTIMATORS
+from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.option_entries import option_entries, yaml_text
 from dapo.config.option_fields import CONDITIONS
 from dapo.config.other_names import COUNTERPARTS, TITLES, Peer
@@ -80,8 +82,22 @@ def options_table(peer: Peer) -> str:
 
 def with_table(page: str, peer: Peer) -> str:
     """The text of a page with a new table between its two marks `<!-- options -->`."""
-    table = f"<!-- options -->\n{options_table(peer)}\n<!-- options -->"
-    return re.sub(r"<!-- options -->.*?<!-- options -->", lambda _: table, page, flags=re.DOTALL)
+    return _with_table(page, "options", options_table(peer))
+
+
+def with_methods(page: str) -> str:
+    """The text of docs/losses.md with new tables between its marks `<!-- surrogates -->` and `<!-- estimators -->`."""
+    surrogates = ["| `loss.surrogate` | per token | from |", "|---|---|---|"]
+    surrogates += [f"| `{name}` | {row.term} | {row.source} |" for name, row in SURROGATES.items()]
+    estimators = ["| `advantage.estimator` | A of response i | source |", "|---|---|---|"]
+    estimators += [f"| `{name}` | {row.formula} | {row.source} |" for name, row in ESTIMATORS.items()]
+    page = _with_table(page, "surrogates", "\n".join(surrogates))
+    return _with_table(page, "estimators", "\n".join(estimators))
+
+
+def _with_table(page: str, name: str, table: str) -> str:
+    mark = f"<!-- {name} -->"
+    return re.sub(f"{mark}.*?{mark}", lambda _: f"{mark}\n{table}\n{mark}", page, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
@@ -91,5 +107,8 @@ if __name__ == "__main__":
             print_text(pages[argument](), end="")
             continue
         path = Path(argument)
+        if path.stem == "losses":
+            path.write_text(with_methods(path.read_text(encoding="utf-8")), encoding="utf-8")
+            continue
         (system,) = (each for each in COUNTERPARTS if path.stem == f"from_{each}")
         path.write_text(with_table(path.read_text(encoding="utf-8"), system), encoding="utf-8")

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dapo.algo.advantages import group_advantages, reinforce_pp_advantages, rloo_advantages
+from dapo.algo.advantages import (
+    STD_EPS,
+    group_advantages,
+    reinforce_pp_advantages,
+    reinforce_pp_baseline_advantages,
+    rloo_advantages,
+)
+from dapo.algo.estimator_table import ESTIMATORS as ESTIMATOR_TABLE
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -98,7 +105,11 @@ def test_an_unknown_scale_is_refused():
 # --- RLOO and REINFORCE++
 
 
-ESTIMATORS: list[Callable[[torch.Tensor], torch.Tensor]] = [rloo_advantages, reinforce_pp_advantages]
+def in_one_group(rewards: torch.Tensor) -> torch.Tensor:
+    return reinforce_pp_baseline_advantages(rewards, torch.zeros(len(rewards)))
+
+
+ESTIMATORS: list[Callable[[torch.Tensor], torch.Tensor]] = [rloo_advantages, reinforce_pp_advantages, in_one_group]
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16).map(lambda found: torch.tensor(found).double())
 
 
@@ -139,6 +150,64 @@ def test_a_whitened_batch_has_mean_zero_and_standard_deviation_one(rewards):
     assert float(advantages.mean()) == pytest.approx(0, abs=1e-6)
     if float(rewards.std()) > 0.1:
         assert float(advantages.std()) == pytest.approx(1, abs=2e-5)
+
+
+GROUPED = st.lists(st.lists(st.floats(-10, 10), min_size=2, max_size=6), min_size=1, max_size=5)
+
+
+def whitened_differences(groups: list[list[float]]) -> list[float]:
+    """The equations of REINFORCE++ w/ baseline, written out."""
+    above = [reward - sum(of_group) / len(of_group) for of_group in groups for reward in of_group]
+    mean = sum(above) / len(above)
+    std = (sum((value - mean) ** 2 for value in above) / (len(above) - 1)) ** 0.5
+    return [(value - mean) / (std + STD_EPS) for value in above]
+
+
+def batch_of(groups: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rewards of all groups, and ids in no order that means anything."""
+    ids = [7 * (len(groups) - i) - 3 for i, of_group in enumerate(groups) for _ in of_group]
+    return torch.tensor([reward for of_group in groups for reward in of_group], dtype=torch.float64), torch.tensor(ids)
+
+
+@settings(deadline=None, max_examples=100)
+@given(GROUPED)
+def test_reinforce_pp_with_baseline_subtracts_the_mean_of_a_group_and_divides_by_the_std_of_the_batch(groups):
+    rewards, ids = batch_of(groups)
+    advantages = reinforce_pp_baseline_advantages(rewards, ids)
+    assert advantages.tolist() == pytest.approx(whitened_differences(groups), abs=1e-7)
+    mixed = torch.randperm(len(rewards), generator=torch.Generator().manual_seed(0))
+    again = reinforce_pp_baseline_advantages(rewards[mixed], ids[mixed])
+    torch.testing.assert_close(again, advantages[mixed], rtol=0, atol=1e-9)
+
+
+def test_with_a_baseline_an_easy_and_a_hard_problem_have_the_scale_of_the_batch_but_not_its_mean():
+    # three right of four: 1/4 and -3/4; one right of four: 3/4 and -1/4; squares 1.5 over 7: std 0.46291
+    groups = [[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
+    advantages = reinforce_pp_baseline_advantages(*batch_of(groups)).tolist()
+    assert advantages == pytest.approx([0.54006] * 3 + [-1.62018] + [1.62018] + [-0.54006] * 3, abs=1e-4)
+    plain = reinforce_pp_advantages(batch_of(groups)[0]).tolist()
+    assert plain[3] == pytest.approx(plain[5])  # without it a wrong response to either problem counts the same
+    assert advantages[3] == pytest.approx(3 * advantages[5])
+
+
+def test_a_group_of_equal_rewards_has_exact_zeros_beside_one_with_a_signal_and_counts_in_the_std():
+    alone = reinforce_pp_baseline_advantages(*batch_of([[1.0, 0.0]]))
+    advantages = reinforce_pp_baseline_advantages(*batch_of([[0.1, 0.1, 0.1], [1.0, 0.0]]))
+    assert advantages[:3].tolist() == [0.0] * 3
+    assert advantages[3:].tolist() == pytest.approx((2 * alone).tolist(), rel=1e-5)  # std .5 / sqrt(4 / 1) of before
+
+
+def test_a_group_of_one_has_no_baseline():
+    with pytest.raises(ValueError, match="at least 2 responses"):
+        reinforce_pp_baseline_advantages(*batch_of([[1.0, 0.0], [1.0]]))
+
+
+def test_each_row_of_the_table_names_a_function_and_gae_a_critic():
+    for name, row in ESTIMATOR_TABLE.items():
+        assert (row.function is None) == (name == "gae")
+        if row.function is not None:
+            assert row.load().__name__ == f"{name}_advantages"
+            assert row.takes_batch == name.startswith("reinforce_pp")
 
 
 @pytest.mark.parametrize("estimate", ESTIMATORS)

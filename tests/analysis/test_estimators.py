@@ -19,6 +19,7 @@ RUNS = {
     "group": (),
     "rloo": ("advantage.estimator=rloo",),
     "reinforce_pp": ("advantage.estimator=reinforce_pp", "dynamic_sampling.enabled=false"),
+    "reinforce_pp_baseline": ("advantage.estimator=reinforce_pp_baseline", "dynamic_sampling.enabled=false"),
     "kl": ("loss.kl_coef=0.1", "loss.kl_in=reward"),
 }
 
@@ -44,15 +45,24 @@ def test_explain_names_what_each_response_is_compared_with(
     for name, words in (
         ("rloo", "4 / 3 (reward"),
         ("reinforce_pp", "the 16 rewards of the whole step (REINFORCE++) have mean"),
+        (
+            "reinforce_pp_baseline",
+            "and the 16 rewards of the whole step, less the means of their groups, have standard",
+        ),
     ):
         rows = trained(runs[name])
         found = explain_group(runs[name], 1)
-        of_group = [row["reward"] for row in rows if row["group_id"] == found["group"]]
-        compared = of_group if name == "rloo" else [row["reward"] for row in rows]
+        of_groups: dict[int, list[float]] = {}
+        for row in rows:
+            of_groups.setdefault(row["group_id"], []).append(row["reward"])
+        compared = [row["reward"] for row in rows] if name == "reinforce_pp" else of_groups[found["group"]]
+        differences = compared
+        if name == "reinforce_pp_baseline":
+            differences = [reward - fmean(group) for group in of_groups.values() for reward in group]
         eq9 = found["eq9"]
-        assert (eq9["estimator"], eq9["rewards"]) == (name, len(compared))
+        assert (eq9["estimator"], eq9["rewards"], eq9["differences"]) == (name, len(compared), len(differences))
         assert eq9["mean"] == pytest.approx(fmean(compared))
-        assert eq9["std"] == pytest.approx(stdev(compared))
+        assert eq9["std"] == pytest.approx(stdev(differences))
         for response in found["responses"]:
             above = response["reward"] - eq9["mean"]
             expected = above * 4 / 3 if name == "rloo" else above / (eq9["std"] + 1e-6)
@@ -63,7 +73,7 @@ def test_explain_names_what_each_response_is_compared_with(
 
 
 def test_whatif_compares_with_the_whole_step_where_the_estimator_does(runs: dict[str, Path]) -> None:
-    for name in ("group", "rloo", "reinforce_pp"):
+    for name in ("group", "rloo", "reinforce_pp", "reinforce_pp_baseline"):
         assert set(what_if(runs[name], [])["total"]["changed"].values()) == {0}
     rows = trained(runs["group"])
     rewards = [row["reward"] for row in rows]

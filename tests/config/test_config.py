@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dapo.algo.estimator_table import ESTIMATORS
+from dapo.algo.surrogate_table import SURROGATES
 from dapo.cli.check.summary import differences_from_paper, explain, ignored_options, value_of
 from dapo.config import (
     PRESETS,
@@ -22,7 +24,7 @@ from dapo.config.option_fields import CONDITIONS, known_about, options_of, secti
 from dapo.config.other_names import REMOVED
 from dapo.core.errors import ConfigError
 from dapo.training.assemble.resolve import resolve_auto
-from docs.generated_pages import options_page
+from docs.generated_pages import options_page, with_methods
 from helpers.paths import ROOT
 
 SMALL: dict[str, Any] = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
@@ -486,6 +488,14 @@ def test_rloo_and_reinforce_pp_take_the_divergence_from_the_reward_by_k1():
         assert list(ignored_options(found)) == []
 
 
+def test_reinforce_pp_with_a_baseline_has_the_divergence_in_the_loss_by_k2():
+    found = config(preset="reinforce_pp_baseline")
+    assert (found.advantage.estimator, found.loss.aggregate) == ("reinforce_pp_baseline", "sequence")
+    assert (found.loss.kl_coef, found.loss.kl_in, found.loss.kl_estimator) == (0.001, "loss", "k2")
+    assert (found.dynamic_sampling.enabled, found.overlong.mode) == (False, "off")
+    assert list(ignored_options(found)) == []
+
+
 def test_an_estimate_where_it_has_no_useful_gradient_is_named():
     def ignored(*overrides: str) -> list[str]:
         return [line for line in ignored_options(config(*overrides)) if line.startswith("loss.kl_coef:")]
@@ -522,6 +532,14 @@ def test_a_removed_option_is_answered_with_what_to_do(name: str):
 
 def test_the_page_of_options_is_what_the_options_give():
     assert (ROOT / "docs" / "options.md").read_text(encoding="utf-8") == options_page(), "run `make docs`"
+
+
+def test_the_tables_of_methods_in_losses_md_are_those_of_the_code():
+    page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+    assert page == with_methods(page), "run `make docs`"
+    assert page.count("<!-- surrogates -->") == page.count("<!-- estimators -->") == 2
+    rows = [*SURROGATES.items(), *ESTIMATORS.items()]
+    assert all(f"\n| `{name}` | " in page and row.source for name, row in rows)
 
 
 def test_every_option_is_described_in_full_sentences():

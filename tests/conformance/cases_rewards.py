@@ -51,37 +51,47 @@ def group_advantages() -> Family:
 
 def other_advantages() -> Family:
     rloo, whitened = "RLOO, arXiv 2402.14740", "REINFORCE++, arXiv 2501.03262"
-    rows = [
-        ("one right of four", "1 - (-1) = 2 and -1 - (-1 / 3) = -2 / 3", "rloo", rloo, [1, -1, -1, -1]),
-        ("graded", "each is compared with the others only", "rloo", rloo, [0.25, 0.75, 0.5]),
-        ("equal rewards", "exact zeros", "rloo", rloo, [-1.3] * 16),
+    two_groups, ids = [1, -1, -1, -1, 1, 1, 1, 0.5], [0, 0, 0, 0, 1, 1, 1, 1]
+    baseline = f"{whitened}, w/ baseline"
+    rows: list[tuple[str, str, str, str, list[float], list[int] | None]] = [
+        ("one right of four", "1 - (-1) = 2 and -1 - (-1 / 3) = -2 / 3", "rloo", rloo, [1, -1, -1, -1], None),
+        ("graded", "each is compared with the others only", "rloo", rloo, [0.25, 0.75, 0.5], None),
+        ("equal rewards", "exact zeros", "rloo", rloo, [-1.3] * 16, None),
+        ("a batch of two groups", "one mean and one std of all", "reinforce_pp", whitened, two_groups, ids),
+        ("equal rewards", "exact zeros", "reinforce_pp", whitened, [0.1] * 6, [0, 0, 0, 1, 1, 1]),
+        ("a batch of two groups", "a mean for each, one std", "reinforce_pp_baseline", baseline, two_groups, ids),
         (
-            "a batch of two groups",
-            "one mean and one std of all",
-            "reinforce_pp",
-            whitened,
-            [1, -1, -1, -1, 1, 1, 1, 0.5],
+            "equal rewards in one group",
+            "exact zeros there, which count in the std",
+            "reinforce_pp_baseline",
+            baseline,
+            [0.1, 0.1, 0.1, 1, 0, 0],
+            [7, 7, 7, 3, 3, 3],
         ),
-        ("equal rewards", "exact zeros", "reinforce_pp", whitened, [0.1] * 6),
+        ("equal rewards", "exact zeros", "reinforce_pp_baseline", baseline, [0.1, 0.1, -1.3, -1.3], [0, 0, 1, 1]),
     ]
-    naive_of = {"rloo": naive.rloo_advantages, "reinforce_pp": lambda rewards: naive.group_advantages(rewards, "std")}
+    naive_of: dict[str, Any] = {
+        "rloo": lambda rewards, ids: naive.rloo_advantages(rewards),
+        "reinforce_pp": lambda rewards, ids: naive.group_advantages(rewards, "std"),
+        "reinforce_pp_baseline": naive.reinforce_pp_baseline_advantages,
+    }
     return family(
         "Other estimators. rloo: the reward minus the mean of the others of the group, G (R - mean) / (G - 1). "
         "reinforce_pp: the rewards of all responses of a batch, (R - mean) / (std + 1e-6), divisor N - 1; each "
-        "response counts once, whatever its length.",
-        {"rewards": "[G] of one group (rloo), [N] of the batch (reinforce_pp)"},
-        {"estimator": "rloo or reinforce_pp"},
+        "response counts once, whatever its length. reinforce_pp_baseline: the same of D = R - mean of the group.",
+        {"rewards": "[G] of one group (rloo), else [N] of the batch", "group_ids": "[N], not for rloo"},
+        {"estimator": "rloo, reinforce_pp or reinforce_pp_baseline"},
         {"advantages": "as many as rewards"},
         cases=[
             case(
                 f"{e}: {name}",
                 why,
                 source,
-                {"rewards": rewards},
+                {"rewards": rewards} | ({} if ids is None else {"group_ids": ids}),
                 {"estimator": e},
-                {"advantages": naive_of[e](rewards)},
+                {"advantages": naive_of[e](rewards, ids)},
             )
-            for name, why, e, source, rewards in rows
+            for name, why, e, source, rewards, ids in rows
         ],
     )
 

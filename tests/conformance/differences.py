@@ -153,6 +153,26 @@ def filters() -> list[Row]:
     ]
 
 
+def whitening_of_differences(lengths: list[int]) -> Row:
+    made = case("other_advantages", "reinforce_pp_baseline: a batch of two groups")
+    rewards, ids = made["inputs"]["rewards"], made["inputs"]["group_ids"]
+    above = [
+        reward - naive.mean([r for r, group in zip(rewards, ids, strict=True) if group == own])
+        for reward, own in zip(rewards, ids, strict=True)
+    ]
+    tokens = [value for value, length in zip(above, lengths, strict=True) for _ in range(length)]
+    centre = naive.mean(tokens)
+    variance = math.fsum(naive.squared(token - centre) for token in tokens) / (len(tokens) - 1)
+    return Row(
+        "whitened A of the first response, lengths 1, 3, 9, 5, 2, 4, 6, 8",
+        "other_advantages: reinforce_pp_baseline: a batch of two groups",
+        made["expected"]["advantages"][0],
+        (above[0] - centre) / math.sqrt(variance + 1e-8),
+        "verl 0.9.1, `reinforce_plus_plus_baseline`: over tokens, divisor n - 1",
+        "`compute_reinforce_plus_plus_baseline_outcome_advantage` in `verl/trainer/ppo/core_algos.py`",
+    )
+
+
 def whitening() -> list[Row]:
     made = case("other_advantages", "reinforce_pp: a batch of two groups")
     rewards, lengths = made["inputs"]["rewards"], [1, 3, 9, 5, 2, 4, 6, 8]
@@ -178,6 +198,7 @@ def whitening() -> list[Row]:
             "OpenRLHF 0.11.2, `reinforce`: over tokens, divisor n",
             f"`compute_advantages_and_returns` in `{OPENRLHF}`",
         ),
+        whitening_of_differences(lengths),
     ]
 
 

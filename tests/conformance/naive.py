@@ -61,6 +61,18 @@ def rloo_advantages(rewards: Sequence[float]) -> list[float]:
     return [reward - mean([other for j, other in enumerate(rewards) if j != i]) for i, reward in enumerate(rewards)]
 
 
+def reinforce_pp_baseline_advantages(rewards: Sequence[float], group_ids: Sequence[int]) -> list[float]:
+    """Rewards less their group's mean, whitened over the batch (arXiv 2501.03262, REINFORCE++ w/ baseline)."""
+    above = []
+    for reward, own in zip(rewards, group_ids, strict=True):
+        of_group = [other for other, group in zip(rewards, group_ids, strict=True) if group == own]
+        above.append(0.0 if max(of_group) == min(of_group) else reward - mean(of_group))
+    if not any(above):
+        return above
+    std = math.sqrt(math.fsum(squared(difference) for difference in above) / (len(above) - 1))  # their mean is 0
+    return [difference / (std + 1e-6) for difference in above]
+
+
 def is_informative(correct: Sequence[bool | None], scores: Sequence[float | None]) -> bool:
     """DAPO's Eq. 11 on verdicts; a verdict of null (None, None) is an error and does not count."""
     valid = [(c, s) for c, s in zip(correct, scores, strict=True) if s is not None]

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dapo.algo.advantages import group_advantages, reinforce_pp_advantages, rloo_advantages
+from dapo.algo.advantages import group_advantages
+from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.gae import generalized_advantages, value_loss, whiten
 from dapo.algo.kl import kl_gradient, kl_penalty, token_kl
 from dapo.algo.loss import aggregation_weights, clip_bounds, clipped_gradient, engine_weights, policy_loss
@@ -212,8 +213,8 @@ def of_group_advantages(inputs: Case, parameters: Case) -> Found:
 
 
 def of_other_advantages(inputs: Case, parameters: Case) -> Found:
-    function = {"rloo": rloo_advantages, "reinforce_pp": reinforce_pp_advantages}[parameters["estimator"]]
-    return {"advantages": function(numbers(inputs["rewards"])).tolist()}
+    ids = [torch.tensor(inputs["group_ids"])] if "group_ids" in inputs else []
+    return {"advantages": ESTIMATORS[parameters["estimator"]].load()(numbers(inputs["rewards"]), *ids).tolist()}
 
 
 def of_informative_groups(inputs: Case, parameters: Case) -> Found:

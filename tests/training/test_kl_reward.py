@@ -83,7 +83,7 @@ def test_the_filter_takes_verdicts_and_not_the_divergence(tmp_path: Path) -> Non
     assert outcomes[0]["rollout/groups_trained"] == 4
 
 
-@pytest.mark.parametrize("preset", ["rloo", "reinforce_pp"])
+@pytest.mark.parametrize("preset", ["rloo", "reinforce_pp", "reinforce_pp_baseline"])
 def test_a_preset_trains_every_group_and_raises_the_reward(preset: str, tmp_path: Path) -> None:
     options = ("reward.verifier=dapo.rewards.examples:digit_share", "train.num_steps=10", "optim.lr=0.01")
     config = tiny(f"preset={preset}", "train.save_every=0", "data.eval=null", *options)

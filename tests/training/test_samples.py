@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from dapo.algo.estimator_table import ESTIMATORS
 from dapo.config import Config, load_config
 from dapo.training.samples import (
     minibatches,
@@ -75,15 +76,19 @@ def test_each_estimator_compares_a_response_with_its_group_the_others_or_the_who
     # mean 1/3, squares 4 (2/3)^2 + 2 (4/3)^2 = 16/3, std sqrt(16/15) = 1.0327956
     up, down = 2 / 3 / 1.0327956, -4 / 3 / 1.0327956
     assert advantages("reinforce_pp") == pytest.approx([up, down, down, up, up, up], abs=1e-5)
+    # differences 4/3, -2/3, -2/3, 0, 0, 0: squares 8/3, std sqrt(8/15) = 0.7302967
+    expected = [value / 0.7302967 for value in (4 / 3, -2 / 3, -2 / 3, 0, 0, 0)]
+    assert advantages("reinforce_pp_baseline") == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_step_without_groups_gives_no_samples_with_any_estimator():
-    for estimator in ("group", "rloo", "reinforce_pp"):
+    for estimator in ESTIMATORS:
         assert with_advantages([], config(f"advantage.estimator={estimator}")) == []
 
 
-def test_no_order_of_the_groups_and_no_cut_of_the_batch_changes_a_whitened_advantage():
-    options = config("advantage.estimator=reinforce_pp", "overlong.mode=off")
+@pytest.mark.parametrize("estimator", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_no_order_of_the_groups_and_no_cut_of_the_batch_changes_a_whitened_advantage(estimator: str):
+    options = config(f"advantage.estimator={estimator}", "overlong.mode=off")
     groups = [group((3, True), (3, i > 2), (3, i > 1), position=i) for i in range(4)]
     by_id = {(s.group_id, s.index): s.advantage for s in with_advantages(groups, options)}
     turned = {(s.group_id, s.index): s.advantage for s in with_advantages(groups[::-1], options)}
@@ -92,7 +97,7 @@ def test_no_order_of_the_groups_and_no_cut_of_the_batch_changes_a_whitened_advan
     assert {(s.group_id, s.index): s.advantage for s in cut} == by_id
 
 
-@pytest.mark.parametrize("estimator", ["group", "rloo", "reinforce_pp"])
+@pytest.mark.parametrize("estimator", [name for name in ESTIMATORS if name != "gae"])
 def test_the_divergence_is_taken_from_the_reward_before_the_advantage(estimator: str):
     options = config(f"advantage.estimator={estimator}", "loss.kl_coef=0.5", "loss.kl_in=reward", "overlong.mode=off")
     groups = [group((3, True), (3, None), (3, False)), group((3, True), (3, True), position=1)]
@@ -105,6 +110,8 @@ def test_the_divergence_is_taken_from_the_reward_before_the_advantage(estimator:
         "group": [0.707106, -0.707106, -0.707105, 0.707105],
         "rloo": [1.7, -1.7, -0.5, 0.5],
         "reinforce_pp": [value / 0.8582929 for value in (0.45, -1.25, 0.15, 0.65)],
+        # differences .85, -.85, -.25, .25: squares 1.57, std sqrt(1.57 / 3) = 0.7234178
+        "reinforce_pp_baseline": [value / 0.7234178 for value in (0.85, -0.85, -0.25, 0.25)],
     }[estimator]
     assert [sample.advantage for sample in found] == pytest.approx(expected, abs=1e-5)
     for each, was in zip(found, samples, strict=True):

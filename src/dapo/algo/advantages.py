@@ -1,7 +1,7 @@
-"""Advantages of responses: Eq. 4 and 9, and the estimators of RLOO and REINFORCE++.
+"""Advantages of responses: Eq. 4 and 9, and the estimators of RLOO and REINFORCE++ (`estimator_table` lists them).
 
-Each function maps shaped rewards to one number per response, shared by all its tokens. They differ in the baseline: the
-group, the other responses of the group, or the whole batch.
+Each function maps shaped rewards to one number per response, shared by all its tokens. They differ in the baseline and
+in the scale. Those over the batch take all responses of a step, before it is split into minibatches or over ranks.
 """
 
 from typing import Literal, TypeAlias
@@ -49,18 +49,17 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
     return (exact - others).to(rewards.dtype)
 
 
-def reinforce_pp_advantages(rewards: Tensor) -> Tensor:
-    """REINFORCE++ (arXiv 2501.03262): the rewards of all groups of a step, whitened together.
+def reinforce_pp_advantages(rewards: Tensor, group_ids: Tensor | None = None) -> Tensor:
+    """REINFORCE++ (arXiv 2501.03262) without a baseline: the rewards of all groups of a step, whitened together.
 
         A_i = (R_i - mean of the batch) / (std of the batch + 1e-6)
 
-    This is the plain variant, without a baseline of the group: a response is compared with those to other problems, so
-    the responses of a group whose rewards are equal train too. Each response counts once, whatever its length. `std`
-    has the divisor N - 1, as in Eq. 9. The batch is all that a step trains on: give it as a whole, before it is cut up
-    into minibatches, microbatches or ranks.
+    A response is also compared with those to other problems, so the responses of a group with equal rewards train too.
+    Each response counts once, whatever its length. `std` has the divisor N - 1, as in Eq. 9.
 
     Args:
-        rewards: `[N]`, shaped rewards of all responses of the batch, of any float type.
+        rewards: `[N]`, shaped rewards of all responses of a step, of any float type.
+        group_ids: ignored; the argument of `reinforce_pp_baseline_advantages`.
 
     Returns:
         `[N]` in the same type, computed in float64; exact zeros for equal rewards.
@@ -70,6 +69,34 @@ def reinforce_pp_advantages(rewards: Tensor) -> Tensor:
     """
     _check(rewards, "[N], a batch of at least 2 responses")
     return group_advantages(rewards)
+
+
+def reinforce_pp_baseline_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """REINFORCE++ w/ baseline (arXiv 2501.03262): rewards minus their group's mean, whitened over the batch.
+
+        D_i = R_i - mean of the group,    A_i = (D_i - mean of D) / (std of D + 1e-6)
+
+    The mean of D over the batch is 0. Unlike Eq. 9, a group with a small spread of rewards keeps small advantages, and
+    only the batch sets their scale. Each response counts once, whatever its length. `std` has the divisor N - 1.
+
+    Args:
+        rewards: `[N]`, shaped rewards of all responses of a step, of any float type.
+        group_ids: `[N]` integers; equal numbers form a group of at least two responses.
+
+    Returns:
+        `[N]` in the type of the rewards, computed in float64; exact zeros for a group with equal rewards.
+
+    Raises:
+        ValueError: a group has fewer than two rewards, or one is not finite, or they are integers.
+    """
+    _check(rewards, "[N], a batch of at least 2 responses")
+    differences = torch.empty(len(rewards), dtype=torch.float64)
+    for group_id in group_ids.unique():
+        of_group = group_ids == group_id
+        differences[of_group] = group_advantages(rewards[of_group].double(), scale="none")
+    if _are_equal(differences):
+        return torch.zeros_like(rewards)
+    return (differences / (differences.std(correction=1) + STD_EPS)).to(rewards.dtype)
 
 
 def _are_equal(rewards: Tensor) -> bool:

@@ -13,13 +13,15 @@ class Surrogate:
     function: str
     """`module:function` in `dapo.algo`, which maps packed tokens `[T]` to loss and sums like `policy_loss`."""
     term: str
-    """A token's contribution to the objective, for the description of the option; r is its ratio."""
+    """A token's contribution to the objective, for the option and docs/losses.md; r is its ratio."""
     summary: str
     """The line of `dapo check`, in which {low} and {high} stand for 1 - clip_low and 1 + clip_high."""
     bounds: tuple[str, ...] = ()
     """The options of `loss` that are keywords of the function; it ignores the other bounds."""
     needs_whole_responses: bool = False
     """Whether a call needs all tokens of a response; then the function takes `responses`, each token's response."""
+    source: str = ""
+    """The paper, for docs/losses.md."""
 
     def load(self) -> Callable[..., Any]:
         """The function, imported on first use."""
@@ -33,6 +35,7 @@ SURROGATES: Mapping[str, Surrogate] = {
         "min(r A, clip(r) A) (Eq. 8)",
         "ratio clipped to [{low:g}, {high:g}]",
         bounds=("clip_low", "clip_high", "dual_clip"),
+        source="DAPO, Eq. 8; PPO and GRPO with equal bounds",
     ),
     "gspo": Surrogate(
         "surrogates:gspo_loss",
@@ -40,14 +43,21 @@ SURROGATES: Mapping[str, Surrogate] = {
         "GSPO, one ratio per response clipped to [{low:g}, {high:g}]",
         bounds=("clip_low", "clip_high"),
         needs_whole_responses=True,
+        source="[GSPO](https://arxiv.org/abs/2507.18071), Eq. 5 to 7",
     ),
     "cispo": Surrogate(
         "surrogates:cispo_loss",
         "min(r, 1 + clip_high) A log pi, with a gradient of log pi only",
         "CISPO, weights of log pi of at most {high:g}",
         bounds=("clip_high",),
+        source="[CISPO](https://arxiv.org/abs/2506.13585), Eq. 4 and 5",
     ),
-    "sapo": Surrogate("surrogates:sapo_loss", "a smooth gate in place of the clip", "SAPO, a smooth gate of the ratio"),
+    "sapo": Surrogate(
+        "surrogates:sapo_loss",
+        "(4 / tau) sigmoid(tau (r - 1)) A, a smooth gate with tau 1 where A > 0 and 1.05 elsewhere",
+        "SAPO, a smooth gate of the ratio",
+        source="[SAPO](https://arxiv.org/abs/2511.20347)",
+    ),
 }
 """The losses by name."""
 

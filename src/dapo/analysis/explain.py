@@ -6,10 +6,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dapo.algo.advantages import STD_EPS
+from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.overlong import trains
 from dapo.analysis.stored_groups import StoredGroup, local_encoder, read_groups
 from dapo.analysis.update_terms import CLIP_NAMES, GroupUpdate, TokenTerms, find_update
-from dapo.config import Config, LossConfig
+from dapo.config import AdvantageConfig, Config, LossConfig
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.runs.directory import RunDirectory
@@ -122,15 +123,7 @@ def _describe(config: Config, stored: StoredGroup, update: GroupUpdate | None) -
     }
     if update is None:
         return result
-    rewards, advantage = update.compared[group.id], config.advantage
-    result["eq9"] = {
-        "estimator": advantage.estimator,
-        "mean": fmean(rewards),
-        "std": stdev(rewards),
-        "scale": {"group": advantage.scale, "rloo": "none", "reinforce_pp": "std"}[advantage.estimator],
-        "eps": STD_EPS,
-        "rewards": len(rewards),
-    }
+    result["eq9"] = _eq9(config.advantage, update.rewards, group.id)
     result["eq8"] = _eq8(config, group.id, update) | {"group_weight": stored.weight}
     for i, sample in enumerate(update.samples):
         if sample.group_id == group.id:
@@ -138,6 +131,25 @@ def _describe(config: Config, stored: StoredGroup, update: GroupUpdate | None) -
             result["clipped_tokens"] += own.pop("clipped_tokens")
             responses[sample.index] |= own
     return result
+
+
+def _eq9(advantage: AdvantageConfig, rewards: Mapping[int, Sequence[float]], group_id: int) -> dict[str, Any]:
+    """The numbers that turn a group's rewards into advantages; `rewards` are those of all groups of the step."""
+    estimator = ESTIMATORS[advantage.estimator]
+    batch = [reward for of_group in rewards.values() for reward in of_group]
+    compared = batch if estimator.mean_over == "batch" else rewards[group_id]
+    differences = compared
+    if estimator.std_over == "batch" and estimator.mean_over == "group":
+        differences = [reward - fmean(of_group) for of_group in rewards.values() for reward in of_group]
+    return {
+        "estimator": advantage.estimator,
+        "mean": fmean(compared),
+        "rewards": len(compared),
+        "std": stdev(differences),
+        "differences": len(differences),
+        "scale": advantage.scale if advantage.estimator == "group" else "std" if estimator.std_over else "none",
+        "eps": STD_EPS,
+    }
 
 
 def _eq11(config: Config, stored: StoredGroup) -> dict[str, Any]:

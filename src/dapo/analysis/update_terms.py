@@ -130,8 +130,8 @@ class GroupUpdate:
     replayed: ReplayedUpdate | None
     ratios: Mapping[str, Any]
     """Whether and how the ratios are known, as JSON values."""
-    compared: Mapping[int, Sequence[float]]
-    """The rewards that each group's advantages are computed from, by group id."""
+    rewards: Mapping[int, Sequence[float]]
+    """The rewards of each group of the step, by group id."""
 
     @property
     def gradient_sum(self) -> float:
@@ -165,7 +165,10 @@ def find_update(
     number = taking_part[-1]
     own, weights = updates[number], loss_weights(updates[number], config).tolist()
     needs = _why_log_probabilities(config, number)
-    update = GroupUpdate(number, len(updates), own, weights, None, None, {}, _compared_rewards(samples, config))
+    rewards: dict[int, list[float]] = {}
+    for sample in samples:
+        rewards.setdefault(sample.group_id, []).append(sample.reward)
+    update = GroupUpdate(number, len(updates), own, weights, None, None, {}, rewards)
     if config.loss.function is not None:
         why = f"the loss is {config.loss.function}, not Eq. 8, so the terms of its tokens are not known"
         return replace(update, ratios=_ratios("own_loss", why))
@@ -187,17 +190,6 @@ def find_update(
 
 def _ratios(source: Literal["own_loss", "first_update", "missing", "replayed"], why: str) -> dict[str, Any]:
     return {"known": source in ("first_update", "replayed"), "source": source, "why": why}
-
-
-def _compared_rewards(samples: Sequence[Sample], config: Config) -> dict[int, list[float]]:
-    """The rewards that each group's rewards are compared with: its own, or all of the step."""
-    rewards: dict[int, list[float]] = {}
-    for sample in samples:
-        rewards.setdefault(sample.group_id, []).append(sample.reward)
-    if config.advantage.estimator != "reinforce_pp":
-        return rewards
-    whole = [sample.reward for sample in samples]
-    return dict.fromkeys(rewards, whole)
 
 
 def _why_log_probabilities(config: Config, number: int) -> str | None:

@@ -138,8 +138,14 @@ def _eq9(found: Mapping[str, Any]) -> Iterator[str]:
         formula = f"{count} / {count - 1} ({above}), the reward minus the mean of the other rewards (RLOO)"
     else:
         formula = f"{above} (advantage.scale=none)"
-    rewards = f"{count:,} rewards{' of the whole step (REINFORCE++)' if estimator == 'reinforce_pp' else ''}"
-    yield f"the {rewards} have mean {mean} and standard deviation {std}: advantage = {formula}"
+    rewards = f"{count:,} rewards{' of the whole step (REINFORCE++)' if estimator == 'reinforce_pp' else ''} have mean"
+    spread = f"and standard deviation {std}"
+    if eq9["differences"] != count:
+        spread = (
+            f"and the {eq9['differences']:,} rewards of the whole step, less the means of their groups, have standard "
+            f"deviation {std} (REINFORCE++ w/ baseline)"
+        )
+    yield f"the {rewards} {mean} {spread}: advantage = {formula}"
     yield "a response's tokens become more probable where its advantage is above 0, less probable where it is below"
 
 

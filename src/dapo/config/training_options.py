@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.section import Auto, Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
 
@@ -17,18 +18,19 @@ def _weight_cap(value: object) -> object:
 
 if TYPE_CHECKING:
     SurrogateName: TypeAlias = str
+    EstimatorName: TypeAlias = str
 else:
     SurrogateName = Literal[tuple(SURROGATES)]
+    EstimatorName = Literal[tuple(ESTIMATORS)]
 
 Beta: TypeAlias = Annotated[Float, Field(ge=0, lt=1)]
 
 
 class AdvantageConfig(Section):
-    estimator: Literal["group", "rloo", "reinforce_pp", "gae"] = option(
+    estimator: EstimatorName = option(
         "group",
-        "Baseline of a response. group: the mean reward of its group (Eq. 9); rloo: the mean of the other responses of "
-        "its group; reinforce_pp: the mean of the step's batch, with its standard deviation as the divisor; gae: the "
-        "critic's value of each token (PPO). docs/losses.md has the equations.",
+        f"Baseline of a response. {'; '.join(f'{name}: {row.baseline}' for name, row in ESTIMATORS.items())}. "
+        "docs/losses.md has the equations.",
         paper="group",
     )
     scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(

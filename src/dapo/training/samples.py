@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from dapo.algo.advantages import group_advantages, reinforce_pp_advantages, rloo_advantages
+from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.overlong import overlong_penalty, trains
 from dapo.config import AdvantageConfig, Config
 from dapo.core.constant_rows import constant_row
@@ -35,14 +35,15 @@ def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[in
 def advantages_of(rewards: Sequence[Sequence[float]], config: AdvantageConfig) -> list[list[float]]:
     """Compute the advantages of a step's responses from their rewards, both by group."""
     each = [torch.tensor(of_group, dtype=torch.float64) for of_group in rewards]
-    if config.estimator == "reinforce_pp" and each:
-        whole = reinforce_pp_advantages(torch.cat(each))
-        return [part.tolist() for part in whole.split([len(of_group) for of_group in each])]
-    if config.estimator == "gae":
+    estimator = ESTIMATORS[config.estimator]
+    if estimator.function is None or not each:
         return [[0.0] * len(of_group) for of_group in rewards]  # until the critic has estimated: with_token_advantages
-    if config.estimator == "rloo":
-        return [rloo_advantages(of_group).tolist() for of_group in each]
-    return [group_advantages(of_group, scale=config.scale).tolist() for of_group in each]
+    estimate, sizes = estimator.load(), torch.tensor([len(of_group) for of_group in each])
+    if estimator.takes_batch:
+        whole = estimate(torch.cat(each), torch.arange(len(each)).repeat_interleave(sizes))
+        return [part.tolist() for part in whole.split(sizes.tolist())]
+    keywords = {"scale": config.scale} if config.estimator == "group" else {}
+    return [estimate(of_group, **keywords).tolist() for of_group in each]
 
 
 def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: Config) -> list[Sample]:
