@@ -242,6 +242,69 @@ def surrogates() -> Family:
     )
 
 
+def corrected_losses() -> Family:
+    """Losses whose tokens have different weights, by a correction for the engine's probabilities."""
+    new, old = from_log_ratios([[0.05, -0.04, 0.03, -0.02], [0.4, 0.02, -0.3], [0.06]])
+    off = [[0.1, 0.9, -0.2, -0.05], [-1.2, 0.3, -0.1], [0.2]]  # old - engine
+    engine = [[o - d for o, d in zip(*rows, strict=True)] for rows in zip(old, off, strict=True)]
+    reference = [[n - 0.3 * (-1) ** t for t, n in enumerate(row)] for row in new]
+    mask = [[True] * 4, [True, True, False], [True]]
+    advantages, weights = [1.0, -0.7, 0.5], naive.aggregation_weights([4, 2, 1], range(3), "sequence", None)
+    cases = []
+    for surrogate, bounds in (("clip", CLIP), *((name, bounds) for name, _, bounds in SURROGATES)):
+        for ratio, over_cap, kl_coef in (
+            ("token", "mask", 0.0),
+            ("token", "truncate", 0.0),
+            ("sequence", "mask", 0.0),
+            ("token", "mask", 0.5),
+        ):
+            correction = {"cap": 1.5, "ratio": ratio, "over_cap": over_cap}
+            parameters = {"surrogate": surrogate, **bounds, **correction, "kl_coef": kl_coef}
+            factors = naive.importance_weights(old, engine, mask, **correction)
+            _, slopes = naive.policy_loss(new, old, mask, advantages, weights, surrogate=surrogate, **bounds)
+            _, _, pulls = naive.kl_loss(new, reference, mask, weights, estimator="k3")
+            gradient = [
+                [u * (slope + kl_coef * pull) for u, slope, pull in zip(*rows, strict=True)]
+                for rows in zip(factors, slopes, pulls, strict=True)
+            ]
+            inputs = {
+                "logprobs": without_masked(new, mask),
+                "old_logprobs": without_masked(old, mask),
+                "engine_logprobs": without_masked(engine, mask),
+                "reference_logprobs": without_masked(reference, mask),
+                "mask": mask,
+                "advantages": advantages,
+                "weights": weights,
+            }
+            why = (
+                "a token that the correction masks has no gradient, by no term"
+                if over_cap == "mask"
+                else ("each token's gradient has its own factor")
+            )
+            source = "GSPO-token, arXiv 2507.18071, Eq. 13 and 14" if surrogate == "gspo" else "a factor of each term"
+            name = f"{surrogate}: {ratio}, {over_cap}{', k3' if kl_coef else ''}"
+            cases.append(case(name, why, source, inputs, parameters, {"gradient": gradient}))
+    return family(
+        "The gradient of sum_i w_i sum_t u_it (f_it + kl_coef k3_it), where f is the negated term of `surrogates` or "
+        "`policy_loss`, and u the factor of `importance_weights`, which has no gradient. gspo: the ratio has the value "
+        "of the response's and the gradient of the own token, so that u reaches no other token.",
+        {**LOSS_INPUTS, "engine_logprobs": "[i][t]", "reference_logprobs": "[i][t]"},
+        {
+            "surrogate": "clip, gspo, cispo or sapo",
+            "clip_low": "clip, gspo",
+            "clip_high": "clip, gspo, cispo",
+            "positive_temperature": "sapo",
+            "negative_temperature": "sapo",
+            "cap": "of the correction",
+            "ratio": "token, or sequence: of the product over the response",
+            "over_cap": "truncate, or mask: factors outside of 1/cap .. cap are 0",
+            "kl_coef": "of the k3 estimate; 0: there is none",
+        },
+        {"gradient": "[i][t] by each log-probability; exactly 0 where the mask is false or u is 0"},
+        cases=cases,
+    )
+
+
 def divergences() -> Family:
     new, reference = ragged([1, 4, 3], 7)
     mask = [[True], [True, False, True, True], [True, True, True]]
@@ -292,4 +355,9 @@ def divergences() -> Family:
     )
 
 
-FAMILIES = {"policy_loss": policy_losses, "surrogates": surrogates, "kl": divergences}
+FAMILIES = {
+    "policy_loss": policy_losses,
+    "surrogates": surrogates,
+    "corrected_loss": corrected_losses,
+    "kl": divergences,
+}

@@ -336,6 +336,39 @@ def divergences() -> list[Row]:
     ]
 
 
+def corrections() -> list[Row]:
+    """The token that the correction masks: the second of the first response, of four tokens."""
+    masked = case("corrected_loss", "gspo: token, mask")
+    inputs = masked["inputs"]
+    factors = [
+        1 / naive.exp(e - o) for o, e in zip(inputs["old_logprobs"][0], inputs["engine_logprobs"][0], strict=True)
+    ]
+    kept = [u if 1 / 1.5 <= u <= 1.5 else 0.0 for u in factors]
+    gradient = masked["expected"]["gradient"][0]
+    pull = case("corrected_loss", "clip: token, mask, k3")
+    difference = pull["inputs"]["logprobs"][0][1] - pull["inputs"]["reference_logprobs"][0][1]
+    return [
+        Row(
+            "GSPO: gradient of a token that masked importance sampling masks",
+            "corrected_loss: gspo: token, mask",
+            gradient[1],
+            gradient[0] / kept[0] * naive.mean(kept),
+            "TRL 1.16.0: the ratio of the response has the gradient of all its tokens, so this one has the mean of "
+            "their weights; verl 0.9.1: 0, as here",
+            "`_compute_loss` in `trl/trainer/grpo_trainer.py`; `compute_policy_loss_gspo` in "
+            "`verl/trainer/ppo/core_algos.py`",
+        ),
+        Row(
+            "the same with k3 in the loss: the KL term's gradient of that token, at a coefficient of 0.5",
+            "corrected_loss: clip: token, mask, k3",
+            pull["expected"]["gradient"][0][1],
+            0.5 * pull["inputs"]["weights"][0] * (1 - naive.exp(-difference)),
+            "TRL 1.16.0, verl 0.9.1: the KL term has no correction",
+            "`_compute_loss` in `trl/trainer/grpo_trainer.py`; `ppo_loss` in `verl/workers/utils/losses.py`",
+        ),
+    ]
+
+
 def importance() -> list[Row]:
     made = case("importance_weights", "truncate, sequence, 5")
     inputs = made["inputs"]
@@ -372,7 +405,8 @@ def evaluation() -> list[Row]:
 
 
 def rows() -> list[Row]:
-    return [*aggregation(), *advantages(), *penalties(), *losses(), *divergences(), *importance(), *evaluation()]
+    families = (aggregation, advantages, penalties, losses, divergences, corrections, importance, evaluation)
+    return [row for make in families for row in make()]
 
 
 def number(value: float) -> str:

@@ -23,8 +23,9 @@ from dapo.algo.loss import aggregation_weights, clip_bounds, clipped_gradient, e
 from dapo.algo.overlong import overlong_penalty
 from dapo.algo.sampling import is_informative
 from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
-from dapo.config import Config, build_config
+from dapo.config import Config, LossConfig, build_config
 from dapo.evaluation.scores import pass_at_k
+from dapo.policy.objective import gradient_terms, objective_gradient
 from dapo.training.samples import shaped_reward, with_advantages
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.paths import ROOT
@@ -116,6 +117,25 @@ def of_surrogates(inputs: Case, parameters: Case) -> Found:
         loss, _ = {"cispo": cispo_loss, "sapo": sapo_loss}[parameters["surrogate"]](now, *rest, **bounds)
     (gradient,) = torch.autograd.grad(loss, now)
     return {"loss": loss.item(), "gradient": rows_of(gradient, inputs["mask"])}
+
+
+def of_corrected_loss(inputs: Case, parameters: Case) -> Found:
+    """By the function that trains; its temperatures of SAPO are constants."""
+    bounds = {name: parameters[name] for name in ("clip_low", "clip_high") if name in parameters}
+    config = LossConfig(
+        surrogate=parameters["surrogate"],
+        engine_correction=parameters["cap"],
+        engine_ratio=parameters["ratio"],
+        engine_over_cap=parameters["over_cap"],
+        kl_coef=parameters["kl_coef"],
+        **bounds,
+    )
+    names = (*LOSS, "engine_logprobs", "responses", *(["reference_logprobs"] if config.has_kl_term else []))
+    tokens = {name.removesuffix("_logprobs"): of for name, of in zip(names, packed(inputs, *names), strict=True)}
+    logprobs = tokens.pop("logprobs")
+    gradient, _, _ = objective_gradient(logprobs, gradient_terms(tokens, config), config)
+    assert not gradient[~tokens["mask"]].any()
+    return {"gradient": rows_of(gradient, inputs["mask"])}
 
 
 def of_kl(inputs: Case, parameters: Case) -> Found:

@@ -53,7 +53,7 @@ def results(objective: ModuleType, surrogate: str) -> tuple[list[float], float, 
         "responses": torch.arange(5),
     }
     logprobs = old + LOG_RATIOS
-    gradient, _ = objective.objective_gradient(logprobs, objective.gradient_terms(tokens, config), config)
+    gradient, _, _ = objective.objective_gradient(logprobs, objective.gradient_terms(tokens, config), config)
     sums = objective.objective_sums(logprobs, torch.zeros_like(old), tokens, config)
     counts = {name.removeprefix("clipped_"): float(sums[name]) for name in sums if name.startswith("clipped_")}
     return gradient.tolist(), float(sums["loss"]), {name: counts[name] for name in counts if "prob" not in name}
@@ -125,7 +125,7 @@ def trained(name: str, tokens: dict[str, torch.Tensor]) -> tuple[torch.Tensor, d
     """The gradient that trains, and the logged sums."""
     config = LossConfig(surrogate=name)
     rest = {key: value for key, value in tokens.items() if key != "logprobs"}
-    gradient, _ = objective.objective_gradient(tokens["logprobs"], objective.gradient_terms(rest, config), config)
+    gradient, _, _ = objective.objective_gradient(tokens["logprobs"], objective.gradient_terms(rest, config), config)
     sums = objective.objective_sums(tokens["logprobs"], torch.zeros(len(gradient)), rest, config)
     return gradient, {key: float(value) for key, value in sums.items()}
 

@@ -73,11 +73,12 @@ def whole_gradient(
     parameters = {"positive_temperature": 1.0, "negative_temperature": 1.05} if surrogate == "sapo" else given
     advantages = [row.advantage for row in samples]
     _, gradient = naive.policy_loss(logprobs, old, masks, advantages, weights, surrogate=surrogate, **parameters)
+    factors = [[float(trains) for trains in mask] for mask in masks]
     if (cap := options.get("engine_correction")) is not None:
         engine = [list(row.engine_logprobs or ()) for row in samples]
         how = options.get("engine_over_cap", "truncate"), options.get("engine_ratio", "token")
-        factors = naive.importance_weights(old, engine, masks, cap, *how)
-        gradient = [[g * f for g, f in zip(*rows, strict=True)] for rows in zip(gradient, factors, strict=True)]
+        corrections = naive.importance_weights(old, engine, masks, cap, *how)
+        factors = [[f * u for f, u in zip(*rows, strict=True)] for rows in zip(factors, corrections, strict=True)]
     if reference is not None:
         base = [row.detach().tolist() for row, _ in plain_scores(reference, samples, temperature)]
         estimator = options.get("kl_estimator", "k3")
@@ -85,9 +86,10 @@ def whole_gradient(
         coef = options["kl_coef"]
         gradient = [[g + coef * s for g, s in zip(*rows, strict=True)] for rows in zip(gradient, slopes, strict=True)]
     loss = torch.zeros((), dtype=torch.float64)
-    for (scored, entropies), row, mask, weight in zip(scores, gradient, masks, weights, strict=True):
-        loss = loss + scored @ torch.tensor(row, dtype=torch.float64)
-        loss = loss - options.get("entropy_coef", 0.0) * weight * entropies[torch.tensor(mask)].sum()
+    for (scored, entropies), row, of_row, weight in zip(scores, gradient, factors, weights, strict=True):
+        factor = torch.tensor(of_row, dtype=torch.float64)
+        loss = loss + scored @ (factor * torch.tensor(row, dtype=torch.float64))
+        loss = loss - options.get("entropy_coef", 0.0) * weight * entropies @ factor
     loss.backward()
     return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
 
@@ -114,6 +116,9 @@ SURROGATES: list[dict[str, Any]] = [
     {"engine_correction": 1.5, "engine_ratio": "sequence"},
     {"engine_correction": 3.0, "engine_over_cap": "mask"},
     {"surrogate": "gspo", "engine_correction": 3.0, "engine_ratio": "sequence", "engine_over_cap": "mask"},
+    {"surrogate": "gspo", "clip_low": 0.01, "clip_high": 0.01, "engine_correction": 1.15, "engine_over_cap": "mask"},
+    {"surrogate": "gspo", "engine_correction": 1.1, "entropy_coef": 0.05},
+    {"engine_correction": 1.15, "engine_over_cap": "mask", "entropy_coef": 0.05, "aggregate": "group"},
 ]
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 LOG_RATIO_BOUND = 20.0
 
 OverCap: TypeAlias = Literal["truncate", "mask"]
+Aggregate: TypeAlias = Literal["token", "group", "sequence", "constant"]
 
 
 def clip_bounds(
@@ -201,7 +202,7 @@ def aggregation_weights(
     lengths: Tensor,
     group_ids: Tensor,
     *,
-    aggregate: Literal["token", "group", "sequence", "constant"],
+    aggregate: Aggregate,
     max_length: int | None = None,
 ) -> Tensor:
     """Eq. 12 and its alternatives: `[N]` float64, the weight of every trained token of each response of a minibatch.

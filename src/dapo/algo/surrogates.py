@@ -35,13 +35,17 @@ def gspo_loss(
     clip_low: float,
     clip_high: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """GSPO (arXiv 2507.18071, Eq. 5 to 7): one ratio for each response, clipped as a whole.
+    """GSPO (arXiv 2507.18071): one ratio for each response, clipped as a whole, in the form of GSPO-token (Eq. 13, 14).
 
         s_i  = (pi(o_i) / pi_old(o_i))^(1 / |o_i|) = exp(mean_t log r_it)
-        loss = -sum_i w_i |o_i| min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
+        s_it = sg(s_i) pi_it / sg(pi_it)
+        loss = -sum_i sum_t w_it min(s_it A_i, clip(s_it, 1 - clip_low, 1 + clip_high) A_i)
 
-    With `aggregate="sequence"`, w_i |o_i| is 1/N, as in the paper. All trained tokens of a response must be in the
-    call. In the sums r is s_i at each token of response i.
+    s_it has the value of s_i and the gradient of its own token alone. With equal weights in a response, value and
+    gradient are those of Eq. 5 to 7, with `aggregate="sequence"` as in the paper. Where weights differ, as with an
+    engine correction by token, a token's gradient follows its own weight: one of weight 0 does not train, which Eq. 7
+    would give the mean of the others' weights. All trained tokens of a response must be in the call. In the sums r is
+    s_i at each token of response i.
 
     Args:
         logprobs: `[T]`; only they get a gradient.
@@ -58,7 +62,8 @@ def gspo_loss(
     """
     trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights, responses=responses)
     total, length = over_responses(log_ratio, trained, responses)
-    log_ratio = torch.where(trained, total / length.clamp(min=1), 0.0)
+    # the mean, with the gradient of the own token
+    log_ratio = torch.where(trained, (total / length.clamp(min=1)).detach() + (log_ratio - log_ratio.detach()), 0.0)
     clipped = clip_log_ratio(log_ratio, *clip_bounds(advantages, clip_low=clip_low, clip_high=clip_high))
     surrogate = clipped.exp() * advantages  # min(s A, clip(s) A)
     sums = describe_tokens(

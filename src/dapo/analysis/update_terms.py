@@ -86,7 +86,7 @@ def token_terms(
 
 def _terms_of(logprobs: Tensor, tokens: dict[str, Tensor], config: LossConfig) -> TokenTerms:
     terms = gradient_terms(tokens, config)
-    terms.pop("entropy", None)
+
     old, advantages = tokens.get("old", logprobs), tokens["advantages"]
     log_ratio = (logprobs - old).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     wide, clipped = terms, torch.zeros(len(old), dtype=torch.int64)

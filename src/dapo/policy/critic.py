@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from dapo.algo.gae import value_loss
-from dapo.algo.loss import aggregation_weights
 from dapo.config import Config
 from dapo.core.errors import CheckpointError
 from dapo.core.memory import explain_out_of_memory
 from dapo.policy.checkpoint import StateCopy, load_optimizer, state_of, write_state
 from dapo.policy.logprobs import hidden_states
+from dapo.policy.minibatch import loss_weights
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW, learning_rate, schedule_of
 from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pack, pack_microbatch, partition
@@ -90,12 +90,11 @@ class Critic:
     def backward(self, minibatch: Sequence[Sample]) -> dict[str, float]:
         """Compute the gradient on samples with `old_values` and `value_targets`; returns the sums for `apply_gradient`.
 
-        The loss is the mean over the trained tokens of the minibatch, for every `loss.aggregate`.
+        The loss is the mean over the trained tokens of the minibatch, for every `loss.aggregate`, with the factors of
+        groups in the policy's loss (`Sample.weight`).
         """
-        lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
-        groups = torch.tensor([sample.group_id for sample in minibatch])
-        weights = aggregation_weights(lengths, groups, aggregate="token")
-        chosen = [i for i, length in enumerate(lengths.tolist()) if length]
+        weights = loss_weights(minibatch, self._config, aggregate="token")
+        chosen = [i for i, sample in enumerate(minibatch) if sample.num_trained_tokens]
         max_tokens = self._config.microbatch_tokens
         (passes,) = partition([minibatch[i] for i in chosen], weights[chosen].tolist(), ranks=1, max_tokens=max_tokens)
         self._optimizer.zero_grad()

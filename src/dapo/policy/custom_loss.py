@@ -51,7 +51,9 @@ class CustomLoss:
     def differentiate(
         self, logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor
     ) -> tuple[Tensor, dict[str, Tensor | float]]:
-        """`[T]` the derivative of the loss by each log-probability, 0 where the mask is false; loss and metrics.
+        """`[T]` the derivative of the loss by each log-probability, and loss and metrics.
+
+        The derivative is 0 where the mask is false or the weight is 0; the function sees a false mask in both cases.
 
         A loss that is not finite is not detected here, which would wait for the device: it makes the loss of the whole
         update not finite, and the update is skipped. Raises LossFailed if the function raises, or returns anything but
@@ -59,6 +61,7 @@ class CustomLoss:
         """
         leaf = logprobs.detach().clone().requires_grad_()
         weights = torch.where(mask, weights, 0.0)
+        mask = mask & (weights != 0)  # a token of weight 0 does not train, whatever the function makes of its weight
         loss, metrics = self._call(leaf, old_logprobs.detach(), advantages, mask, weights, error=LossFailed)
         (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
         if gradient is None:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import aggregation_weights
+from dapo.algo.loss import Aggregate, aggregation_weights
 from dapo.config import Config, LossConfig
 from dapo.policy.packing import Microbatch, RankMicrobatch, partition
 from dapo.policy.transfer import to_device
@@ -32,15 +32,17 @@ def partition_minibatch(
     return partition(samples, weights[chosen].tolist(), ranks=ranks, max_tokens=max_tokens)
 
 
-def loss_weights(minibatch: Sequence[Sample], config: Config) -> Tensor:
+def loss_weights(minibatch: Sequence[Sample], config: Config, *, aggregate: Aggregate | None = None) -> Tensor:
     """`[N]` float64: the loss weight of each trained token of each sample of a minibatch.
 
-    It is Eq. 12's weight over the whole minibatch, samples without a gradient included, times the group's factor
-    `Sample.weight`. The denominators do not count that factor, so that it remains one over a probability.
+    It is the weight of Eq. 12 (by `aggregate`, or else `loss.aggregate`) over the whole minibatch, samples without a
+    gradient included, times the group's factor `Sample.weight`. The denominators do not count that factor, so that it
+    remains one over a probability.
     """
     lengths = torch.tensor([sample.num_trained_tokens for sample in minibatch])
     group_ids, max_length = torch.tensor([s.group_id for s in minibatch]), config.rollout.max_response_tokens
-    weights = aggregation_weights(lengths, group_ids, aggregate=config.loss.aggregate, max_length=max_length)
+    aggregate = aggregate or config.loss.aggregate
+    weights = aggregation_weights(lengths, group_ids, aggregate=aggregate, max_length=max_length)
     return weights * torch.tensor([sample.weight for sample in minibatch], dtype=weights.dtype)
 
 

@@ -45,39 +45,39 @@ def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str
     if config.is_clipped:
         low, high = clip_bounds(advantages, **_bounds(config))
         terms = {"scale": torch.where(mask, -weights * advantages, 0.0), "low": low, "high": high}
-    if config.entropy_coef > 0:
-        terms["entropy"] = torch.where(mask, -config.entropy_coef * weights, 0.0)
     return {**tokens, **terms}
 
 
 def objective_gradient(
     logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig, custom: CustomLoss | None = None
-) -> tuple[Tensor, Mapping[str, Tensor | float]]:
-    """`[n]` the derivative of the loss by each log-probability, and the sums of a `custom` loss: its value and metrics.
+) -> tuple[Tensor, Tensor | None, Mapping[str, Tensor | float]]:
+    """The derivatives of the loss by each log-probability and by each entropy, `[n]`, and the sums of a `custom` loss.
 
-    `terms` are `gradient_terms` of the same tokens. If the loss has an entropy term, its derivative by the entropy is
-    `terms["entropy"]`.
+    A token of weight 0, also one that the engine correction masks, has derivatives of exactly 0: its weight multiplies
+    the surrogate, the KL term and the entropy term. Without an entropy term the second derivative is None. The sums of
+    a custom loss are its value and its metrics. `terms` are `gradient_terms` of the same tokens.
     """
-    old = terms.get("old", logprobs)
+    old, mask, weights = terms.get("old", logprobs), terms["mask"], terms["weights"]
+    correction = None if config.engine_correction is None else _engine_weights(old, terms, config)
+    if correction is not None:
+        weights = weights * correction
     values: Mapping[str, Tensor | float] = {}
     if custom is not None:
-        weights, _ = corrected_weights(old, terms, config)
-        gradient, values = custom.differentiate(logprobs, old, terms["advantages"], terms["mask"], weights)
+        gradient, values = custom.differentiate(logprobs, old, terms["advantages"], mask, weights)
     elif config.is_clipped:
         gradient = clipped_gradient(logprobs - old, terms["scale"], terms["low"], terms["high"])
-        if config.engine_correction is not None:
-            gradient = gradient * _engine_weights(old, terms, config)
+        if correction is not None:
+            gradient = gradient * correction
     else:
-        weights, _ = corrected_weights(old, terms, config)
         leaf = logprobs.detach().clone().requires_grad_()
         with torch.enable_grad():
             loss, _ = _surrogate_loss(leaf, old, weights, terms, config)
         (gradient,) = torch.autograd.grad(loss, leaf)
     if "reference" in terms:
-        about = (terms["reference"], terms["mask"], terms["weights"])
-        kl = kl_gradient(logprobs, *about, estimator=config.kl_estimator)
+        kl = kl_gradient(logprobs, terms["reference"], mask, weights, estimator=config.kl_estimator)
         gradient = gradient + config.kl_coef * kl
-    return gradient, values
+    has_entropy = config.entropy_coef > 0
+    return gradient, torch.where(mask, -config.entropy_coef * weights, 0.0) if has_entropy else None, values
 
 
 def _surrogate_loss(
@@ -132,8 +132,7 @@ def objective_sums(
         config: the options of the loss.
         custom: for a custom loss, `add_values` of the sums that `objective_gradient` returned for all parts.
     """
-    mask, weights = tokens["mask"], tokens["weights"]
-    old = tokens.get("old", logprobs)
+    mask, old = tokens["mask"], tokens.get("old", logprobs)
     corrected, about_correction = corrected_weights(old, tokens, config)
     loss, sums = _surrogate_loss(logprobs, old, corrected, tokens, config)
     found: dict[str, Tensor | float] = {**sums, "loss": loss}
@@ -144,7 +143,7 @@ def objective_sums(
         gaps = torch.where(mask, (tokens["engine"] - old).abs(), 0.0)
         found["gap"], found["gap_tokens"], found["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
     if "reference" in tokens:
-        found["kl"] = kl_penalty(logprobs, tokens["reference"], mask, weights, estimator=config.kl_estimator)
+        found["kl"] = kl_penalty(logprobs, tokens["reference"], mask, corrected, estimator=config.kl_estimator)
     return found
 
 

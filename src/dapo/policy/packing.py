@@ -92,9 +92,10 @@ class Microbatch:
             return None
         return self.rows[targets] - predictors.start if predictors.start else self.rows[targets]
 
-    def sum_over_targets(self, values: Tensor) -> Tensor:
-        """`[M]` for each predictor, the sum of `values` `[S]` over its targets."""
-        return values.new_zeros(len(self.predictors)).index_add_(0, self.rows, values)
+    def sum_over_targets(self, values: Tensor, predictors: slice) -> Tensor:
+        """The sum over its targets for each of a slice of predictors; `values` are those of the slice's targets."""
+        rows, size = self.local_rows(predictors), predictors.stop - predictors.start
+        return values if rows is None else values.new_zeros(size).index_add_(0, rows, values)
 
 
 def partition(

@@ -219,13 +219,12 @@ class PolicyCore:
         if loss.has_kl_term:
             tokens["reference"] = self._reference_logprobs(microbatch)
         terms = gradient_terms(tokens, loss)
-        of_entropies = microbatch.sum_over_targets(terms.pop("entropy")) if "entropy" in terms else None  # [M]
         hidden = hidden_states(self._model, microbatch)  # [M, hidden]
         scores, gradients, parts, whole = [], [], [], None
         with self._head() as head:
             if loss.needs_whole_responses:  # a pass through the head before the one that is differentiated
                 logprobs = hidden_logprobs(hidden, head, microbatch, self._config.rollout.temperature)
-                whole, values_of_part = objective_gradient(logprobs, terms, loss, own_loss)
+                *whole, values_of_part = objective_gradient(logprobs, terms, loss, own_loss)
                 parts.append(values_of_part)
             for part in chunks(len(hidden), len(head.weight), hidden.device.type):
                 inputs, chosen = hidden.detach()[part].requires_grad_(), microbatch.target_slice(part)
@@ -235,17 +234,18 @@ class PolicyCore:
                     microbatch.targets[chosen],
                     microbatch.local_rows(part),
                     temperature=self._config.rollout.temperature,
-                    differentiable_entropy=of_entropies is not None,
+                    differentiable_entropy=loss.entropy_coef > 0,
                 )
                 scores.append([values.detach() for values in score])
                 if whole is None:
                     of_part = {name: values[chosen] for name, values in terms.items()}
-                    gradient, values_of_part = objective_gradient(scores[-1][0], of_part, loss, own_loss)
+                    *found, values_of_part = objective_gradient(scores[-1][0], of_part, loss, own_loss)
                     parts.append(values_of_part)
                 else:
-                    gradient = whole[chosen]
-                of_score = [gradient] if of_entropies is None else [gradient, of_entropies[part]]
-                torch.autograd.backward(score[: len(of_score)], of_score)
+                    found = [values if values is None else values[chosen] for values in whole]
+                by_logprob, by_entropy = found
+                by_row = [] if by_entropy is None else [microbatch.sum_over_targets(by_entropy, part)]
+                torch.autograd.backward(score[: 1 + len(by_row)], [by_logprob, *by_row])
                 assert inputs.grad is not None
                 gradients.append(inputs.grad)
         hidden.backward(torch.cat(gradients))
