@@ -24,6 +24,24 @@ def test_the_weight_is_zero_in_the_first_update_and_grows_below_the_target() -> 
     assert "loss/entropy_coef" not in make_policy().update(ragged(), step=1)
 
 
+def test_all_updates_of_a_step_have_its_weight_and_a_checkpoint_between_them_holds_what_they_measured(
+    tmp_path: Path,
+) -> None:
+    policy, again = make_policy(loss=ABOVE), make_policy(loss=ABOVE)
+    for step in (1, 2, 3):
+        found = [policy.update(ragged(), step=step)["loss/entropy_coef"] for _ in range(3)]
+        assert found == pytest.approx([(step - 1) * DELTA] * 3)
+    policy.update(ragged(), step=4)
+    policy.save(tmp_path)
+    again.load(tmp_path)
+    for step in (4, 5):
+        assert again.update(ragged(), step=step) == policy.update(ragged(), step=step)
+    again.save(tmp_path)
+    saved = (tmp_path / "policy.json").read_bytes()
+    policy.save(tmp_path)
+    assert (tmp_path / "policy.json").read_bytes() == saved
+
+
 def test_an_update_has_the_gradient_of_a_fixed_weight_of_the_same_size(tmp_path: Path) -> None:
     policy = make_policy(loss=ABOVE)
     policy.update(ragged(), step=1)
@@ -46,10 +64,11 @@ def test_a_resumed_policy_goes_on_with_the_weight_it_had(tmp_path: Path) -> None
     again.load(tmp_path)
     for step in (4, 5):
         assert again.update(ragged(), step=step) == policy.update(ragged(), step=step)
-    lower = make_policy(loss={"entropy_target": 0.01})  # another target goes on with the same weight
+    lower = make_policy(loss={"entropy_target": 0.01})  # another target judges the step before by itself
     lower.load(tmp_path)
-    assert lower.update(ragged(), step=4)["loss/entropy_coef"] == pytest.approx(3 * DELTA)
-    assert lower.update(ragged(), step=5)["loss/entropy_coef"] == 0
+    assert lower.update(ragged(), step=4)["loss/entropy_coef"] == 0
+    assert lower._entropy_bonus is not None
+    assert lower._entropy_bonus.coefficient == pytest.approx(DELTA)  # 2 DELTA, and one less
     new = make_policy(loss=ABOVE)
     make_policy().save(tmp_path)
     new.load(tmp_path)  # of a run without a target

@@ -58,7 +58,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
     ),
     "reinforce_pp_baseline": Estimator(
         "advantages:reinforce_pp_baseline_advantages",
-        "the mean reward of its group, with the standard deviation of all differences in the step's batch as the divisor",
+        "the mean reward of its group, with the standard deviation of the step's differences as the divisor",
         "D_i / (std of D over the batch + 1e-6), with D_i = R_i - mean of the group",
         "REINFORCE++ w/ baseline, arXiv 2501.03262",
         std_over="batch",

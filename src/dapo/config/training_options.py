@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from dapo.algo.entropy import DELTA, MAX_COEFFICIENT
 from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.section import Auto, Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
@@ -112,8 +113,9 @@ class LossConfig(Section):
     )
     entropy_target: Float | None = option(
         None,
-        "Entropy per token below which the loss rewards entropy, with a weight that each update raises by 0.005 if the "
-        "entropy is below and lowers if it is above; none: the weight is loss.entropy_coef.",
+        f"Entropy per token below which the loss rewards entropy, with a weight that each step raises by {DELTA:g}, up "
+        f"to {MAX_COEFFICIENT:g}, if the entropy is below, and lowers if it is above; none: the weight is "
+        "loss.entropy_coef.",
         paper=None,
         gt=0,
         unit="nats",

@@ -143,7 +143,9 @@ class PolicyCore:
         return {name: weight.detach() for name, weight in model.named_parameters()}
 
     def _begin_step(self, step: int) -> None:
-        """Update the reference before step `step` uses it, if an update is due."""
+        """Update the state that changes between steps, before step `step` uses it: reference and entropy weight."""
+        if self._entropy_bonus is not None:
+            self._entropy_bonus = self._entropy_bonus.at_step(step)
         if self._reference is not None and self._reference.is_updated:
             self._reference.sync_to(self._optimizer.model_weights, step=step)
 
