@@ -7,17 +7,20 @@ note "Approximating KL Divergence" (2020):
     k2 = d^2 / 2         not that mean, but near it where the two are near each other; never negative
     k3 = q - 1 + d       the same mean as k1, never negative, and a lower variance near the reference
 
-Good values do not make good gradients. What an update follows, in expectation over tokens that the present policy has
-sampled, is the gradient of:
+Good values do not make good gradients. In expectation over responses of one token, sampled by the current policy, an
+update follows the gradient of:
 
     estimate   in the loss (`kl_penalty`)      in the reward (`token_kl`, then the policy gradient)
     k1         nothing: the mean is 0          KL(policy || reference)
     k2         KL(policy || reference)         nothing that is a divergence; 0 to first order near the reference
     k3         KL(reference || policy)         KL(policy || reference) - KL(reference || policy); likewise
 
-So k1 belongs in the reward, and k2 or k3 in the loss. None of this holds where the tokens are those of an older policy
-(the second and later updates of a step, `schedule: one_step_off`): the terms of the loss have no importance weight, and
-are biased by as much as the two policies differ; in the reward the ratio of the policy gradient corrects that, up to
+So k1 belongs in the reward, and k2 or k3 in the loss. For longer responses k1 in the reward still has the gradient of
+the divergence between distributions of responses. k2 and k3 in the loss have that of the tokens' divergences with the
+states held fixed: the effect of a token on the divergence of later tokens is missing.
+
+With tokens of an older policy (the second and later updates of a step, `schedule: one_step_off`) the terms of the loss
+are biased, because they have no importance weight; in the reward the ratio of the policy gradient corrects that, up to
 its clip.
 """
 
@@ -66,8 +69,9 @@ def kl_penalty(
 ) -> Tensor:
     """Eq. 5's `D_KL(policy || reference)`, weighted like the loss: times beta, add it to the loss.
 
-    On policy its gradient is for k1 zero in expectation (it only adds noise), for k2 that of KL(policy || reference),
-    for k3 that of KL(reference || policy). Off policy it is biased, whatever the estimate. DAPO has no such term.
+    On policy, with the states held fixed, its expected gradient is zero for k1 (it only adds noise), that of
+    KL(policy || reference) for k2, and that of KL(reference || policy) for k3. Off policy it is biased. DAPO has no
+    such term.
 
     Args:
         logprobs: `[N, T]`, or packed `[T]`; only they get a gradient, none beyond a log-ratio of +-20.
