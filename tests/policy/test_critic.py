@@ -129,7 +129,7 @@ def test_values_are_exactly_zero_before_the_first_update_and_the_policy_stays_as
 def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
     samples: Callable[[], list[Sample]], clip_range: float | None
 ) -> None:
-    rows = judged(with_masked_tokens(samples()))
+    rows = [replace(row, weight=0.5 * (row.group_id % 3)) for row in judged(with_masked_tokens(samples()))]
     network, critic = float64_model(), make_critic()
     mask = torch.cat([torch.tensor(row.mask) for row in rows])
     flat = {
@@ -137,7 +137,9 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
         for name, field in (("old_values", "old_values"), ("targets", "value_targets"))
     }
     values = torch.cat(plain_values(network, critic, rows))
-    loss, sums = value_loss(values, **flat, mask=mask, weights=mask.double() / mask.sum(), clip_range=clip_range)
+    factors = torch.cat([torch.full((len(row.mask),), row.weight, dtype=torch.float64) for row in rows])
+    weights = factors * mask / mask.sum()
+    loss, sums = value_loss(values, **flat, mask=mask, weights=weights, clip_range=clip_range)
     loss.backward()
     expected = {f"base_model.{name}": p.grad for name, p in network.base_model.named_parameters() if p.grad is not None}
     for microbatch_tokens in (1, 20, 10_000):
@@ -147,6 +149,18 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
         assert_close({name: gradients[name] for name in expected}, expected, relative=1e-10)
         assert found["loss"] == pytest.approx(float(loss.detach()), abs=1e-12)
         assert (found["tokens"], found["clipped"]) == (int(mask.sum()), int(sums["clipped"]))
+
+
+def test_tokens_of_weight_zero_do_not_train_the_critic() -> None:
+    rows = judged(branching())
+    masked = [
+        replace(row, mask=(False,) * len(row.mask)) if row.group_id % 2 else replace(row, weight=0.0) for row in rows
+    ]
+    critic = make_critic()
+    critic.backward(masked)
+    assert not any(bool(weight.grad.any()) for weight in critic.model.parameters() if weight.grad is not None)
+    critic.backward(rows)
+    assert any(bool(weight.grad.any()) for weight in critic.model.parameters() if weight.grad is not None)
 
 
 def test_the_policy_s_gradient_takes_the_advantage_of_each_token() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dapo.algo.kl import token_kl
 from dapo.algo.loss import aggregation_weights
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import LossConfig
@@ -93,6 +94,10 @@ def test_no_term_of_the_loss_differentiates_a_token_of_weight_zero(
         if by_entropy is not None:
             assert not by_entropy[is_zero].any()
             torch.testing.assert_close(by_entropy, torch.where(is_zero, 0.0, -0.1 * corrected))
+        sums = objective.objective_sums(logprobs, torch.zeros_like(logprobs), tokens, config)
+        if config.has_kl_term:
+            estimates = token_kl(logprobs, tokens["reference"], tokens["mask"], estimator=config.kl_estimator)
+            assert float(sums["kl"]) == pytest.approx(float((corrected * estimates)[tokens["mask"]].sum()))
     assert (masked_by_correction > 0) == (correction.get("engine_over_cap") == "mask")
 
 
