@@ -58,14 +58,8 @@ def reinforce_pp_advantages(rewards: Tensor, group_ids: Tensor | None = None) ->
     Each response counts once, whatever its length. `std` has the divisor N - 1, as in Eq. 9.
 
     Args:
-        rewards: `[N]`, shaped rewards of all responses of a step, of any float type.
+        rewards: `[N]`, shaped rewards of all responses of a step; else as of `group_advantages`.
         group_ids: ignored; the argument of `reinforce_pp_baseline_advantages`.
-
-    Returns:
-        `[N]` in the same type, computed in float64; exact zeros for equal rewards.
-
-    Raises:
-        ValueError: there are fewer than two rewards, or one is not finite, or they are integers.
     """
     _check(rewards, "[N], a batch of at least 2 responses")
     return group_advantages(rewards)
@@ -79,15 +73,8 @@ def reinforce_pp_baseline_advantages(rewards: Tensor, group_ids: Tensor) -> Tens
     The mean of D over the batch is 0. Unlike Eq. 9, a group with a small spread of rewards keeps small advantages, and
     only the batch sets their scale. Each response counts once, whatever its length. `std` has the divisor N - 1.
 
-    Args:
-        rewards: `[N]`, shaped rewards of all responses of a step, of any float type.
-        group_ids: `[N]` integers; equal numbers form a group of at least two responses.
-
-    Returns:
-        `[N]` in the type of the rewards, computed in float64; exact zeros for a group with equal rewards.
-
-    Raises:
-        ValueError: a group has fewer than two rewards, or one is not finite, or they are integers.
+    `rewards` are `[N]`, `group_ids` `[N]` integers, of which equal ones form a group of at least two responses. A group
+    with equal rewards has exact zeros. Result and errors are those of `group_advantages`.
     """
     _check(rewards, "[N], a batch of at least 2 responses")
     differences = torch.empty(len(rewards), dtype=torch.float64)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 MAX_CONCENTRATION = 64.0
 """Bound on a + b of a fitted distribution, so that a problem's own responses count even if all problems are alike."""
-PSEUDO_PROBLEMS = 4.0
-"""The weight, in problems, of the uniform distribution's spread in a fit."""
+PSEUDO_PROBLEMS = 4.0  # the weight, in problems, of the uniform distribution's spread in a fit
 _UNIFORM_CORRELATION = 1 / 3  # between two responses to one problem under Beta(1, 1)
 
 
@@ -100,10 +99,8 @@ def fit_beta(correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDA
     PSEUDO_PROBLEMS, while the observed problems weigh `W^2 / sum w^2`. Then a + b = 1 / r - 1, at most
     MAX_CONCENTRATION, and a = m (a + b).
 
-    Args:
-        correct: `[n]` correct responses to each problem, which may be discounted.
-        wrong: `[n]` wrong responses.
-        ages: `[n]` the remaining weight of each problem, from 0 to 1.
+    The arguments are `[n]`: correct and wrong responses to each problem, which may be discounted, and the remaining
+    weight of each problem, from 0 to 1.
     """
     trials = correct + wrong
     weights = trials * ages

@@ -13,28 +13,20 @@ entropy of a batch in a pass of its own before the updates.
 
 from dataclasses import dataclass, replace
 
-DELTA = 0.0001
-"""The change of c per training step."""
-MAX_COEFFICIENT = 0.005
-"""The largest c."""
+DELTA = 0.0001  # the change of c per training step
+MAX_COEFFICIENT = 0.005  # the largest c
 
 
 @dataclass(frozen=True)
 class EntropyBonus:
     """The state of the rule."""
 
-    target: float
-    """The target in nats per token."""
-    coefficient: float = 0.0
-    """c: the weight while the entropy is below the target."""
-    is_below: bool = False
-    """Whether the entropy of the last complete step was at most the target."""
-    step: int = 0
-    """The training step that is being measured."""
-    entropy_sum: float = 0.0
-    """The sum of the entropies of its updates so far, in nats per token."""
-    num_updates: int = 0
-    """The number of these updates."""
+    target: float  # the target in nats per token
+    coefficient: float = 0.0  # c: the weight while the entropy is below the target
+    is_below: bool = False  # whether the entropy of the last complete step was at most the target
+    step: int = 0  # the training step that is being measured
+    entropy_sum: float = 0.0  # the sum of the entropies of its updates so far, in nats per token
+    num_updates: int = 0  # the number of these updates
 
     @property
     def weight(self) -> float:

@@ -12,12 +12,9 @@ class Estimator:
 
     function: str | None
     """`module:function` in `dapo.algo`, from shaped rewards to advantages; None: a critic estimates them per token."""
-    baseline: str
-    """The baseline in words, for the description of the option."""
-    formula: str
-    """The advantage of response i, for docs/losses.md."""
-    source: str
-    """The paper, for docs/losses.md."""
+    baseline: str  # the baseline in words, for the description of the option
+    formula: str  # the advantage of response i, for docs/losses.md
+    source: str  # the paper, for docs/losses.md
     mean_over: Literal["group", "batch"] = "group"
     """The rewards whose mean is the baseline: the response's group, or all responses of the step."""
     std_over: Literal["group", "batch"] | None = None

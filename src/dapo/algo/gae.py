@@ -23,13 +23,8 @@ WHITEN_EPS = 1e-8
 def token_rewards(rewards: Tensor, lengths: Tensor, penalties: Tensor) -> Tensor:
     """`[N, T]` r_t: minus the penalty of each token, plus the shaped reward at a response's last token.
 
-    Args:
-        rewards: `[N]` the shaped reward R of each response.
-        lengths: `[N]` integers, the tokens of each response, from 0 to T.
-        penalties: `[N, T]`, in the type of the result; values after a response's end are ignored.
-
-    Raises:
-        ValueError: the shapes do not fit.
+    `rewards` and `lengths` (from 0 to T tokens) are `[N]`, `penalties` `[N, T]`; values after a response's end are
+    ignored. Raises ValueError if the shapes do not fit.
     """
     _check_shapes(penalties, rewards=rewards, lengths=lengths)
     positions = torch.arange(penalties.shape[1])
@@ -45,15 +40,9 @@ def generalized_advantages(
 
     Example: rewards (0, 0, 1), values (.5, .5, .75), gamma = lambda = 1: advantages (.5, .5, .25), targets (1, 1, 1).
 
-    Args:
-        rewards: `[N, T]` r_t from `token_rewards`.
-        values: `[N, T]` V(s_t) before the step's first update; values after a response's end are ignored.
-        lengths: `[N]` integers, the tokens of each response, from 0 to T.
-        gamma: the discount of a reward per token.
-        gae_lambda: 1: the remaining rewards minus the value, without bias and with the largest variance; 0: delta_t.
-
-    Raises:
-        ValueError: the shapes do not fit.
+    `rewards` are `[N, T]` r_t from `token_rewards`; `values` `[N, T]` V(s_t) before the step's first update, ignored
+    after a response's end; `lengths` `[N]` from 0 to T. gae_lambda = 1 gives the remaining rewards minus the value,
+    without bias and with the largest variance; 0 gives delta_t. Raises ValueError if the shapes do not fit.
     """
     _check_shapes(values, lengths=lengths)
     if rewards.shape != values.shape:
@@ -74,10 +63,6 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 
     The variance has the divisor n - 1. Pass the tokens of a step's whole batch, so that advantages do not depend on its
     split into minibatches.
-
-    Args:
-        advantages: of any shape and float type.
-        mask: of the same shape, true (non-zero) for tokens that train.
     """
     trained = mask.bool()
     chosen = advantages[trained]
@@ -99,13 +84,8 @@ def value_loss(
     updates have moved towards its target by more than `clip_range` has no gradient. The sums are `tokens`, and
     `clipped`, the number of them without gradient.
 
-    Args:
-        values: `[T]` V(s_t); only they get a gradient.
-        old_values: `[T]` before the step's first update.
-        targets: `[T]`.
-        mask: `[T]`, true (non-zero) for tokens that train; masked tokens may hold anything, NaN included.
-        weights: `[T]` the weight of each token.
-        clip_range: the largest change of a value in a step; None: no limit.
+    All tensors are `[T]`; only `values` get a gradient. Masked tokens may hold anything, NaN included. `old_values` are
+    those before the step's first update, and `clip_range` the largest change of a value in a step (None: no limit).
     """
     trained = mask.bool()
     squared = torch.where(trained, values - targets, 0.0).square()
@@ -120,12 +100,7 @@ def value_loss(
 
 
 def explained_variance(values: Tensor, targets: Tensor) -> float | None:
-    """1 - Var(targets - values) / Var(targets): 1 for perfect values, 0 for a constant; None for equal targets.
-
-    Args:
-        values: `[T]` V(s_t) of the tokens that train.
-        targets: `[T]`.
-    """
+    """1 - Var(targets - values) / Var(targets): 1 for perfect values, 0 for a constant; None for equal targets."""
     if len(targets) < 2 or targets.max() == targets.min():
         return None
     return 1.0 - float((targets - values).var() / targets.var())

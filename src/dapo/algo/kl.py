@@ -35,16 +35,10 @@ KlEstimator: TypeAlias = Literal["k1", "k2", "k3"]
 
 
 def token_kl(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, estimator: KlEstimator = "k3") -> Tensor:
-    """The estimate of KL(policy || reference) at each token, 0 where the mask is false, in float32 or better.
+    """The estimate of KL(policy || reference) at each token, in float32 or better; 0 where the mask is false.
 
-    Args:
-        logprobs: of the policy, of any shape; masked ones may hold anything, NaN included.
-        reference_logprobs: of the same shape; they get no gradient.
-        mask: of the same shape, true (non-zero) for tokens that count.
-        estimator: see the module.
-
-    Raises:
-        ValueError: the shapes do not fit, or the estimator is unknown.
+    The arguments have the same shape; masked log-probabilities may hold anything, NaN included. The reference gets no
+    gradient. Raises ValueError if the shapes do not fit, or the estimator is unknown.
     """
     check_shapes(logprobs, reference_logprobs=reference_logprobs, mask=mask)
     difference = masked_log_ratio(logprobs, reference_logprobs.detach(), mask.bool())
@@ -73,15 +67,8 @@ def kl_penalty(
     KL(policy || reference) for k2, and that of KL(reference || policy) for k3. Off policy it is biased. DAPO has no
     such term.
 
-    Args:
-        logprobs: `[N, T]`, or packed `[T]`; only they get a gradient, none beyond a log-ratio of +-20.
-        reference_logprobs: of the same shape.
-        mask: of the same shape, true (non-zero) for tokens that train.
-        weights: `[N]` from `aggregation_weights`, or one for each token.
-        estimator: see the module.
-
-    Raises:
-        ValueError: the shapes do not fit, or there is no such estimator.
+    `weights` are `[N]` from `aggregation_weights`, or one for each token; the other arguments and the errors are those
+    of `token_kl`. There is no gradient beyond a log-ratio of +-20.
     """
     each = token_kl(logprobs, reference_logprobs, mask, estimator=estimator)
     return (each * per_token("weights", weights, each)).sum()

@@ -45,13 +45,8 @@ def clip_log_ratio(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def clipped_gradient(log_ratio: Tensor, scale: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """The derivative of `scale * clip(r)` by log r: `scale r` within the bounds, 0 outside.
 
-    Training uses it instead of autograd, which launches twice as many kernels per chunk of tokens.
-
-    Args:
-        log_ratio: `[T]` log r of each token, not clamped.
-        scale: `[T]` the factor of the token's ratio, such as minus weight times advantage; 0 where nothing trains.
-        low: `[T]` from `clip_bounds`.
-        high: `[T]` from `clip_bounds`.
+    Training uses it instead of autograd, which launches twice as many kernels per chunk of tokens. `log_ratio` is not
+    clamped; `scale` is minus weight times advantage, 0 where nothing trains; the bounds come from `clip_bounds`.
     """
     clipped = clip_log_ratio(log_ratio, low, high)
     return torch.where(clipped == log_ratio, scale * clipped.exp(), 0.0)
@@ -118,11 +113,7 @@ def policy_loss(
 def describe_tokens(logprobs: Tensor, log_ratio: Tensor, trained: Tensor, **clipped: Tensor) -> dict[str, Tensor]:
     """The sums of `policy_loss` over its trained tokens.
 
-    Args:
-        logprobs: of the policy.
-        log_ratio: log r of each token, of the same shape; 0 for tokens that do not train.
-        trained: bool, of the same shape.
-        clipped: `clipped_high` and others by name: bool, of the same shape, false for tokens that do not train.
+    `log_ratio` is 0 and each of `clipped`, such as `clipped_high`, is false for tokens that do not train.
     """
     ratio = log_ratio.exp()
     prob = torch.where(trained, logprobs, -torch.inf).to(ratio.dtype).exp()
@@ -158,16 +149,9 @@ def engine_weights(
     in the difference. A bound on u adds bias and reduces variance. Not in the paper; off by default.
     A token that does not train has the weight 1.
 
-    Args:
-        old_logprobs: of any shape, such as packed `[T]`; each log-ratio is clamped to +-20.
-        engine_logprobs: of the same shape.
-        mask: of the same shape, true (non-zero) for tokens that train.
-        cap: the largest weight.
-        over_cap: the treatment of ratios beyond the cap.
-        responses: `[T]` integers, the response of each packed token; None: each token has its own ratio.
-
-    Raises:
-        ValueError: the shapes do not fit, or `cap` is not positive, or it is below 1 with `mask`.
+    The first three arguments have the same shape, such as packed `[T]`; each log-ratio is clamped to +-20. `responses`
+    are `[T]` integers, the response of each packed token. Raises ValueError if the shapes do not fit, if `cap` is not
+    positive, or if it is below 1 with `mask`.
     """
     check_shapes(old_logprobs, engine_logprobs=engine_logprobs, mask=mask)
     if not cap > 0 or (over_cap == "mask" and cap < 1):
@@ -187,10 +171,7 @@ def engine_weights(
 def over_responses(values: Tensor, trained: Tensor, responses: Tensor) -> tuple[Tensor, Tensor]:
     """At each packed token `[T]`: the sum of `values` over the trained tokens of its response, and their number.
 
-    Args:
-        values: `[T]`.
-        trained: `[T]` bool.
-        responses: `[T]` integers from 0 to T - 1: which response each token belongs to.
+    `responses`: `[T]` integers from 0 to T - 1, the response of each token.
     """
     zeros = torch.zeros_like(values)  # there are at most as many responses as tokens: nothing waits for the device
     sums = zeros.index_add(0, responses, torch.where(trained, values, 0.0))

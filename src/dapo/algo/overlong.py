@@ -9,14 +9,8 @@ def overlong_penalty(length: int, *, max_length: int, buffer: int, factor: float
     It is 0 up to `max_length - buffer`, falls linearly to `-factor` at `max_length`, and stays there. It shapes only
     training rewards, never verdicts or evaluations.
 
-    Args:
-        length: tokens of the response, the sampled end token included.
-        max_length: L_max, in tokens.
-        buffer: L_cache, the tokens over which the penalty grows.
-        factor: the largest penalty.
-
-    Raises:
-        ValueError: `buffer` is not in 1 .. `max_length`, or `factor` is negative.
+    `length` counts the sampled end token; `max_length` is L_max, `buffer` L_cache, both in tokens. Raises ValueError if
+    `buffer` is not in 1 .. `max_length`, or `factor` is negative.
     """
     if not 1 <= buffer <= max_length:
         raise ValueError(f"buffer must lie in 1 .. max_length={max_length} tokens, got {buffer}")

@@ -12,16 +12,12 @@ class Surrogate:
 
     function: str
     """`module:function` in `dapo.algo`, which maps packed tokens `[T]` to loss and sums like `policy_loss`."""
-    term: str
-    """A token's contribution to the objective, for the option and docs/losses.md; r is its ratio."""
-    summary: str
-    """The line of `dapo check`, in which {low} and {high} stand for 1 - clip_low and 1 + clip_high."""
-    bounds: tuple[str, ...] = ()
-    """The options of `loss` that are keywords of the function; it ignores the other bounds."""
+    term: str  # a token's contribution to the objective, for the option and docs/losses.md; r is its ratio
+    summary: str  # the line of `dapo check`, in which {low} and {high} stand for 1 - clip_low and 1 + clip_high
+    bounds: tuple[str, ...] = ()  # the options of `loss` that are keywords of the function; it ignores the other bounds
     needs_whole_responses: bool = False
     """Whether a call needs all tokens of a response; then the function takes `responses`, each token's response."""
-    source: str = ""
-    """The paper, for docs/losses.md."""
+    source: str = ""  # the paper, for docs/losses.md
 
     def load(self) -> Callable[..., Any]:
         """The function, imported on first use."""

@@ -1,8 +1,8 @@
 """GSPO, CISPO and SAPO: surrogates that replace the clipped ratio of Eq. 8.
 
-Each function takes packed tokens `[T]` like `policy_loss`, and returns the scalar to minimise and the same sums. While
-every ratio is 1, all have the gradient of `policy_loss`: they differ in the second and later updates of a step, and
-wherever old log-probabilities come from an older policy.
+Arguments, results and errors are those of `policy_loss`, with a number for each of the packed tokens `[T]`. While every
+ratio is 1, all have the gradient of `policy_loss`: they differ in the second and later updates of a step, and wherever
+old log-probabilities come from an older policy.
 """
 
 import math
@@ -20,8 +20,7 @@ from dapo.algo.loss import (
 )
 
 POSITIVE_TEMPERATURE = 1.0
-NEGATIVE_TEMPERATURE = 1.05
-"""SAPO's temperatures for A > 0 and A < 0, as published."""
+NEGATIVE_TEMPERATURE = 1.05  # SAPO's temperatures for A > 0 and A < 0, as published
 
 
 def gspo_loss(
@@ -47,18 +46,7 @@ def gspo_loss(
     would give the mean of the others' weights. All trained tokens of a response must be in the call. In the sums r is
     s_i at each token of response i.
 
-    Args:
-        logprobs: `[T]`; only they get a gradient.
-        old_logprobs: `[T]`; may be `logprobs` itself.
-        advantages: `[T]` A of each token's response.
-        mask: `[T]`, true (non-zero) for tokens that train.
-        weights: `[T]` from `aggregation_weights`.
-        responses: `[T]` integers from 0 to T - 1: which response each token belongs to.
-        clip_low: s is clipped to at least 1 - clip_low (published: 3e-4).
-        clip_high: s is clipped to at most 1 + clip_high (published: 4e-4).
-
-    Raises:
-        ValueError: the shapes do not fit.
+    `responses`: `[T]` integers from 0 to T - 1, the response of each token. Published bounds: 3e-4 and 4e-4.
     """
     trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights, responses=responses)
     total, length = over_responses(log_ratio, trained, responses)
@@ -81,17 +69,6 @@ def cispo_loss(
 
     `clipped_high` counts the tokens whose weight is bounded, whatever the sign of A: they have a gradient all the same.
     There is no lower bound, as published.
-
-    Args:
-        logprobs: `[T]`; only they get a gradient.
-        old_logprobs: `[T]`; may be `logprobs` itself.
-        advantages: `[T]` A of each token's response.
-        mask: `[T]`, true (non-zero) for tokens that train.
-        weights: `[T]` from `aggregation_weights`.
-        clip_high: the weight is at most 1 + clip_high.
-
-    Raises:
-        ValueError: the shapes do not fit.
     """
     trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     clipped = log_ratio.detach().clamp(max=math.log1p(clip_high))
@@ -116,19 +93,8 @@ def sapo_loss(
         loss = -sum_i w_i sum_t f(r_it) A_i
 
     The gradient of a token is that of r A times 4 p (1 - p), p = sigmoid(tau (r - 1)): 1 on policy, and it fades as r
-    leaves 1 on either side, faster for a larger tau. Nothing is clipped.
-
-    Args:
-        logprobs: `[T]`; only they get a gradient.
-        old_logprobs: `[T]`; may be `logprobs` itself.
-        advantages: `[T]` A of each token's response.
-        mask: `[T]`, true (non-zero) for tokens that train.
-        weights: `[T]` from `aggregation_weights`.
-        positive_temperature: tau where A > 0.
-        negative_temperature: tau where A <= 0.
-
-    Raises:
-        ValueError: the shapes do not fit.
+    leaves 1 on either side, faster for a larger tau. Nothing is clipped. tau is `positive_temperature` where A > 0 and
+    `negative_temperature` elsewhere.
     """
     trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     tau = torch.full_like(log_ratio, negative_temperature).masked_fill(advantages > 0, positive_temperature)

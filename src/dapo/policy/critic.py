@@ -29,8 +29,7 @@ from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pa
 from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
-FOLDER = "critic"
-"""The folder of a checkpoint that holds the critic."""
+FOLDER = "critic"  # the folder of a checkpoint that holds the critic
 
 
 class ValueModel(nn.Module):

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 
 from dapo.policy.packing import Microbatch
 
-CHUNK_LOGITS = 2**26
-"""Logits in memory at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152."""
+CHUNK_LOGITS = 2**26  # logits in memory at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152
 
 CUDA_CHUNK_LOGITS = 2**28
 """The same on a GPU, where each chunk also reads and writes the head's whole gradient: 1,766 positions of a vocabulary

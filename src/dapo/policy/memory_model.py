@@ -24,12 +24,10 @@ workspaces, and everything that this model does not count."""
 USEFUL_TOKENS = 8192
 """The microbatch size below which `auto` prefers to recompute: a smaller one leaves a GPU idle between its kernels."""
 
-MAX_TOKENS = 32768
-"""The largest microbatch of `auto`: more tokens make no GPU faster."""
+MAX_TOKENS = 32768  # the largest microbatch of `auto`: more tokens make no GPU faster
 
 ROUNDED_TO = 1024
-CPU_TOKENS = 16384
-"""The value of `auto` on a CPU, without recomputation."""
+CPU_TOKENS = 16384  # the value of `auto` on a CPU, without recomputation
 
 
 @dataclass(frozen=True)
@@ -194,8 +192,7 @@ class FreeMemory:
 
     available: float
     """The bytes before the reserve: the free memory, or the process's share of a device with several processes."""
-    origin: str
-    """The origin of the number, for messages."""
+    origin: str  # the origin of the number, for messages
 
 
 def resolve_microbatches(

@@ -38,22 +38,14 @@ class ModelDimensions:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    tied: bool
-    """Whether the head is the embedding."""
-    parameters: int
-    """The number of parameters, tied ones counted once."""
-    layer_parameters: int
-    """The number of parameters of one layer."""
-    embedding_parameters: int
-    """The number of parameters of embedding and head, tied ones counted once."""
-    linears: int
-    """The number of linear layers with LoRA adapters."""
-    linear_widths: int
-    """The sum of inputs and outputs of those linear layers."""
-    qk_norm: bool
-    """Whether queries and keys are normalised per head (Qwen3, Gemma 3)."""
-    gemma_norms: bool
-    """Whether norms also follow attention and feed-forward layer, and scale in float32 (Gemma 3)."""
+    tied: bool  # whether the head is the embedding
+    parameters: int  # the number of parameters, tied ones counted once
+    layer_parameters: int  # the number of parameters of one layer
+    embedding_parameters: int  # the number of parameters of embedding and head, tied ones counted once
+    linears: int  # the number of linear layers with LoRA adapters
+    linear_widths: int  # the sum of inputs and outputs of those linear layers
+    qk_norm: bool  # whether queries and keys are normalised per head (Qwen3, Gemma 3)
+    gemma_norms: bool  # whether norms also follow attention and feed-forward layer, and scale in float32 (Gemma 3)
     max_positions: int | None
 
     def cache_bytes(self, element_bytes: int) -> int:

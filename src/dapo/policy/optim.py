@@ -43,16 +43,7 @@ def learning_rate(
 
     Example: at lr 1.0 with 2 warm-up steps, 6 steps and f = 0.2, the rates of `linear` are 0.5, 1, 0.8, 0.6, 0.4, 0.2.
 
-    Args:
-        step: the training step, counted from 1, so that the first update has a positive rate.
-        lr: the rate after the warm-up.
-        warmup_steps: steps of the warm-up; 0: none.
-        schedule: the schedule after the warm-up.
-        num_steps: the last step, at which `linear` and `cosine` reach their floor.
-        min_fraction: the floor, as a fraction of `lr`.
-
-    Raises:
-        ValueError: `step` is below 1.
+    Raises ValueError if `step` is below 1.
     """
     if step < 1:
         raise ValueError(f"training steps count from 1, got {step}")
@@ -106,8 +97,7 @@ class MasterAdamW:
         self._adamw = torch.optim.AdamW(trained, lr=config.lr, betas=config.betas, weight_decay=decay, fused=True)
         self._not_finite: Tensor | None = None
         """Whether a weight was infinite or NaN after the last update, on the device; None before the first update."""
-        self.num_updates = 0
-        """The number of updates, without skipped ones."""
+        self.num_updates = 0  # the number of updates, without skipped ones
         self.skipped_in_a_row = 0
 
     def _trained(self, model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
@@ -138,13 +128,8 @@ class MasterAdamW:
         Returns the global norm before clipping, and whether the update was skipped, because that norm is not finite or
         `is_valid` is false.
 
-        Args:
-            lr: The learning rate.
-            measured: `measure` after the backward, added over all ranks.
-            is_valid: Whether the gradients may be used.
-
-        Raises:
-            NumericsError: The previous update made a weight infinite or NaN: the weights are lost.
+        `measured` is `measure` after the backward, added over all ranks. Raises NumericsError if the previous update
+        made a weight infinite or NaN: the weights are lost.
         """
         if measured.get("not_finite"):
             self.require_finite()

@@ -105,8 +105,7 @@ class PackedAttentionPlan:
     segments: tuple[Segment, ...]
     device: torch.device
     mask_elements: int = MASK_ELEMENTS
-    key_multiple: int = 1
-    """The divisor of the number of keys of a masked batch."""
+    key_multiple: int = 1  # the divisor of the number of keys of a masked batch
     _varlen: dict[int | None, VarlenPlan] = field(default_factory=dict, repr=False)
 
     def varlen(self, window: int | None) -> VarlenPlan:

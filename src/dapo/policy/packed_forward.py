@@ -42,7 +42,7 @@ def check_packed_forward(
     dtype: torch.dtype,
     sharded: Any = None,
 ) -> None:
-    """Compare log-probabilities of packed sequences with those of single sequences.
+    """Raise ConfigError if log-probabilities of packed sequences differ from those of single sequences.
 
     Args:
         model: With packed attention.
@@ -50,9 +50,6 @@ def check_packed_forward(
         logits: The model's own forward: `[1, T]` token ids -> `[1, T, V]`.
         dtype: The type that the model computes in.
         sharded: The wrapper that computes instead of `model` if its weights are sharded; every rank calls this.
-
-    Raises:
-        ConfigError: They differ.
     """
     try:
         difference = _packed_difference(model, plain, logits, sharded or model)

@@ -68,13 +68,11 @@ class Microbatch:
     positions: Tensor  # `[T]` from 0 in each sequence
     attention_plan: PackedAttentionPlan
     predictors: Tensor  # `[M]` the stream indices whose hidden states predict response tokens, ascending
-    rows: Tensor
-    """`[S]` the index, among the predictors, of the token before each response token; ascending."""
+    rows: Tensor  # `[S]` the index, among the predictors, of the token before each response token; ascending
     targets: Tensor  # `[S]` the response tokens, in the order of their rows
     order: np.ndarray  # `[S]` the index of each target in the concatenated response tokens of all samples
     first_target: np.ndarray  # `[M + 1]` the first target of each predictor, and S
-    separate_tokens: int
-    """The length of the stream if only each group's prompt were shared."""
+    separate_tokens: int  # the length of the stream if only each group's prompt were shared
 
     @property
     def num_tokens(self) -> int:

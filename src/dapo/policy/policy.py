@@ -65,8 +65,7 @@ def peak_gpu_memory(device: torch.device, cuda: Any = torch.cuda) -> dict[str, f
     return {"time/peak_gpu_memory_gib": round(peak / 2**30, 3)}
 
 
-ENTROPY_BONUS = "entropy_bonus"
-"""Checkpoint key: the state of `EntropyBonus`."""
+ENTROPY_BONUS = "entropy_bonus"  # checkpoint key: the state of `EntropyBonus`
 
 SMALLER_MICROBATCHES = "lower train.microbatch_tokens or set train.recompute=true"
 

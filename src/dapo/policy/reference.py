@@ -6,27 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-REFERENCE = "reference"
-"""Checkpoint tensors: the weights of the reference."""
-REFERENCE_STEP = "reference_step"
-"""Checkpoint key: the training step whose policy the reference copies."""
+REFERENCE = "reference"  # checkpoint tensors: the weights of the reference
+REFERENCE_STEP = "reference_step"  # checkpoint key: the training step whose policy the reference copies
 
 
 class Reference:
     """A frozen copy of the policy in the type that the policy computes in, sharded over the same ranks."""
 
     def __init__(self, model: Any, weights: Mapping[str, Tensor], *, every: int | None) -> None:
-        """Take ownership of a copy of the initial policy.
+        """Take ownership of `model`, a copy of the initial policy.
 
-        Args:
-            model: the copy, which scores tokens.
-            weights: its weights by name; if it is sharded, this rank's rows.
-            every: the number of steps between copies of the policy; None: never.
+        `weights` are its weights by name, this rank's rows if it is sharded; `every` is the number of steps between
+        copies of the policy (None: never copied again).
         """
         self.model = model
         self.weights = weights
-        self.step = 0
-        """The training step whose policy the reference copies; 0: the initial policy."""
+        self.step = 0  # the training step whose policy the reference copies; 0: the initial policy
         self._every = every
 
     @property

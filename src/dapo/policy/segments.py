@@ -10,8 +10,7 @@ import numpy as np
 class Segment(NamedTuple):
     """Consecutive tokens of the stream, with their context, which may lie anywhere in the stream."""
 
-    keys: np.ndarray
-    """Stream indices of the context, then of the segment's own tokens, in the order of their positions."""
+    keys: np.ndarray  # stream indices of the context, then of the segment's own tokens, in the order of their positions
     length: int  # of its own tokens, the last of `keys`
 
     @property

@@ -34,12 +34,9 @@ OLDEST_CAPABILITY = (8, 0)
 class VarlenCall:
     """N neighbouring segments of the stream that attend in one call of the kernel."""
 
-    rows: slice
-    """The stream indices of their queries."""
-    keys: Tensor
-    """`[K]` int32 the stream index of each key, sequence by sequence."""
-    cu_queries: Tensor
-    """`[N + 1]` int32 the number of queries before each sequence, and in total."""
+    rows: slice  # the stream indices of their queries
+    keys: Tensor  # `[K]` int32 the stream index of each key, sequence by sequence
+    cu_queries: Tensor  # `[N + 1]` int32 the number of queries before each sequence, and in total
     cu_keys: Tensor  # likewise
     max_queries: int
     max_keys: int
@@ -50,8 +47,7 @@ class VarlenPlan:
     """The calls for a whole stream, in its order."""
 
     calls: tuple[VarlenCall, ...]
-    window_size: tuple[int, int]
-    """The number of keys before and after its own that a query sees; -1: no limit."""
+    window_size: tuple[int, int]  # the number of keys before and after its own that a query sees; -1: no limit
 
 
 def attends_by_varlen(query: Tensor, value: Tensor) -> bool:

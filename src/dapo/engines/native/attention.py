@@ -27,8 +27,7 @@ UNSUPPORTED = {
 }
 
 
-VarlenAttention: TypeAlias = Callable[..., Tensor]
-"""`torch.nn.attention.varlen.varlen_attn`, or an equivalent function."""
+VarlenAttention: TypeAlias = Callable[..., Tensor]  # `torch.nn.attention.varlen.varlen_attn`, or an equivalent function
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ class SharedPrompts:
     """
 
     positions: Tensor  # [n] in the rows, of the queries
-    prompts: Sequence[tuple[Tensor, PromptStates]]
-    """The rows `[k]` of each prompt, and the prompt's keys and values."""
+    prompts: Sequence[tuple[Tensor, PromptStates]]  # the rows `[k]` of each prompt, and the prompt's keys and values
     mask: Tensor | None = None  # [n, 1, 1, length] over the rows' own positions
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, layer: int) -> Tensor:

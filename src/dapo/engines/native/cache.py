@@ -88,8 +88,7 @@ class PromptCache(KeyValueCache):
 class SlotCache(KeyValueCache):
     """The keys and values of running sequences, one row each; a decode step uses rows 0 .. n-1."""
 
-    position_dim: int
-    """The tensors' dimension of positions."""
+    position_dim: int  # the tensors' dimension of positions
 
     def __init__(self) -> None:
         super().__init__()

@@ -51,15 +51,9 @@ class CudaMemory:
 
 
 def cache_token_bound(free_bytes: int, *, position_bytes: int, step_bytes: int) -> int:
-    """The number of positions that the cache may hold.
+    """The number of positions that the cache may hold, from the free memory without a cache and the needs of a step.
 
-    Args:
-        free_bytes: The free memory of the device, without a cache.
-        position_bytes: The size of the keys and values of one position.
-        step_bytes: The memory that a step needs in addition to the cache.
-
-    Returns:
-        At least 1: without enough memory the engine fails when it allocates, with the device's own message.
+    It is at least 1: without enough memory the engine fails when it allocates, with the device's own message.
     """
     return max(1, int(CACHE_SHARE * (free_bytes - step_bytes)) // position_bytes)
 

@@ -94,8 +94,7 @@ class NativeEngine(EngineState):
         self._memory = CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
         self._cache = self._forward.model_kernels.new_slots()
         self._rows = Rows()
-        self._prompts: dict[tuple[int, ...], PromptCache] = {}
-        """The prompts that several rows share."""
+        self._prompts: dict[tuple[int, ...], PromptCache] = {}  # the prompts that several rows share
         self._prefix: PromptPrefix | None = None
         """The common prefix of the prefilled prompts; dropped when nothing is in flight."""
         self.stats = EngineStats()

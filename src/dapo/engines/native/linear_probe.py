@@ -24,11 +24,9 @@ from dapo.engines.native.prepacked_linear import KERNELS, PrepackedWeight, defau
 MIN_ELEMENTS = 2**18
 """The smallest weight that is timed. Smaller ones use the default kernel: a call takes longer than the product."""
 
-MAX_ELEMENTS = 2**22
-"""The largest part of a weight that is timed; for larger weights only some outputs are."""
+MAX_ELEMENTS = 2**22  # the largest part of a weight that is timed; for larger weights only some outputs are
 
-MARGIN = 0.8
-"""The fraction of the default kernel's time below which another kernel is chosen."""
+MARGIN = 0.8  # the fraction of the default kernel's time below which another kernel is chosen
 
 ROUNDS = 7
 
@@ -67,12 +65,8 @@ def choose_kernels(
 ) -> dict[str, str]:
     """The fastest kernel of each shape for products of `rows` rows, if it is not the default kernel for the type.
 
-    Args:
-        shapes: Outputs and inputs of the weights.
-        dtype: Their type.
-        rows: The usual number of rows of a product.
-        choices: The file of earlier runs' choices, which is read and extended; None: all shapes are timed.
-        measure: Replaces the clock in a test.
+    `shapes` are outputs and inputs of the weights. `choices` is the file of earlier runs' choices, which is read and
+    extended; None: all shapes are timed. `measure` replaces the clock in a test.
     """
     measure = measure or measure_kernels
     default = default_kernel(dtype)

@@ -9,11 +9,9 @@ from transformers import PreTrainedModel
 from dapo.engines.native.attention import VarlenAttention
 from dapo.engines.native.cache import LengthSlots, MaskedSlots, SlotCache
 
-WIDEST_HEAD = 256
-"""The widest head of the kernel that attends by lengths; it also needs multiples of 8."""
+WIDEST_HEAD = 256  # the widest head of the kernel that attends by lengths; it also needs multiples of 8
 
-AMPERE = (8, 0)
-"""The lowest compute capability of that kernel."""
+AMPERE = (8, 0)  # the lowest compute capability of that kernel
 
 
 @dataclass(frozen=True)

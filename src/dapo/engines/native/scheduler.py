@@ -27,12 +27,9 @@ class RunningSequence:
     """A request and the response tokens sampled for it so far."""
 
     request: GenerationRequest
-    order: int = 0
-    """Index in the order of starting."""
-    finish: Finish | None = None
-    """The reason why the response ended, set by its last token."""
-    shared: int = 0
-    """The number of prompt positions that are stored once for the group, outside of its rows."""
+    order: int = 0  # index in the order of starting
+    finish: Finish | None = None  # the reason why the response ended, set by its last token
+    shared: int = 0  # the number of prompt positions that are stored once for the group, outside of its rows
     token_ids: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("d"))
     uniforms: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))

@@ -31,10 +31,8 @@ class UniformDraws:
     """The uniform numbers of m tokens from n rows, in row order, at least one per row, on the logits' device."""
 
     uniforms: Tensor  # [m, 1] float64 in [0, 1)
-    counts: Sequence[int] | None = None
-    """The number of tokens of each row; None: one each."""
-    rows: Tensor | None = None
-    """`[m]` row of each token; None where `counts` is None."""
+    counts: Sequence[int] | None = None  # the number of tokens of each row; None: one each
+    rows: Tensor | None = None  # `[m]` row of each token; None where `counts` is None
 
     def of(self, per_row: Tensor) -> Tensor:
         """`[m, ...]` values per token from `[n, ...]` values per row."""
@@ -73,10 +71,8 @@ class SamplingSettings:
     draws: UniformDraws
     temperatures: Tensor  # [n, 1] float64
     top_ps: Tensor  # [n, 1] float64
-    samplers: "list[Sampler]"
-    """The sampling function of each row, chosen on the host."""
-    is_scaled: bool
-    """Whether any temperature differs from 1."""
+    samplers: "list[Sampler]"  # the sampling function of each row, chosen on the host
+    is_scaled: bool  # whether any temperature differs from 1
 
     @classmethod
     def of(cls, values: NDArray[np.float64], uploaded: Tensor, draws: UniformDraws) -> "SamplingSettings":

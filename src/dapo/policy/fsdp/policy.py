@@ -120,10 +120,8 @@ def _widen(module: nn.Module, device: torch.device) -> None:
 def read_shards_of(sharded: ShardedModel, read: Callable[[str, slice], Tensor], ranks: Ranks) -> None:
     """Allocate a sharded model from the meta device, and fill in this rank's rows of every weight.
 
-    Args:
-        sharded: The model; its buffers are on the CPU.
-        read: Returns rows of a weight by its name in the model, in the type that the model computes in.
-        ranks: The ranks that it is sharded over.
+    Its buffers are on the CPU. `read` returns rows of a weight by its name in the model, in the type that the model
+    computes in.
     """
     model = sharded.model
     tied, buffers = tied_names(model), dict(model.named_buffers())
