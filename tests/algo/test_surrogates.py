@@ -47,8 +47,9 @@ def test_gspo_takes_one_ratio_for_each_response_and_clips_it_as_a_whole() -> Non
     assert float(gspo(logprobs)) == pytest.approx(expected, rel=1e-12)
     found = gradient(gspo, logprobs)
     assert not found[[4, 5]].any()  # clipped as a whole, and masked
-    weight_of_0 = float(WEIGHTS[[0, 3, 6]].sum()) / 3  # each token moves its response's ratio alike
-    assert found[[0, 3, 6]].tolist() == pytest.approx([-weight_of_0 * 1.5 * s[0]] * 3, rel=1e-12)
+    # GSPO-token: the ratio of the response, and the weight of the token itself
+    assert found[[0, 3, 6]].tolist() == pytest.approx((-WEIGHTS[[0, 3, 6]] * 1.5 * s[0]).tolist(), rel=1e-12)
+    assert found[[1, 2]].tolist() == pytest.approx((WEIGHTS[[1, 2]] * 0.5 * s[1]).tolist(), rel=1e-12)
     _, sums = gspo_loss(logprobs, OLD, ADVANTAGES, MASK, WEIGHTS, RESPONSES, clip_low=0.05, clip_high=0.2)
     assert [int(sums[name]) for name in ("tokens", "clipped_high", "clipped_low")] == [6, 1, 2]
     _, wide = gspo_loss(logprobs, OLD, ADVANTAGES, MASK, WEIGHTS, RESPONSES, clip_low=0.2, clip_high=0.5)
@@ -63,6 +64,15 @@ def test_gspo_with_sequence_weights_is_the_papers_mean_over_responses() -> None:
     loss, _ = gspo_loss(logprobs, OLD, ADVANTAGES, MASK, weights, RESPONSES, clip_low=0.2, clip_high=0.2)
     s = [math.exp(-0.04 / 3), math.exp(-0.1), 1.2]
     assert float(loss) == pytest.approx(-(1.5 * s[0] - 0.5 * s[1] + 0.7 * s[2]) / 3, rel=1e-12)
+
+
+def test_gspo_gives_a_token_of_weight_zero_no_gradient_and_the_others_their_own() -> None:
+    one, mask = torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.bool)
+    weights = torch.tensor([0.25, 0.0, 0.25, 0.25], dtype=torch.float64)
+    leaf = (-one).requires_grad_()
+    loss, _ = gspo_loss(leaf, -one, one, mask, weights, torch.zeros(4, dtype=torch.int64), clip_low=0.2, clip_high=0.2)
+    assert torch.autograd.grad(loss, leaf)[0].tolist() == [-0.25, 0.0, -0.25, -0.25]
+    assert float(loss.detach()) == -0.75
 
 
 def test_cispo_weighs_each_gradient_by_its_bounded_ratio_and_drops_none() -> None:
@@ -92,7 +102,14 @@ def test_sapo_has_hand_computed_values_and_its_gradient_fades_on_both_sides() ->
     assert abs(value(2.0, -1.0)[1]) < abs(value(2.0, 1.0)[1])  # a larger temperature fades faster
 
 
-@pytest.mark.parametrize("loss", [gspo, sapo], ids=lambda f: f.__name__)
+def gspo_with_equal_weights(logprobs: Tensor) -> Tensor:
+    """GSPO where the tokens of a response have one weight, so that the stopped gradient is that of the loss."""
+    sums, counts = over_responses(WEIGHTS, MASK, RESPONSES)
+    weights = sums / counts
+    return gspo_loss(logprobs, OLD, ADVANTAGES, MASK, weights, RESPONSES, clip_low=0.2, clip_high=0.2)[0]
+
+
+@pytest.mark.parametrize("loss", [gspo_with_equal_weights, sapo], ids=lambda f: f.__name__)
 def test_gradients_equal_finite_differences(loss: Loss) -> None:
     logprobs = OLD + LOG_RATIOS
     found, step = gradient(loss, logprobs), 1e-6
@@ -107,12 +124,8 @@ def test_gradients_equal_finite_differences(loss: Loss) -> None:
 def test_on_policy_every_surrogate_has_the_gradient_of_the_clipped_one(loss: Callable[..., Tensor]) -> None:
     def clipped(logprobs: Tensor, old: Tensor) -> Tensor:
         clip = {"clip_low": 0.2, "clip_high": 0.2}
-        return policy_loss(logprobs, old, ADVANTAGES, MASK, weights, **clip)[0]
+        return policy_loss(logprobs, old, ADVANTAGES, MASK, WEIGHTS, **clip)[0]
 
-    weights = WEIGHTS
-    if loss is gspo:  # which spreads a response's weight evenly over its tokens
-        sums, counts = over_responses(WEIGHTS, MASK, RESPONSES)
-        weights = sums / counts
     leaf = OLD.clone().requires_grad_()
     torch.testing.assert_close(
         torch.autograd.grad(loss(leaf, leaf), leaf)[0], torch.autograd.grad(clipped(leaf, leaf), leaf)[0]
