@@ -190,7 +190,7 @@ def test_with_a_baseline_an_easy_and_a_hard_problem_have_the_scale_of_the_batch_
     assert advantages[3] == pytest.approx(3 * advantages[5])
 
 
-def test_a_group_of_equal_rewards_has_exact_zeros_beside_one_with_a_signal_and_counts_in_the_std():
+def test_a_group_of_equal_rewards_has_exact_zeros_next_to_a_group_with_a_signal_and_counts_in_the_std():
     alone = reinforce_pp_baseline_advantages(*batch_of([[1.0, 0.0]]))
     advantages = reinforce_pp_baseline_advantages(*batch_of([[0.1, 0.1, 0.1], [1.0, 0.0]]))
     assert advantages[:3].tolist() == [0.0] * 3

@@ -166,7 +166,7 @@ def move_from_reference(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("surrogate", SURROGATES)
-def test_tokens_without_weight_beside_others_change_no_gradient(surrogate: str, tmp_path: Path) -> None:
+def test_tokens_without_weight_among_others_change_no_gradient(surrogate: str, tmp_path: Path) -> None:
     """What such tokens are rewarded with, or compared with, does not matter; prefixes are shared with other tokens."""
     loss = {"surrogate": surrogate, "engine_correction": 1.5, "engine_over_cap": "mask", "entropy_coef": 0.1}
     rows = off_policy(branching())
