@@ -171,7 +171,7 @@ def batch_of(groups: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
 
 @settings(deadline=None, max_examples=100)
 @given(GROUPED)
-def test_reinforce_pp_with_baseline_subtracts_the_mean_of_a_group_and_divides_by_the_std_of_the_batch(groups):
+def test_with_a_baseline_the_mean_is_of_the_group_and_the_std_of_the_batch(groups):
     rewards, ids = batch_of(groups)
     advantages = reinforce_pp_baseline_advantages(rewards, ids)
     assert advantages.tolist() == pytest.approx(whitened_differences(groups), abs=1e-7)
@@ -180,7 +180,7 @@ def test_reinforce_pp_with_baseline_subtracts_the_mean_of_a_group_and_divides_by
     torch.testing.assert_close(again, advantages[mixed], rtol=0, atol=1e-9)
 
 
-def test_with_a_baseline_an_easy_and_a_hard_problem_have_the_scale_of_the_batch_but_not_its_mean():
+def test_with_a_baseline_easy_and_hard_problems_share_the_scale_but_not_the_mean():
     # three right of four: 1/4 and -3/4; one right of four: 3/4 and -1/4; squares 1.5 over 7: std 0.46291
     groups = [[1.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
     advantages = reinforce_pp_baseline_advantages(*batch_of(groups)).tolist()
@@ -190,7 +190,7 @@ def test_with_a_baseline_an_easy_and_a_hard_problem_have_the_scale_of_the_batch_
     assert advantages[3] == pytest.approx(3 * advantages[5])
 
 
-def test_a_group_of_equal_rewards_has_exact_zeros_next_to_a_group_with_a_signal_and_counts_in_the_std():
+def test_with_a_baseline_a_group_of_equal_rewards_has_exact_zeros_and_counts_in_the_std():
     alone = reinforce_pp_baseline_advantages(*batch_of([[1.0, 0.0]]))
     advantages = reinforce_pp_baseline_advantages(*batch_of([[0.1, 0.1, 0.1], [1.0, 0.0]]))
     assert advantages[:3].tolist() == [0.0] * 3

@@ -24,7 +24,7 @@ def test_the_weight_is_zero_in_the_first_update_and_grows_below_the_target() -> 
     assert "loss/entropy_coef" not in make_policy().update(ragged(), step=1)
 
 
-def test_all_updates_of_a_step_have_its_weight_and_a_checkpoint_between_them_holds_what_they_measured(
+def test_all_updates_of_a_step_have_its_weight_and_a_checkpoint_between_them_is_exact(
     tmp_path: Path,
 ) -> None:
     policy, again = make_policy(loss=ABOVE), make_policy(loss=ABOVE)
