@@ -199,3 +199,35 @@ def test_what_cannot_be_written_is_refused_with_its_name(name: str):
     with pytest.raises(RewardError) as refused:
         CodeWriter("reward").add(function)
     assert message in str(refused.value)
+
+
+K = "zqK7vX31"
+SECRETS = {
+    "a constant": ["import os\nAPI_KEY = os.environ['SETTING']\n", "def reward(text): return len(text) > len(API_KEY)"],
+    "a constant of a harmless name": [f"A = '{K}'\n", "def reward(text): return A in text"],
+    "a dict": [f"H = {{'X-Api-Key': 'a{K}'}}\n", "def reward(text): return len(H)"],
+    "an attribute": [
+        f"class J:\n    def __init__(self, k): self.token = k\n    def __call__(self, t): pass\nreward = J('b{K}')\n"
+    ],
+    "a closure": [f"def make(k):\n    def judge(t): return k in t\n    return judge\nreward = make('c{K}')\n"],
+    "a default": [f"def reward(text, *, api_key='d{K}'): return 1"],
+    "a default that is computed": ["import os\nK = os.environ['SETTING']\n", "def reward(text, k=K): return 1"],
+    "an argument": [f"import functools\ndef j(t, api_key): return 1\nreward = functools.partial(j, api_key='e{K}')\n"],
+    "text in the function": [f"def reward(text):\n    api_key = 'f{K}'\n    return 1"],
+}
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_refused_before_it_is_written_and_not_repeated(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SETTING", K)
+    monkeypatch.setenv("OTHER", f"c{K}")
+    with pytest.raises(RewardError, match="would be written into the run: read it inside the function") as refused:
+        CodeWriter("reward").add(run_cells(*SECRETS[name])["reward"])
+    assert K not in str(refused.value)
+
+
+def test_a_function_that_reads_its_key_is_written():
+    function = run_cells("import os", "def reward(text):\n    api_key = os.environ['JUDGE_KEY']\n    return 1")[
+        "reward"
+    ]
+    assert "os.environ['JUDGE_KEY']" in written(function)["text"]

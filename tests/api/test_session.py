@@ -276,3 +276,24 @@ def test_what_a_session_cannot_do_is_one_sentence(options: dict[str, Any], expec
 def test_without_problems_a_session_asks_for_them(shared: Session) -> None:
     with pytest.raises(DataError, match="pass them to session"):
         shared.collect()
+
+
+@pytest.mark.parametrize("score", [1e308, -1e308, 10**400, float("nan")])
+def test_scores_that_no_sum_can_hold_are_errors_that_show_them(score: Any) -> None:
+    def reward(completions: list[str], **columns: Any) -> list[Any]:
+        return [score, *map(float, range(1, len(completions)))]
+
+    with small() as s:
+        batch = s.collect(ROWS, reward)
+        (error,) = {v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None}
+        assert f"{score:g}"[:4] in error if isinstance(score, float) else "1000000" in error
+        with pytest.raises(DataError, match=r"finite numbers, at most 1e\+12 in size|too large to convert"):
+            batch.with_advantages(lambda rewards: [score] * len(rewards))
+
+
+def test_an_error_of_the_python_interface_cannot_drive_a_terminal() -> None:
+    def hostile(completions: list[str], **columns: Any) -> list[Any]:
+        raise ValueError("\x1b]0;owned\x07\x1b[2J")
+
+    with small() as s, pytest.raises(VerifierFailed, match=r"\\x1b\]0;owned\\x07\\x1b\[2J"):
+        s.collect(ROWS, hostile)

@@ -183,7 +183,7 @@ def test_check_says_where_the_prompts_ask_for_another_mark_than_the_verifier_rea
     assert expected is None or expected in out
 
 
-def test_a_run_continues_in_another_folder_with_its_own_data_and_modules(
+def test_a_run_continues_in_another_folder_with_its_own_data_and_with_trust_its_modules(
     capsys: pytest.CaptureFixture[str],
     folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -193,7 +193,7 @@ def test_a_run_continues_in_another_folder_with_its_own_data_and_modules(
     assert run(capsys, "train", TINY, *options, "--run-dir", "run")[0] == 0
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "trl.jsonl").write_text('{"prompt": "another file of that name", "answer": "1"}\n')
-    command = ["resume", str(folder / "run"), "train.num_steps=2"]
+    command = ["resume", str(folder / "run"), "train.num_steps=2", "--trust"]
     errors = elsewhere / "errors"
     code, _ = fork_server.run(*command, output=elsewhere / "output", folder=str(elsewhere), errors=str(errors))
     assert (code, errors.read_text()) == (0, "")
@@ -212,4 +212,4 @@ def test_a_run_whose_folder_is_gone_says_where_it_was_started(
     code, _, err = run(capsys, "resume", "run", "train.num_steps=2")
     assert code == 2
     assert f"no data file rows.jsonl; the folder holds no data file (the run was started in {tmp_path}/old: " in err
-    assert "override them by options such as data.train=PATH" in err
+    assert "override it by options such as data.train=PATH" in err

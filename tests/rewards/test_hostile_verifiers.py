@@ -152,7 +152,11 @@ def test_a_console_that_takes_nothing_holds_no_verdict_up():
 
 def test_weights_that_lead_out_of_the_numbers_are_an_error():
     spec = RewardSpec.of({"a": 1e308, "b": 1e308})
-    assert spec.combine([Verdict(None, 1.0), Verdict(None, 1.0)]).error == "a, b: the weighted sum of the scores is inf"
+    expected = "a, b: the weighted sum of the scores is inf, expected 1e+12 at most in size"
+    assert spec.combine([Verdict(None, 1.0), Verdict(None, 1.0)]).error == expected
+    for score in (1e308, -1e308, float("nan")):
+        error = RewardSpec.of("a").combine([Verdict(None, score)]).error
+        assert error == f"a: the score is {score:g}, expected 1e+12 at most in size"
 
 
 def test_five_percent_hanging_verifiers_cost_their_time_limit_and_little_more():

@@ -342,3 +342,22 @@ def test_a_parent_that_forgets_to_close_still_ends_and_takes_its_workers_along()
         pids = [int(pid) for pid in process.stdout.readline().split()]
         assert process.wait(TIMEOUT_S) == 0
         wait_until_ended(*pids)
+
+
+def test_a_worker_gets_the_variables_that_it_needs_and_those_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "spies").mkdir()
+    (tmp_path / "spies" / "__init__.py").write_text("")
+    (tmp_path / "spies" / "spy.py").write_text(
+        "import os\n\n\ndef reward(completions, key_env='', **columns):\n"
+        "    raise ValueError(' '.join(sorted(os.environ)) + (' ' + os.environ['JUDGE_KEY'])[:0])\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name in ("ANTHROPIC_API_KEY", "DATABASE_URL", "JUDGE_KEY", "NAMED_KEY", "HF_TOKEN", "HF_HOME"):
+        monkeypatch.setenv(name, "zqK7vX31")
+    with open_pool("spies.spy:reward", options={"key_env": "NAMED_KEY"}, workers=1) as pool:
+        (verdict,) = pool.submit(Problem("p", "q", "a"), ["r"], [[1]]).result()
+    found = set((verdict.error or "").split())
+    assert {"HF_HOME", "JUDGE_KEY", "NAMED_KEY"} <= found
+    assert not {"ANTHROPIC_API_KEY", "DATABASE_URL", "HF_TOKEN"} & found

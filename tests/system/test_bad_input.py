@@ -15,7 +15,7 @@ from dapo.cli.main import main
 from dapo.config import build_config, load_config
 from dapo.config.option_fields import options_of
 from dapo.core.errors import ConfigError, DapoError, DataError, RewardError
-from dapo.core.secrets import mask_options, secret_names
+from dapo.core.secrets import find_secrets, mask_options
 from dapo.data.problems import load_problems
 from dapo.rewards import build_verifier
 from helpers import paths
@@ -201,10 +201,10 @@ def test_what_is_named_like_a_secret_is_refused_and_its_value_is_not_repeated():
     secrets = {"api_key", "key", "openaiApiKey", "token", "hf_token", "access-token", "password", "client_secret"}
     harmless = {"stop_token", "eos_token", "max_tokens", "answer_key", "tokenizer", "api_key_env", "secretary"}
     options = dict.fromkeys(secrets | harmless, "v4lue")
-    assert set(secret_names(options)) == secrets
+    assert {name for name, _ in find_secrets(options)} == secrets
     assert {name for name, value in mask_options(options).items() if value != "v4lue"} == secrets
-    assert list(secret_names({"math": {"auth": {"password": "x"}}})) == ["math.auth.password"]
-    assert list(secret_names({"api_key": "", "token": 3, "password": None})) == []
+    assert [name for name, _ in find_secrets({"math": {"auth": {"password": "x"}}})] == ["math.auth.password"]
+    assert list(find_secrets({"api_key": "", "token": 3, "password": None})) == []
     with pytest.raises(ConfigError) as caught:
         build_config(BASE, ["reward.options.api_key=v4lue"])
     assert "v4lue" not in str(caught.value)

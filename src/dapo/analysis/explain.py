@@ -14,7 +14,7 @@ from dapo.config import AdvantageConfig, Config, LossConfig
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.prompts import PromptEncoder
 from dapo.runs.directory import RunDirectory
-from dapo.runs.stored_config import load_run_config
+from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.samples import length_penalty, shaped_reward
 
@@ -65,7 +65,8 @@ def explain_group(
     if group is not None and group not in {each.group.id for each in without_tokens}:
         ids = ", ".join(str(each.group.id) for each in without_tokens)
         raise DataError(f"step {step} of {directory.path} has no group {group}; its groups: {ids}")
-    update = find_update(directory, config, without_tokens, step, group, recompute=recompute, log=log)
+    with with_start_folder(directory):
+        update = find_update(directory, config, without_tokens, step, group, recompute=recompute, log=log)
     chosen = group if group is not None else _select_group(without_tokens, update)
     (stored,) = (each for each in read_groups(directory, step, tokens_of=[chosen]) if each.group.id == chosen)
     explained = _describe(config, stored, update if stored.outcome == "trained" else None)

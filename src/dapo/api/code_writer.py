@@ -3,7 +3,6 @@
 import builtins
 import cmath
 import functools
-import hashlib
 import importlib.util
 import inspect
 import re
@@ -20,6 +19,9 @@ from typing import Any
 
 from dapo.api.code_source import find_source, has_spec, importable, module_chains, needed_names
 from dapo.core.errors import RewardError
+from dapo.core.files import PRIVATE, atomic_file, make_private_folder
+from dapo.core.loading import text_checksum
+from dapo.core.source_secrets import find_in_source
 
 _PLAIN = (str, bytes, bool, int, type(None), type(Ellipsis))
 
@@ -32,9 +34,10 @@ class WrittenModule:
     text: str
 
     def write(self, folder: Path) -> None:
-        """Write it where `import NAME` finds it, with `folder` on the import path."""
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{self.name}.py").write_text(self.text, encoding="utf-8")
+        """Write it into a folder, for this user alone."""
+        make_private_folder(folder)
+        with atomic_file(folder / f"{self.name}.py", PRIVATE) as temporary:
+            temporary.write_text(self.text, encoding="utf-8")
 
 
 class CodeWriter:
@@ -86,6 +89,11 @@ class CodeWriter:
         called = function if hasattr(function, "__globals__") else type(function).__call__
         self._scope = getattr(getattr(function, "__func__", called), "__globals__", vars(sys.modules["__main__"]))
         self._define(name, function)
+        if secret := next(find_in_source("\n".join(self._parts)), None):
+            raise RewardError(
+                f"{self._kind} {name!r}: {' '.join(secret)}, which would be written into the run: read it inside the "
+                "function, as in os.environ['NAME']"
+            )
         return f":{name}"
 
     def qualified(self, name: str) -> str:
@@ -94,7 +102,6 @@ class CodeWriter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the module would be empty."""
         return not self._parts
 
     def module(self) -> WrittenModule:
@@ -104,8 +111,7 @@ class CodeWriter:
         imports = sorted(dict.fromkeys(self._imports.values()))
         text = "\n\n".join(filter(None, [head, "\n".join(future), "\n".join(imports)]))
         text += "".join(f"\n\n{'' if _is_constant(part) else chr(10)}{part}" for part in self._parts) + "\n"
-        checksum = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-        return WrittenModule(f"{self._kind}_{checksum}", text)
+        return WrittenModule(f"{self._kind}_{text_checksum(text.encode())}", text)
 
     def _define(self, name: str, value: Any) -> None:
         """Write `name` with the definition of `value`, after its dependencies."""
@@ -147,7 +153,6 @@ class CodeWriter:
             self._imports[name] = f"from {module} import {attribute}" + ("" if name == attribute else f" as {name}")
 
     def _write_source(self, name: str, value: Any) -> None:
-        """Write the source of a function or a class, after its dependencies."""
         if getattr(value, "__name__", "") == "<lambda>":
             raise self._refused(name, "a lambda, which has no source of its own: write it as a function with def")
         found = find_source(value)
@@ -235,7 +240,6 @@ class CodeWriter:
         return f"_restored({kind.__name__}, {{{', '.join(f'{key!r}: {text}' for key, text in state.items())}}})"
 
     def _reference(self, name: str, value: Any) -> str:
-        """The expression of a module, a function, a class or an object."""
         if isinstance(value, FunctionType | type | ModuleType):
             own = value.__name__.replace(".", "_")
             if own == "<lambda>":
@@ -274,7 +278,6 @@ _RESTORED = '''def _restored(kind, attributes):
 
 
 def _equal(first: Any, second: Any) -> bool:
-    """Whether two values are equal constants."""
     return type(first) is type(second) and isinstance(first, (*_PLAIN, float, list, tuple, dict)) and first == second
 
 

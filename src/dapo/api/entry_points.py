@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -25,9 +24,11 @@ from dapo.api.keywords import as_overrides, build_scaled, load_base, options_fro
 from dapo.api.notebook import open_display
 from dapo.api.run import Run, translate_errors
 from dapo.core.errors import ConfigError
+from dapo.core.files import make_private_folder
+from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text, warn
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
-from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER
+from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER, trust_module_folders
 
 if TYPE_CHECKING:
     from dapo.api.lifecycle.execute import RunCallbacks
@@ -144,7 +145,6 @@ class TrainRequest:
         self._module_folders = sorted({folder for writer in writers for folder in writer.folders})
 
     def start(self, path: Path, on_step: OnStep | Sequence[OnStep]) -> Run:
-        """Write data and code into the run directory, and train."""
         files = {
             name: path / DATA_FOLDER / (TRAIN_FILE if name == "data.train" else HELD_OUT_FILE) for name in self._rows
         }
@@ -175,7 +175,6 @@ def _loss_options(loss: Any, code: CodeWriter) -> dict[str, Any]:
 
 
 def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[StepSink]) -> "RunCallbacks":
-    """The display of a Python run and the calls after each step."""
     from dapo.api.lifecycle.execute import RunCallbacks
 
     calls = [on_step] if callable(on_step) else list(on_step)
@@ -197,25 +196,19 @@ def resume(
     *,
     on_step: OnStep | Sequence[OnStep] = (),
     sinks: Sequence[StepSink] = (),
+    trust: bool = False,
     **options: Any,
 ) -> Run:
     """Continue a run from its newest checkpoint, like `dapo resume`, and return it.
 
-    Args:
-        path: the run directory, or the run.
-        on_step: as for `train`.
-        sinks: as for `train`, objects only.
-        **options: changed options, named as for `train`: `steps=40`.
-
-    Returns:
-        The run.
-
-    Raises:
-        DapoError: the run cannot continue, or ended before its last step.
+    `on_step`, `sinks` (objects only) and changed `options` are as for `train`; `trust` also imports modules from the
+    folders that the run's manifest.json names. Raises DapoError if the run cannot continue, or ends too early.
     """
     from dapo.api.lifecycle.execute import Finished, continued_run, run_training
 
     run = path if isinstance(path, Run) else Run(path)
+    if trust:
+        trust_module_folders(run.path)
     with continued_run(run.path, as_overrides(options_from(options))) as ready:
         if not isinstance(ready, Finished):
             with translate_errors(run):
@@ -223,9 +216,14 @@ def resume(
     return run
 
 
-def load(path: str | Path) -> Run:
-    """Open the run in a directory, also while another process trains it. Raises CheckpointError if there is none."""
+def load(path: str | Path, *, trust: bool = False) -> Run:
+    """Open the run in a directory, also while another process trains it; `trust` is that of `resume`.
+
+    Raises CheckpointError if there is none.
+    """
     RunDirectory.open(path)
+    if trust:
+        trust_module_folders(path)
     return Run(path)
 
 
@@ -238,12 +236,11 @@ def _prepared(
     names = [DATA_FOLDER] * bool(rows) + [CODE_FOLDER] * bool(modules)
     try:
         for name, file in files.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
+            make_private_folder(file.parent)
             write_rows(file, rows[name])
         for module in modules:
             module.write(path / CODE_FOLDER)
-        if modules:
-            sys.path.append(str((path / CODE_FOLDER).absolute()))
+        add_code_folder(path / CODE_FOLDER)
         yield names
     except BaseException:
         if not RunDirectory(path).config.exists():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from dapo.core.errors import DataError, RewardError
-from dapo.core.files import atomic_file
+from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.terminal import to_json
 from dapo.data.sources.rows import json_value
 
@@ -25,7 +25,7 @@ def is_source(data: object) -> bool:
 def write_rows(path: Path, data: Data) -> int:
     """Write rows as JSON lines and return their number. Raises DataError for values that JSON cannot hold."""
     count = 0
-    with atomic_file(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+    with atomic_file(path, PRIVATE) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for count, row in enumerate(_rows(data), start=1):
             where = f"data, row {count}"
             if not isinstance(row, Mapping):
@@ -38,7 +38,6 @@ def write_rows(path: Path, data: Data) -> int:
 
 
 def _rows(data: Data) -> Iterator[Any]:
-    """The rows of a list, a DataFrame (pandas, polars), an Arrow table or a Dataset."""
     for method, arguments in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
         if hasattr(data, method) and not (method == "to_dict" and hasattr(data, "column_names")):
             yield from getattr(data, method)(*arguments)
@@ -50,7 +49,6 @@ def _rows(data: Data) -> Iterator[Any]:
 
 
 def _native(value: Any) -> Any:
-    """Convert a value of numpy or pandas to Python's types."""
     if isinstance(value, Mapping):
         return {name: _native(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -67,14 +65,9 @@ Reward: TypeAlias = Any
 
 
 def weights_by_name(reward: Reward, name_of: Callable[[Any], str]) -> dict[str, float]:
-    """The weights of a reward by name.
+    """The weights of a reward, one verifier or several, by name; `name_of` names a function.
 
-    Args:
-        reward: one verifier or several.
-        name_of: names a function.
-
-    Raises:
-        RewardError: an element is neither a name nor a function, or a name occurs twice.
+    Raises RewardError for an element that is neither a name nor a function, and for a name that occurs twice.
     """
     if isinstance(reward, Mapping):
         weighted = list(reward.items())

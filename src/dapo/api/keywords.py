@@ -26,11 +26,7 @@ DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()
 def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Options by their dotted names: `{"steps": 18, "loss.clip_high": 0.3}` -> `{"train.num_steps": 18, ...}`.
 
-    Args:
-        keywords: option names, without the section if the last part is unique.
-
-    Raises:
-        ConfigError: a name is unknown or ambiguous, or two names mean the same option.
+    Raises ConfigError if a keyword is unknown or ambiguous, or two mean the same option.
     """
     found: dict[str, Any] = {}
     for keyword, value in keywords.items():
@@ -111,13 +107,8 @@ def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Scale defaults that fit only the paper's sizes to the sizes that are set.
 
     A minibatch holds at most the groups of a step; the overlong penalty starts at the same fraction of the length
-    limit; the warm-up is the same fraction of the steps.
-
-    Args:
-        raw: a configuration before defaults are filled in.
-
-    Returns:
-        The scaled options by dotted names, without those that are set or whose default fits.
+    limit; the warm-up is the same fraction of the steps. `raw` is a configuration before defaults are filled in.
+    Returns the scaled options by dotted names, without those that are set or whose default fits.
 
     Example:
         >>> scale_defaults({"rollout": {"prompts_per_step": 8}})
@@ -153,7 +144,7 @@ def _count(raw: Mapping[str, Any], name: str) -> int:
 
 
 def as_overrides(options: Mapping[str, Any]) -> list[str]:
-    """Format options as command-line arguments `key=value`."""
+    """Format options as arguments `key=value`."""
     return [f"{name}={_yaml(value)}" for name, value in options.items()]
 
 

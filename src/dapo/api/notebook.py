@@ -60,7 +60,6 @@ class NotebookDisplay:
         self._lines.recall(earlier_steps)
 
     def close(self) -> None:
-        """Remove the phase; the log lines stay."""
         self._handle.update("")
         self._lines.close()
 
@@ -73,8 +72,6 @@ class NotebookDisplay:
 
 
 class _Handle:
-    """An IPython display of HTML."""
-
     def __init__(self, html: str) -> None:
         self._ipython: Any = importlib.import_module("IPython.display")
         self._handle = self._ipython.display(self._ipython.HTML(html), display_id=True)

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dapo.core.terminal import printable
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure as MatplotlibFigure
@@ -15,7 +17,6 @@ class Curves:
     """A figure that a notebook displays with any backend of matplotlib."""
 
     figure: "MatplotlibFigure"
-    """The matplotlib figure, to edit or to save."""
 
     def _repr_png_(self) -> bytes:
         image = io.BytesIO()
@@ -62,7 +63,7 @@ class EvaluationResult:
             parts.append(f"{summary['truncated_fraction']:.1%} truncated")
         if summary["verifier_errors"]:
             parts.append(f"{summary['verifier_errors']} responses without a verdict: {summary['most_frequent_error']}")
-        return f"<{summary['name']}: {'; '.join(parts)}>"
+        return printable(f"<{summary['name']}: {'; '.join(parts)}>")
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,7 @@ class Comparison:
     difference: float | None
     """The mean difference in accuracy; None if no problem has a verdict in both."""
     interval: tuple[float, float] | None
-    """The 95 % interval of the difference."""
     better: int
-    """The number of problems on which the first is better."""
     worse: int
     equal: int
 
@@ -100,7 +99,7 @@ class Comparison:
         if self.difference is None:
             return "<no problem has a verdict in both>"
         counts = f"better on {self.better} problems, worse on {self.worse}, equal on {self.equal}"
-        return (
+        return printable(
             f"<{self.first.summary['model']} minus {self.second.summary['model']}: {self.difference:{style}}"
             f"{_range(self.interval, style)}; {counts}>"
         )

@@ -14,7 +14,7 @@ from dapo.api.result_types import Comparison, Curves, EvaluationResult
 from dapo.config import Config
 from dapo.core.errors import DapoError, DataError
 from dapo.core.files import read_json
-from dapo.core.terminal import warn
+from dapo.core.terminal import printable, warn
 from dapo.runs.console import METRIC_COLUMNS
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import RunStatus, run_status
@@ -38,7 +38,6 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        """The run directory."""
         self._directory = RunDirectory(self.path)
         self._model: OpenModel | None = None
 
@@ -61,9 +60,9 @@ class Run:
     def command(self) -> str:
         """A shell command that starts the same run, with its functions from the run's folder `code`."""
         manifest = read_json(self._directory.manifest)
-        code = self.path / CODE_FOLDER
-        folders = [*([str(code)] if code.is_dir() else []), *manifest.get("module_folders", [])]
-        environment = {"PYTHONPATH": ":".join(folders)} if folders else {}
+        code, folders = self.path / CODE_FOLDER, ":".join(manifest.get("module_folders", []))
+        environment = {"DAPO_CODE": str(code)} if code.is_dir() else {}
+        environment |= {"PYTHONPATH": folders} if folders else {}
         program, *arguments = manifest["command"]
         return command_line([Path(program).name, *arguments], environment=environment)
 
@@ -90,15 +89,10 @@ class Run:
     def read_rollouts(
         self, *, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
     ) -> "pd.DataFrame":
-        """Read stored responses.
+        """Read stored responses of some `steps`, by default all that `log.rollouts` keeps.
 
-        Args:
-            steps: the steps; None: all that `log.rollouts` keeps.
-            columns: the columns, such as `["step", "response", "reward", "outcome"]`; None: all, also tokens and
-                log-probabilities.
-
-        Raises:
-            DataError: a step has no table.
+        `columns` are such as `["step", "response", "reward", "outcome"]`; None: all, also tokens and log-probabilities.
+        Raises DataError for a step without a table.
         """
         import pandas as pd
 
@@ -135,13 +129,9 @@ class Run:
         return pd.DataFrame(rows, columns=None if rows else ["step", "accuracy"]).set_index("step")
 
     def evaluation(self, step: int | None = None) -> EvaluationResult:
-        """An evaluation during training, with every response.
+        """The evaluation during training after a step, by default the last one, with every response.
 
-        Args:
-            step: the step of the evaluation; None: the last one.
-
-        Raises:
-            DataError: the run has no such evaluation.
+        Raises DataError if the run has no such evaluation.
         """
         stored = self._directory.evaluations()
         path = stored.get(max(stored, default=0) if step is None else step)
@@ -150,11 +140,7 @@ class Run:
         return EvaluationResult.of(read_json(path))
 
     def curves(self) -> Curves:
-        """The curves of the run as a figure: accuracy, length, entropy, outcomes of groups.
-
-        Raises:
-            DataError: there are no metrics yet.
-        """
+        """A figure of accuracy, length, entropy and outcomes of groups. Raises DataError without metrics."""
         from dapo.api.lifecycle.execute import title_of
         from dapo.runs.curves import curves_figure
 
@@ -171,20 +157,10 @@ class Run:
     ) -> Any:
         """Sample answers from the newest checkpoint, with prompts formatted as in training.
 
-        The model stays loaded for the next call, until `close()`.
-
-        Args:
-            prompt: a question, a list of chat messages, or a list of questions.
-            samples: the number of answers to each question.
-            temperature: the sampling temperature; 0: the most likely token.
-            max_new_tokens: the length limit of an answer; None: `rollout.max_response_tokens`.
-            seed: equal seeds give equal answers.
-
-        Returns:
-            The answer as text, or a list of `samples` texts; for a list of questions, a list of these.
-
-        Raises:
-            CheckpointError: the run has no checkpoint yet.
+        The model stays loaded for the next call, until `close()`. `prompt` is a question, a list of chat messages, or a
+        list of questions. Temperature 0 takes the most likely token; without `max_new_tokens`, the length limit is
+        `rollout.max_response_tokens`; equal seeds give equal answers. Returns the answer as text, or `samples` of them
+        in a list; for a list of questions, a list of these. Raises CheckpointError if the run has no checkpoint yet.
 
         Example:
             >>> answers = run.generate(["17 + 25?", "3 + 4?"], samples=2, max_new_tokens=4)
@@ -209,14 +185,8 @@ class Run:
     ) -> EvaluationResult:
         """Evaluate the newest checkpoint, like `dapo eval`.
 
-        Args:
-            data: a data source or rows, as for `dapo.train`; None: the run's `data.eval`.
-            samples_per_problem: the k of avg@k.
-            **options: changes to the run's options, named as for `dapo.train`.
-
-        Raises:
-            ConfigError: no data is given and the run has no `data.eval`.
-            CheckpointError: the run has no checkpoint yet.
+        `data` is a data source or rows, as for `dapo.train`, by default the run's `data.eval`; `samples_per_problem` is
+        the k of avg@k; `options` change the run's. Raises ConfigError without data, CheckpointError without checkpoint.
 
         Example:
             >>> run.evaluate([{"prompt": "2 + 2 =", "answer": "4"}], samples_per_problem=4).table["responses"].map(len)
@@ -236,16 +206,9 @@ class Run:
         samples_per_problem: int | None = None,
         **options: Any,
     ) -> Comparison:
-        """Compare this run with another model on the same problems and with the same random numbers.
+        """Compare this run with another, or a model, on the same problems and with the same random numbers.
 
-        Args:
-            other: a run, a run directory, or a model: an alias, a Hugging Face id, a directory.
-            data: as for `evaluate`.
-            samples_per_problem: the k of avg@k.
-            **options: as for `evaluate`.
-
-        Returns:
-            The difference, this run minus the other, with its 95 % interval.
+        The difference is this run minus the other. The other arguments are those of `evaluate`.
         """
         from dapo.api.lifecycle.evaluate_models import compare_models
 
@@ -274,18 +237,9 @@ class Run:
             )
 
     def export(self, path: str | Path, *, step: int | None = None, adapter: bool = False) -> Path:
-        """Write the model as a Hugging Face model directory, like `dapo export`.
+        """Write a checkpoint, by default the newest, as a new Hugging Face model directory, and return its path.
 
-        Args:
-            path: the directory to write; must not exist.
-            step: the checkpoint; None: the newest.
-            adapter: write only the adapter of a run with `model.lora`.
-
-        Returns:
-            The directory.
-
-        Raises:
-            CheckpointError: there is no such checkpoint.
+        `adapter` writes only the adapter of a run with `model.lora`. Raises CheckpointError without such a checkpoint.
         """
         from dapo.api.lifecycle.execute import export_model_of
 
@@ -293,7 +247,7 @@ class Run:
         return Path(path)
 
     def __repr__(self) -> str:
-        return f"<Run {self.path}: {', '.join(self._facts().values())}>"
+        return printable(f"<Run {self.path}: {', '.join(self._facts().values())}>")
 
     def _facts(self) -> dict[str, str]:
         """State, step and newest metrics as texts by label."""

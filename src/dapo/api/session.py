@@ -92,16 +92,9 @@ class Session:
         on the seed, the step, the position in the stream and the token, so equal calls give equal batches. Ctrl-C
         undoes the batch and raises KeyboardInterrupt.
 
-        Args:
-            problems: rows (a list of dicts, a DataFrame, a Dataset) or a data source, as for `dapo.train`; None: the
-                session's.
-            reward: a function, a verifier's name, `module:function`, several of them in a list, or a mapping of them to
-                weights; None: the session's. Functions are called in this process, without a time limit; an exception
-                becomes the error of the response. Named verifiers run in their own processes.
-
-        Returns:
-            The batch with groups, outcomes, rewards and advantages. It is short, or empty, if
-            `max_groups_per_step` was reached.
+        `problems` and `reward` are as for `dapo.train`, by default the session's. Functions are called in this process,
+        without a time limit; an exception becomes the error of the response. Named verifiers run in other processes.
+        The batch is short, or empty, if `max_groups_per_step` was reached.
 
         Raises:
             DataError: the problems cannot be read.
@@ -128,8 +121,7 @@ class Session:
         Args:
             batch: a batch of `collect`, sampled by the current weights; each batch is used once.
             loss: a function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, or its
-                `module:function`, in place of the paper's loss; None: `loss.function`. docs/losses.md describes the
-                tensors and the guarantees.
+                `module:function`, in place of the paper's loss (docs/losses.md); None: `loss.function`.
 
         Returns:
             The metrics of the step, as in a line of metrics.jsonl, without times. `session.metrics` keeps them.
@@ -166,7 +158,6 @@ class Session:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The metrics of all updates, a row per step."""
         import pandas as pd
 
         return pd.DataFrame(self._metrics).set_index("step") if self._metrics else pd.DataFrame()
@@ -191,13 +182,7 @@ class Session:
     def evaluate(
         self, problems: Data, reward: Reward = None, *, samples_per_problem: int | None = None
     ) -> EvaluationResult:
-        """Evaluate the current model, like `dapo eval`.
-
-        Args:
-            problems: as for `collect`.
-            reward: as for `collect`.
-            samples_per_problem: the k of avg@k; None: `eval.samples_per_problem`.
-        """
+        """Evaluate the current model, like `dapo eval`; `problems` and `reward` are those of `collect`."""
         config, key, judge = self._resolve(problems, reward)
         held_out = self._read(config, key, judge)
         plan = evaluation_plan(config.changed("data", eval=config.data.train), self._loaded.stop_ids)
@@ -292,7 +277,6 @@ class Session:
         return self._problems[key]
 
     def _sync_engine(self) -> None:
-        """Load the policy's weights into the engine, unless it has them."""
         if self._engine_version != self.step:
             self._engine.load_weights(self._policy.weights(version=self.step), version=self.step)
             self._engine_version = self.step
@@ -311,19 +295,9 @@ def session(
     Everything runs in this process, and only `export` writes files. Use `dapo.train` for runs that are recorded,
     evaluated and resumed; a step of a session computes the same as a step of such a run.
 
-    Args:
-        model: an alias, a Hugging Face id or a model directory.
-        data: problems, as for `dapo.train`, the default of `collect`.
-        reward: as for `dapo.train`, the default of `collect`.
-        config: a YAML file, the name of a shipped configuration, or a mapping, which the other arguments override.
-        **options: named as for `dapo.train`: `prompts_per_step=8`, `lr=1e-5`, `**{"loss.clip_high": 0.3}`. `steps` sets
-            the length of the warm-up and of `optim.schedule`; the session may take more or fewer steps.
-
-    Returns:
-        The session; use it in a `with` block, or close it.
-
-    Raises:
-        ConfigError: an option is unknown, impossible, or needs other processes.
+    The arguments are those of `dapo.train`; `data` and `reward` are the defaults of `collect`. `steps` is the length of
+    the warm-up and of `optim.schedule`; the session may take more or fewer steps. Use the session in a `with` block, or
+    close it. Raises ConfigError for an option that is unknown, impossible, or needs other processes.
 
     Example:
         >>> import dapo

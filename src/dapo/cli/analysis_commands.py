@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import AsJson, Overrides, Run
+from dapo.cli.arguments import AsJson, Overrides, Run, Trust
+from dapo.cli.run_commands import trust_runs
 from dapo.core.errors import ConfigError
-from dapo.core.terminal import print_json, print_text
+from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help answers at once
 
@@ -96,11 +97,14 @@ def explain_command(
     step: Annotated[int, Option(min=1, help="a finished step")],
     group: Annotated[int | None, Option(help="the group's id; default: the group with the most clipped tokens")] = None,
     no_replay: Annotated[bool, Option("--no-replay", help="do not repeat the step to compute ratios")] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Show equations 11, 13, 9 and 8 with the numbers of one group of a step."""
     from dapo.cli.explain import explain
 
+    with stdout_to_stderr(as_json):
+        trust_runs(trust, run_dir)
     explain(run_dir, step, group, replay=not no_replay, as_json=as_json)
 
 
@@ -118,11 +122,14 @@ def whatif_command(
     gradient: Annotated[
         bool, Option("--gradient", help="also compare policy gradients, at stored checkpoints")
     ] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Judge and filter a run's stored responses again with changed options; trains nothing."""
     from dapo.cli.whatif import whatif
 
+    with stdout_to_stderr(as_json):
+        trust_runs(trust, run_dir)
     whatif(run_dir, overrides or [], steps=steps, gradient=gradient, as_json=as_json)
 
 

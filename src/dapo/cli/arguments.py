@@ -18,4 +18,7 @@ Overrides = Annotated[
 Run = Annotated[Path, Argument(metavar="RUN_DIR", help="a run directory")]
 NewRun = Annotated[Path | None, Option(help="run directory to write; must not hold a run yet")]
 Force = Annotated[bool, Option("--force", help="overwrite existing files")]
+Trust = Annotated[
+    bool, Option("--trust", help="also import modules from the folders that the run's manifest.json names")
+]
 AsJson = Annotated[bool, Option("--json", help="print one JSON object (docs/programs.md)")]

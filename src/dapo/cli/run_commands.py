@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import AsJson, ConfigPath, NewRun, Overrides, Run
+from dapo.cli.arguments import AsJson, ConfigPath, NewRun, Overrides, Run, Trust
 from dapo.core.errors import ConfigError
 from dapo.core.memory import keep_freed_memory
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
@@ -44,15 +44,26 @@ def train(config: ConfigPath, overrides: Overrides = None, run_dir: NewRun = Non
 
 
 @commands.command()
-def resume(run_dir: Run, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def resume(run_dir: Run, overrides: Overrides = None, trust: Trust = False, as_json: AsJson = False) -> None:
     """Continue a run from its last checkpoint."""
     from dapo.cli.train import resume_run
 
     keep_freed_memory()
     with stdout_to_stderr(as_json):
+        trust_runs(trust, run_dir)
         resume_run(run_dir, overrides or [])
     if as_json:
         _print_run(run_dir)
+
+
+def trust_runs(wanted: bool, *runs: str | Path) -> None:
+    """Carry out `--trust` for the arguments that are runs."""
+    from dapo.runs.directory import RunDirectory
+    from dapo.runs.stored_config import trust_module_folders
+
+    for run in runs if wanted else ():
+        if RunDirectory.is_run(run):
+            trust_module_folders(run)
 
 
 def _print_run(path: Path) -> None:
@@ -69,6 +80,7 @@ def fork(
     times: Annotated[int | None, Option(min=1, help="number of branches, each with its own seed")] = None,
     run_dir: Annotated[Path | None, Option(help="run directory to write; --times appends -1, -2 ...")] = None,
     no_train: Annotated[bool, Option("--no-train", help="make the run; dapo resume trains it")] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Start a new run from a checkpoint of another: equal up to that step, with the same random numbers after it."""
@@ -76,6 +88,8 @@ def fork(
 
     if not no_train:
         keep_freed_memory()
+    with stdout_to_stderr(as_json):
+        trust_runs(trust, run)
     fork_run(
         run, step=step, overrides=overrides or [], times=times, run_dir=run_dir, trains=not no_train, as_json=as_json
     )
@@ -215,6 +229,7 @@ def evaluate(
         ),
     ] = None,
     by_problem: Annotated[bool, Option("--by-problem", help="also print one line per problem")] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a model: avg@k, pass@j and cons@k with 95 % intervals."""
@@ -228,6 +243,7 @@ def evaluate(
     if (model_or_run is None) == (compare is None):
         raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")
     with stdout_to_stderr(as_json):
+        trust_runs(trust, *(compare or [model_or_run or ""]))
         found = compare_models(*compare, request) if compare else evaluate_model(model_or_run or "", request)
     if as_json:
         print_json(evaluation_json(found, by_problem=by_problem))

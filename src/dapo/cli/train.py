@@ -25,7 +25,7 @@ from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
-from dapo.runs.stored_config import load_run_config
+from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.fork import create_fork, default_fork_path, plan_fork
 from dapo.training.preflight import open_judge
 
@@ -141,7 +141,7 @@ def fork_run(
         require_new_run(target)
     first = next(iter(plans.values()))
     with stdout_to_stderr(as_json):
-        with open_judge(load_run_config(parent, overrides), elsewhere=not trains):  # an option may be wrong
+        with with_start_folder(parent), open_judge(load_run_config(parent, overrides), elsewhere=not trains):
             forks = [create_fork(plan, target, sys.argv) for target, plan in plans.items()]
         for fork, plan in zip(forks, plans.values(), strict=True):
             print_text(f"{fork.path} begins with {plan.fork.describe()}")

@@ -72,7 +72,6 @@ class FileSource:
 
     @property
     def label(self) -> str:
-        """A short name for messages and metrics, without slashes."""
         return self.path.stem
 
 
@@ -90,7 +89,6 @@ class HubSource:
 
     @property
     def label(self) -> str:
-        """A short name for messages and metrics, without slashes: `aime_2024`, `gsm8k`."""
         return self.benchmark or self.name.rstrip("/").rpartition("/")[2]
 
 
@@ -105,7 +103,6 @@ class TaskSource:
 
     @property
     def label(self) -> str:
-        """A short name for messages and metrics: `sums+products`, `sums+7`."""
         return _joined(self.tasks)
 
 
@@ -120,7 +117,6 @@ class MixSource:
 
     @property
     def label(self) -> str:
-        """A short name for messages and metrics: `easy+hard`, `easy+7`."""
         return _joined(self.parts)
 
 
@@ -133,12 +129,7 @@ def kinds(source: Source) -> frozenset[Kind]:
 
 
 def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
-    """The possible file paths in a spec, by option: `{"data.train.mix.hard.path": "hard.jsonl"}`.
-
-    Args:
-        spec: The value of the option, which may be invalid.
-        name: The option: `data.train`.
-    """
+    """The possible file paths in a spec, which may be invalid: `{"data.train.mix.hard.path": "hard.jsonl"}`."""
     if isinstance(spec, str):
         return {name: spec}
     found = {f"{name}.path": spec["path"]} if isinstance(spec.get("path"), str) else {}
@@ -194,7 +185,6 @@ def _from_mapping(spec: dict[str, Any]) -> Source:
 
 
 def _mix(spec: Mapping[str, Any]) -> MixSource:
-    """Parse `{mix: {easy: SPEC, hard: SPEC}}`."""
     named = spec[MIX]
     if more := [key for key in spec if key != MIX]:
         raise DataError(f"data source mix: unknown option {more[0]!r}; options belong to the parts of the mix")

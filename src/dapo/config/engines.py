@@ -30,7 +30,6 @@ class EngineKind:
 
     @property
     def needs_process(self) -> bool:
-        """Whether the engine never runs in the training process."""
         return self.open is None
 
 

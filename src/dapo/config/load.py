@@ -30,13 +30,9 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(path: str | Path) -> Path:
-    """The YAML file at `path`, or else the shipped configuration of that name.
+    """The YAML file at `path`, or else the shipped configuration of that name: `quickstart`, `configs/quickstart.yaml`.
 
-    Args:
-        path: a file, or `quickstart`, `quickstart.yaml`, `configs/quickstart.yaml` for a shipped one.
-
-    Raises:
-        ConfigError: neither exists.
+    Raises ConfigError if neither exists.
     """
     path = Path(path)
     if path.is_file():
@@ -55,14 +51,9 @@ def first_comment(path: Path) -> str:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read and validate a YAML file or a shipped configuration, with `key=value` overrides.
+    """Read and validate a YAML file or a shipped configuration (`find_config`), with overrides `loss.clip_high=0.3`.
 
-    Args:
-        path: the file, or a name such as `quickstart` (`find_config`).
-        overrides: `["loss.clip_high=0.3", ...]`; the last one of an option wins.
-
-    Raises:
-        ConfigError: one message for all faults.
+    The last override of an option wins. Raises ConfigError with one message for all faults.
     """
     path = find_config(path)
     return build_config(read_options(path), overrides, where=str(path))

@@ -52,12 +52,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
 
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
-    """A hint for an unknown option: its name here, if it is one of another library, or the nearest known name.
-
-    Args:
-        parts: the parts of its name.
-        value: its value; a mapping for a section.
-    """
+    """A hint for an unknown option or section: its name here, if another library has it, or the nearest known name."""
     if advice := REMOVED.get(".".join(parts)):
         return advice
     is_section = isinstance(value, Mapping)

@@ -88,7 +88,6 @@ class Config(Section):
 
     @property
     def max_groups_per_step(self) -> int:
-        """The bound on the groups judged in a step."""
         return self.dynamic_sampling.max_groups_per_step or 10 * self.rollout.prompts_per_step
 
     @property
@@ -116,17 +115,14 @@ class Config(Section):
 
     @property
     def clips_low(self) -> bool:
-        """Whether `loss.clip_low` bounds a ratio."""
         return self._clips("clip_low")
 
     @property
     def clips_high(self) -> bool:
-        """Whether `loss.clip_high` bounds a ratio."""
         return self._clips("clip_high")
 
     @property
     def clips_dual(self) -> bool:
-        """Whether `loss.dual_clip` would bound a ratio."""
         return self._clips("dual_clip")
 
     def _clips(self, bound: str) -> bool:
@@ -134,22 +130,18 @@ class Config(Section):
 
     @property
     def corrects_engine(self) -> bool:
-        """Whether token losses are multiplied by pi_old over the engine's probability."""
         return self.loss.engine_correction is not None
 
     @property
     def has_critic(self) -> bool:
-        """Whether a value function is trained along with the policy."""
         return self.advantage.estimator == "gae"
 
     @property
     def has_kl(self) -> bool:
-        """Whether the loss or the reward includes the divergence to a reference."""
         return self.loss.kl_coef > 0
 
     @property
     def decays_lr(self) -> bool:
-        """Whether the learning rate falls after the warm-up."""
         return self.optim.schedule != "constant"
 
     @property
@@ -159,7 +151,6 @@ class Config(Section):
 
     @property
     def gpus_per_engine(self) -> int:
-        """The number of GPUs of an engine."""
         return getattr(self.rollout.engine_options, "tensor_parallel", 1)
 
     @property
@@ -174,21 +165,27 @@ class Config(Section):
 
     @property
     def uses_ray(self) -> bool:
-        """Whether processes run on a Ray cluster."""
         return self.launcher != "local"
 
     @property
     def ray_address(self) -> str | None:
-        """The address of a running Ray cluster; None: the run starts Ray here."""
         return self.launcher.partition(":")[2] or None
 
     @property
     def predicts_signal(self) -> bool:
-        """Whether problems are selected by the predicted chance of a signal."""
         return self.dynamic_sampling.predict != "off"
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> "Config":
+    def _sections_fit(self) -> Self:
+        self._sizes_fit()
+        self._loss_and_rate_fit()
+        self._critic_fits()
+        self._prediction_fits()
+        self._schedule_fits()
+        self._engine_can_be_pi_old()
+        return self
+
+    def _sizes_fit(self) -> None:
         rollout, train, overlong = self.rollout, self.train, self.overlong
         length, bound = rollout.max_response_tokens, self.dynamic_sampling.max_groups_per_step
         if rollout.group_size < 2:
@@ -217,10 +214,8 @@ class Config(Section):
                 f"dynamic_sampling.max_groups_per_step={bound} must be at least "
                 f"rollout.prompts_per_step={rollout.prompts_per_step}, or no batch could be full"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _loss_and_rate_fit(self) -> "Config":
+    def _loss_and_rate_fit(self) -> None:
         if self.loss.function is not None and self.loss.dual_clip is not None:
             raise ValueError(
                 f"loss.dual_clip={self.loss.dual_clip:g} bounds the ratio of the paper's loss, which "
@@ -253,10 +248,13 @@ class Config(Section):
                 f"train.token_budget={self.train.token_budget} may end the run earlier; set optim.schedule=constant, "
                 "or leave the budget out"
             )
-        return self
+        if self.has_kl and self.loss.reference_every is not None and self.model.lora is not None:
+            raise ValueError(
+                "loss.reference_every needs a copy of the policy, and with model.lora the reference is the model "
+                "without its adapters; leave loss.reference_every out, or train all weights"
+            )
 
-    @model_validator(mode="after")
-    def _critic_fits(self) -> "Config":
+    def _critic_fits(self) -> None:
         if self.has_critic and self.uses_trainer_group:
             raise ValueError(
                 "advantage.estimator=gae trains its critic in the process that trains the policy; set "
@@ -272,20 +270,8 @@ class Config(Section):
                 f"critic.pretrain_steps={self.critic.pretrain_steps} leaves none of train.num_steps="
                 f"{self.train.num_steps} steps to train the policy; lower the former or raise the latter"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _reference_fits(self) -> "Config":
-        loss = self.loss
-        if loss.kl_coef and loss.reference_every is not None and self.model.lora is not None:
-            raise ValueError(
-                "loss.reference_every needs a copy of the policy, and with model.lora the reference is the model "
-                "without its adapters; leave loss.reference_every out, or train all weights"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _prediction_fits(self) -> "Config":
+    def _prediction_fits(self) -> None:
         sampling = self.dynamic_sampling
         if self.predicts_signal and not sampling.enabled:
             raise ValueError(
@@ -297,7 +283,6 @@ class Config(Section):
                 f"dynamic_sampling.predict={sampling.predict} predicts the groups that Eq. 11 keeps, not those of "
                 "dynamic_sampling.filter; set one of the two"
             )
-        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -309,8 +294,7 @@ class Config(Section):
                 return {**values, "loss": {**loss, "engine_correction": "tis"}}
         return values
 
-    @model_validator(mode="after")
-    def _schedule_fits(self) -> "Config":
+    def _schedule_fits(self) -> None:
         if self.schedule == "one_step_off" and self.loss.engine_correction is None:
             raise ValueError(
                 "schedule=one_step_off trains on responses that the previous step's policy has sampled, which "
@@ -322,7 +306,6 @@ class Config(Section):
                 "schedule=one_step_off samples while the policy updates, so the engine needs its own process; set "
                 "rollout.engines=1 (or more), or schedule=sync"
             )
-        return self
 
     @model_validator(mode="after")
     def _audit_is_another_verifier(self) -> "Config":
@@ -363,11 +346,9 @@ class Config(Section):
         name = names.pop()
         return name, ({"extract": "final"} if name == "exact" else {}) | self.reward.options
 
-    @model_validator(mode="after")
-    def _engine_can_be_pi_old(self) -> "Config":
+    def _engine_can_be_pi_old(self) -> None:
         if self.loss.old_logprobs == "engine" and (obstacle := self._why_engine_is_not_pi_old()) is not None:
             raise ValueError(f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy")
-        return self
 
     def _why_engine_is_not_pi_old(self) -> str | None:
         """Explain why the engine's log-probabilities may differ from those of the policy at the start of a step."""

@@ -91,7 +91,6 @@ class RolloutConfig(Section):
 
     @property
     def engine_kind(self) -> EngineKind:
-        """The engine's row of the table."""
         return ENGINES[self.engine]
 
     @property

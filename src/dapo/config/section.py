@@ -31,10 +31,9 @@ def option(
         default: The default; an option without one is required.
         description: Text for users.
         paper: The paper's value, if it has one.
-        only_with: The condition under which the option has an effect: `option=value`, or the name of an option or of a
-            property of Config that must be true.
+        only_with: The condition of an effect: `option=value`, or the name of an option or property of Config.
         unit: The unit of a number.
-        also: JSON schemas of further values that a validator converts to the type.
+        also: JSON schemas of further values that a validator converts.
         bounds: `gt`, `ge`, `lt`, `le`, as for pydantic's Field.
     """
     known: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}

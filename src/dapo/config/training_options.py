@@ -176,12 +176,10 @@ class LossConfig(Section):
 
     @property
     def has_kl_term(self) -> bool:
-        """Whether the divergence to the reference is a term of the loss."""
         return self.kl_coef > 0 and self.kl_in == "loss"
 
     @property
     def has_kl_reward(self) -> bool:
-        """Whether the divergence to the reference is subtracted from rewards."""
         return self.kl_coef > 0 and self.kl_in == "reward"
 
 
@@ -272,5 +270,4 @@ class TrainConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Device of the model. auto: a GPU if the machine has one.")
 
     def is_budget_spent(self, tokens_generated: int) -> bool:
-        """Whether the generated tokens have reached `train.token_budget`."""
         return self.token_budget is not None and tokens_generated >= self.token_budget

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from dapo.core.terminal import printable
+
 EXIT_CODES: Mapping[str, str] = {
     "0": "success",
     "1": "the run or the evaluation failed, or a check found a fault",
@@ -11,9 +13,15 @@ EXIT_CODES: Mapping[str, str] = {
 
 
 class DapoError(Exception):
-    """The base of all errors for users; the command line prints them without a traceback."""
+    """The base of all errors for users; the command line prints them without a traceback.
+
+    Unsafe characters of the text are escaped: it may quote models, data, user code or a stranger's files.
+    """
 
     exit_code = 1
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(each) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(DapoError):

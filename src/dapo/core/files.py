@@ -34,15 +34,25 @@ def reserve(descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
 
+PRIVATE, SHARED = 0o600, 0o666
+"""Modes of new files: for the user alone, or as the umask says."""
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder that only this user may enter, with missing ones above it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, mode: int = SHARED) -> Iterator[Path]:
     """Yield a temporary path, which is flushed to disk and renamed to `path` when the block ends.
 
     Creates missing directories. If the block raises, `path` is unchanged. If `path` is a link, the link is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode))
     try:
         yield temporary
         fsync(temporary)
@@ -56,18 +66,20 @@ def atomic_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def open_no_link(path: str | Path, mode: str, *, buffering: int = -1, encoding: str | None = None) -> IO[Any]:
-    """Open a file like `open`, but raise OSError for a link."""
+def open_no_link(
+    path: str | Path, mode: str, *, buffering: int = -1, encoding: str | None = None, permissions: int = SHARED
+) -> IO[Any]:
+    """Open a file like `open`, but raise OSError for a link; a new file gets these `permissions`."""
+
+    def opener(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
+
     try:
-        return open(path, mode, buffering=buffering, encoding=encoding, opener=_open_no_link)
+        return open(path, mode, buffering=buffering, encoding=encoding, opener=opener)
     except OSError as error:
         if error.errno == errno.ELOOP and Path(path).is_symlink():
             raise OSError(errno.ELOOP, "it is a link, and dapo does not follow links here", str(path)) from None
         raise
-
-
-def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def cache_folder() -> Path:

@@ -50,15 +50,11 @@ class HttpClient:
         backoff_s: float,
         connections: int = 1,
     ) -> None:
-        """Open no connection yet.
+        """Open no connection yet. `url` is a valid address, which selects the proxy and stands in error messages.
 
-        Args:
-            url: a valid address, which selects the proxy and stands in error messages.
-            token: sent as a bearer token, and replaced by `***` in quoted text.
-            timeout_s: time limit of one try, from connecting to the last byte.
-            retries: further tries after a failed connection, a timeout or a status of RETRYABLE_STATUSES.
-            backoff_s: tries wait 1, 2, 4, 8 ... times this, at most 30 s, or `Retry-After` if that is longer.
-            connections: the number of threads that share the client.
+        The `token` is sent as a bearer token. A try may take `timeout_s` from connecting to the last byte; `retries`
+        follow a failed connection, a timeout or a status of RETRYABLE_STATUSES, after 1, 2, 4, 8 ... times `backoff_s`,
+        at most 30 s, or `Retry-After` if that is longer. `connections` is the number of threads that share the client.
         """
         self._shown_url, self._token = mask_text(url), token
         self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
@@ -75,17 +71,10 @@ class HttpClient:
     def request(
         self, method: str, url: str, value: Any = None, *, deadline: float = float("inf"), retries: int | None = None
     ) -> Answer:
-        """Send `value` as JSON and return the answer of any status, without following redirects.
+        """Send `value` as JSON, if it is not None, and return the answer of any status, without following redirects.
 
-        Args:
-            method: `GET` or `POST`.
-            url: the address.
-            value: the body; None: no body.
-            deadline: the time of the last try, by `time.monotonic()`.
-            retries: overrides those of the client.
-
-        Raises:
-            ServerFailed: no try got an answer, or the answer is too long.
+        `deadline` is the time of the last try, by `time.monotonic()`. Raises ServerFailed if no try got an answer, or
+        the answer is too long.
         """
         body = None if value is None else json.dumps(value).encode()
         last_try = 1 + (self._retries if retries is None else retries)
@@ -118,7 +107,6 @@ class HttpClient:
             backoff_s *= 2
 
     def close(self) -> None:
-        """Close idle connections."""
         self._pool.clear()
 
     def quote(self, text: str | bytes) -> str:
@@ -146,6 +134,5 @@ def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
 
 
 def _cause(error: Exception) -> str:
-    """The reason of a failed request, without addresses of objects in memory."""
     text = str(error).rpartition(": ")[2] if isinstance(error, urllib3.exceptions.HTTPError) else str(error)
     return f"{type(error).__name__}: {text}"

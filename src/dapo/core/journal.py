@@ -19,7 +19,6 @@ class Journal:
         self.records = records
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Write a record immediately, so that it survives the process."""
         self._file.write(_line(record))
         self.records[record["id"]] = dict(record)
 

@@ -1,13 +1,16 @@
 """Loads a user's `module:function` and calls code that may raise any exception."""
 
+import hashlib
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.machinery import PathFinder
+from functools import partial
+from importlib.machinery import PathFinder, SourceFileLoader
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -19,25 +22,56 @@ from dapo.core.text import did_you_mean
 T = TypeVar("T")
 OUT_OF_MEMORY = "MemoryError (a worker may use reward.memory_gib)"
 _MESSAGE_CHARS = 300
+CODE_FOLDERS: list[Path] = [Path(folder) for folder in os.environ.get("DAPO_CODE", "").split(os.pathsep) if folder]
+"""Folders of modules that runs have written (`RUN/code`). They are never on `sys.path`: `load_callable` reads the one
+module that an option names, `reward_0123abcd`, if its text has the checksum at the end of its name."""
+_WRITTEN_NAME = re.compile(r"\w+_([0-9a-f]{8})")
+
+
+def add_code_folder(folder: Path) -> None:
+    """Let `load_callable` read modules of a run from this folder; and look for none in the run's other folders."""
+    if (folder := folder.absolute()) not in CODE_FOLDERS:
+        CODE_FOLDERS.append(folder)
+
+
+def import_locations() -> dict[str, list[str]]:
+    """The folders in which this process finds modules, for `use_import_locations` in another process."""
+    return {"path": [entry for entry in sys.path if entry], "code_folders": [str(folder) for folder in CODE_FOLDERS]}
+
+
+def use_import_locations(path: Sequence[str], code_folders: Sequence[str]) -> None:
+    """Find the modules that another process finds."""
+    sys.path.extend(entry for entry in path if entry not in sys.path)
+    for folder in code_folders:
+        add_code_folder(Path(folder))
+
+
+def text_checksum(text: bytes) -> str:
+    """The end of a written module's name."""
+    return hashlib.blake2b(text, digest_size=4).hexdigest()
 
 
 def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Callable[..., Any]:
-    """Import `module:function` (dots allowed on both sides), looking in the current directory first.
+    """Import `module:function` (dots allowed on both sides) from a run's code or the current directory, if it is there.
 
-    The current directory stays at the end of the import path, for what the module imports from beside it: there it
-    hides no installed module. Raises an `error` with the cause on one line; `option` is `name=` of the option that
-    holds the path.
+    The current directory stays at the end of the import path, for imports of the module: there it hides no installed
+    module. A directory inside of a run is not searched. Raises an `error` with the cause on one line; `option` is
+    `name=` of the option that holds the path.
     """
     name, _, attribute = path.partition(":")
     if not name or not attribute:
         raise error(f"{option}{path!r}: expected module:function, for example my_rewards:brevity")
     directory = os.getcwd()
-    if directory not in sys.path:
+    is_of_a_run = any(Path(directory).is_relative_to(folder.resolve().parent) for folder in CODE_FOLDERS)
+    if not is_of_a_run and directory not in sys.path:
         sys.path.append(directory)
     importlib.invalidate_caches()
-    module = try_call(lambda: _import_module(name, directory))
+    written = None if name in sys.modules else _written_module(name)
+    if written is not None and text_checksum(written.read_bytes()) != name[-8:]:
+        raise error(f"{option}{path!r}: {written} was changed after the run wrote it: its name ends with its checksum")
+    module = try_call(lambda: _import_module(name, written, None if is_of_a_run else directory))
     if isinstance(module, Failure):
-        found = try_call(lambda: importlib.util.find_spec(name))
+        found: object = written or try_call(partial(importlib.util.find_spec, name))
         if found is None or isinstance(found, Failure):
             raise error(f"{option}{path!r}: there is no module {name!r} in {directory} or among the installed packages")
         raise error(f"{option}{path!r}: importing {name} {module.reason}")
@@ -54,10 +88,39 @@ def load_callable(path: str, *, error: type[DapoError], option: str = "") -> Cal
     return function
 
 
-def _import_module(name: str, directory: str) -> ModuleType:
-    """Import a module whose top-level package is taken from `directory` if it exists there."""
-    first = name.partition(".")[0]
-    spec = PathFinder.find_spec(first, [directory]) if first not in sys.modules else None
+def _written_module(name: str) -> Path | None:
+    """The file of a module in CODE_FOLDERS."""
+    if not _WRITTEN_NAME.fullmatch(name):
+        return None
+    return next((file for folder in CODE_FOLDERS if (file := folder / f"{name}.py").is_file()), None)
+
+
+def module_file(name: str) -> Path | None:
+    """The file of a module that `load_callable` would import, found without importing it; None if there is none."""
+    if (written := _written_module(name)) is not None:
+        return written
+    folders: Sequence[str] | None = [os.getcwd(), *sys.path]
+    parts, spec = name.split("."), None
+    for count in range(1, len(parts) + 1):
+        spec = None if folders is None else PathFinder.find_spec(".".join(parts[:count]), folders)
+        folders = None if spec is None else spec.submodule_search_locations
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+class _TextLoader(SourceFileLoader):
+    """Compiles the text of a file: bytecode beside it may be of another text."""
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _import_module(name: str, written: Path | None, directory: str | None) -> ModuleType:
+    """Import a module from the file `written`, or with its top-level package from `directory` if that is there."""
+    first, spec = name.partition(".")[0], None
+    if written is not None:
+        spec = importlib.util.spec_from_file_location(name, written, loader=_TextLoader(name, str(written)))
+    elif directory is not None and first not in sys.modules:
+        spec = PathFinder.find_spec(first, [directory])
     if spec is not None and spec.loader is not None:
         module = sys.modules[first] = importlib.util.module_from_spec(spec)
         try:

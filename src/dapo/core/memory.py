@@ -61,11 +61,7 @@ def explain_out_of_memory(
     Drops the variables of the failed frames, because they hold the tensors that filled the memory, and saving the state
     needs memory.
 
-    Args:
-        kind: The library's error: torch.OutOfMemoryError.
-        doing: The computation, as the subject of a sentence.
-        advice: The options to change, and how.
-        then: The remedy after the change.
+    The message begins with `doing`, the computation, and ends with `advice`, the options to change, and `then`.
     """
     try:
         yield

@@ -33,19 +33,9 @@ class ChatClient:
         backoff_s: float = 0.5,
         connections: int = 8,
     ) -> None:
-        """Open no connection yet.
+        """Open no connection yet; the numbers are those of HttpClient.
 
-        Args:
-            url: the address without `/chat/completions`: `http://localhost:8000/v1`.
-            model: the model's name at the server.
-            api_key: sent as a bearer token.
-            timeout_s: time limit of one try.
-            retries: further tries after a failed connection or a transient status.
-            backoff_s: tries wait 1, 2, 4, 8 ... times this, or as long as the server requests.
-            connections: the number of threads that share the client.
-
-        Raises:
-            DataError: `url` is not an address.
+        `url` is the address without `/chat/completions`: `http://localhost:8000/v1`. Raises DataError if it is none.
         """
         try:
             parts = urlsplit(url)
@@ -100,7 +90,6 @@ class ChatClient:
             return None
 
     def close(self) -> None:
-        """Close idle connections."""
         self._http.close()
 
     def _error_message(self, answer: Answer) -> str:

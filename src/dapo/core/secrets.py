@@ -36,6 +36,7 @@ _HARMLESS_BEFORE = {
     ),
 }
 """Words before `token` or `key` that make a name harmless: `stop_token`, `answer_key`."""
+_PASSWORDS = frozenset(("apikey", "authorization", "passcode", "passphrase", "passwd", "password", "passwords"))
 _IN_URLS = frozenset(("sig", "signature", "sign", "code", "assertion"))
 
 _NAME_WITH_VALUE = re.compile(r"""([A-Za-z][\w.-]*)['"]?\s*[:=]\s*['"]?(?=[^\s'",}\]])""")
@@ -46,6 +47,7 @@ _HEADER = re.compile(
     r"(?i)\b((?:proxy-)?authorization|x-[a-z-]*(?:key|token|secret)|api-key|(?:set-)?cookie)(['\"]?\s*[:=]\s*['\"]?)"
     r"[^\r\n'\"]+"
 )
+_CREDENTIALS = re.compile(r"(?=.*\d)[^{}]{8,}")
 _SHAPE = re.compile(
     r"\b[Bb]earer\s+(?=\S*\d|\S{16})\S+|\bBasic\s+(?=\S*\d)(?=\S*[A-Z])[A-Za-z0-9+/]{8,}=*"
     r"|(?<![\w-])("
@@ -71,11 +73,27 @@ _MIN_VALUE_CHARS = 6  # shorter values of variables occur in ordinary words
 
 def is_secret_name(name: str) -> bool:
     """Whether a name is a secret's: `api_key`, `openaiApiKey`, `HF_TOKEN`, but not `max_tokens` or `answer_key`."""
-    *before, last = _words(name) or [""]
+    *before, last = words_of(name) or [""]
     for ending, harmless in _HARMLESS_BEFORE.items():
         if last in (ending, f"{ending}s"):
             return not before or before[-1] not in harmless
     return last in _ALWAYS
+
+
+def is_password_name(name: str) -> bool:
+    """Whether a name is that of a password or of an API key: `DB_PASSWORD`, `apiKey`, but not `key` or `secret`."""
+    words = words_of(name)
+    return bool(_PASSWORDS.intersection(words[-1:])) or words[-2:] == ["api", "key"]
+
+
+def has_secret_form(text: str) -> bool:
+    """Whether a text holds a token of a known form, a URL with a password or a key, or a header with its value."""
+    headers = (word for match in _HEADER.finditer(text) for word in match[0].split()[1:])
+    return (
+        (_SHAPE.search(text) or _USER_IN_URL.search(text)) is not None
+        or any(_is_url_secret(match[2]) for match in _PARAMETER.finditer(text))
+        or any(_CREDENTIALS.fullmatch(word) for word in headers)
+    )
 
 
 def find_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -85,12 +103,6 @@ def find_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     its form.
     """
     yield from _find(value, name, ())
-
-
-def secret_names(options: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of the options that are secrets."""
-    for name, value in options.items():
-        yield from (found for found, _ in find_secrets({name: value}, prefix.rstrip(".")))
 
 
 def mask_options(options: Any) -> Any:
@@ -123,7 +135,7 @@ def mask_text(text: str) -> str:
 
 def may_be_written(variable: str) -> bool:
     """Whether a configuration may use `${oc.env:VARIABLE}`: the variable holds a place or a user's name."""
-    return variable in ("USER", "PWD", "LOGNAME", "TMPDIR") or (_words(variable) or [""])[-1] in _LOCATION_WORDS
+    return variable in ("USER", "PWD", "LOGNAME", "TMPDIR") or (words_of(variable) or [""])[-1] in _LOCATION_WORDS
 
 
 def public_environment(keep: Collection[str] = ()) -> dict[str, str]:
@@ -150,7 +162,7 @@ def _find(value: Any, name: str, secrets: _Names) -> Iterator[tuple[str, str]]:
         yield name, "looks like a secret"
     elif isinstance(value, str) and _USER_IN_URL.search(value):
         yield name, "has a user's name or a password in its URL"
-    elif isinstance(value, str) and _mask_patterns(value) != value:
+    elif isinstance(value, str) and mask_text(value) != value:
         yield name, "holds what looks like a secret"
 
 
@@ -179,7 +191,7 @@ def _with(secrets: _Names, name: object) -> _Names:
 def _is_secret(value: Any, secrets: _Names) -> bool:
     """Whether a text, or a number other than a count of tokens or keys, has the name of a secret."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return any(_words(name)[-1] in _ALWAYS or _words(name)[-2:-1] == ["api"] for name in secrets)
+        return any(words_of(name)[-1] in _ALWAYS or words_of(name)[-2:-1] == ["api"] for name in secrets)
     return isinstance(value, str) and bool(value) and bool(secrets)
 
 
@@ -209,9 +221,9 @@ def _mask_patterns(text: str) -> str:
 
 
 def _is_url_secret(name: str) -> bool:
-    return is_secret_name(name) or (_words(name) or [""])[-1] in _IN_URLS
+    return is_secret_name(name) or (words_of(name) or [""])[-1] in _IN_URLS
 
 
-def _words(name: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     """The words of a name in lower case; `openaiApiKey` has three."""
     return re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())

@@ -1,4 +1,5 @@
-"""Default time limits of single verifiers in seconds, which the configuration compares with reward.timeout_s."""
+"""Limits of verifiers: the default time limits in seconds of some, and the largest score of all."""
 
 CODE_TIME_S = 6.0  # `time_s` of the verifier `code`: for all tests of one response
+MAX_SCORE = 1e12  # in size; sums and squares of larger scores, or of advantages, would not be finite in float32
 SERVER_TOTAL_S = 9.0  # `total_s` of the verifier `server`: for a group's verdicts with all retries

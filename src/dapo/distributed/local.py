@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import WorkerDied
-from dapo.core.files import open_no_link
+from dapo.core.files import PRIVATE, make_private_folder, open_no_link
 from dapo.core.secrets import public_environment
 from dapo.distributed.channel import Channel
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
@@ -41,7 +41,7 @@ class LocalWorker:
         self._is_dead = False
         variables = {**spec.environment, "PYTHONPATH": import_path(spec)}
         ours, theirs = socket.socketpair()
-        with theirs, open_no_link(log, "ab") as output:
+        with theirs, open_no_link(log, "ab", permissions=PRIVATE) as output:
             self._process = subprocess.Popen(
                 # -P: a file of the current directory called queue.py must not run
                 [spec.python or sys.executable, "-P", "-m", "dapo.distributed.worker_main", str(theirs.fileno())],
@@ -130,7 +130,7 @@ class LocalLauncher:
         self._weights: WeightsFolder | None = None
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
-        self._logs.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._logs)
         since = time.monotonic()
         workers = [LocalWorker(name, spec, self._logs / f"{name}.log") for name, spec in zip(names, specs, strict=True)]
         self._workers += workers

@@ -1,6 +1,5 @@
 """The policy in several processes, as the controller sees it: trainer ranks that execute every call together."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import torch
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
+from dapo.core.loading import import_locations
 from dapo.core.memory import collections_paused
 from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.launch import allocator_environment, threads_on_cluster
@@ -274,6 +274,6 @@ def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     threads = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus) or local_threads
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
     factory = "dapo.distributed.trainer_worker:TrainerWorker"
-    path = [] if config.loss.function is None else [entry for entry in sys.path if entry]
-    options = [{"config": config, "rank": rank, "threads": threads, "path": path} for rank in range(ranks)]
+    locations = {} if config.loss.function is None else import_locations()
+    options = [{"config": config, "rank": rank, "threads": threads, **locations} for rank in range(ranks)]
     return [WorkerSpec(factory, own, environment, HUB_VARIABLES, cpus=threads, gpus=gpus) for own in options]

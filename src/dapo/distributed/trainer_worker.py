@@ -2,7 +2,6 @@
 
 import math
 import socket
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,6 +13,7 @@ import torch.distributed as dist
 
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
+from dapo.core.loading import use_import_locations
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples, decode, microbatches_of
@@ -27,9 +27,11 @@ from dapo.policy.model import LoadedModel, device_of, load_for_sharding
 class TrainerWorker:
     """Reads the model's configuration at once, and this rank's rows of the weights when the process group is formed."""
 
-    def __init__(self, config: Config, *, rank: int, threads: int, path: Sequence[str] = ()) -> None:
-        """`path`: the folders from which the controller imports modules, including the user's."""
-        sys.path.extend(entry for entry in path if entry not in sys.path)
+    def __init__(
+        self, config: Config, *, rank: int, threads: int, path: Sequence[str] = (), code_folders: Sequence[str] = ()
+    ) -> None:
+        """`path`, `code_folders`: the folders in which the controller finds modules, including the user's."""
+        use_import_locations(path, code_folders)
         torch.set_num_threads(threads)
         self._config, self._rank = config, rank
         self._device = _device(config, rank)

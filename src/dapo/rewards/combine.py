@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
+from dapo.core.verifier_limits import MAX_SCORE
 from dapo.rewards.verdicts import TokenIds, error_verdict
 from dapo.rewards.verifier import GroupVerifier, get_verifier, reads_answer
 from dapo.rewards.verifiers.function import (
@@ -81,8 +82,9 @@ class RewardSpec:
         if not applied:
             return error_verdict(f"{', '.join(self.weights)}: {NOT_APPLIED}")
         score = sum(self.weights[name] * verdict.score for name, verdict in applied.items())
-        if not math.isfinite(score):
-            return error_verdict(f"{', '.join(self.weights)}: the weighted sum of the scores is {score}")
+        if not abs(score) <= MAX_SCORE:
+            name = f"the {'weighted sum of the scores' if len(applied) > 1 else 'score'}"
+            return error_verdict(f"{', '.join(applied)}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size")
         decided = [verdict.correct for verdict in applied.values() if verdict.correct is not None]
         reaches_threshold = None if self.threshold is None else score >= self.threshold
         answer = next((verdict.answer for verdict in applied.values() if verdict.answer is not None), None)

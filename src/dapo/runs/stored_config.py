@@ -8,6 +8,8 @@ from pathlib import Path
 
 from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError, DataError, RewardError
+from dapo.core.loading import add_code_folder
+from dapo.core.terminal import print_text
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import manifest_entry
 
@@ -19,15 +21,15 @@ OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 
 
 def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
-    """Load the options of a run; relative paths and modules are resolved in the folder where it was started.
+    """Load the options of a run; relative paths are resolved in the folder where it was started.
 
-    Files missing there, and the paths of `overrides`, are resolved in the current folder. Files and modules in the run
-    directory are found after it was moved. Raises ConfigError.
+    Files missing there, and the paths of `overrides`, are resolved in the current folder. Files in the run directory
+    are found after it was moved, as are modules in its `code`. Raises ConfigError.
     """
     own, made_in = load_config(run.config), manifest_entry(run, "run_dir")
     started_in = _started_in(run)
     folder = started_in if started_in is not None and started_in.is_dir() else None
-    extend_import_path(run)
+    add_code_folder(run.path / CODE_FOLDER)
     there = []
     for key, path in own.data.paths.items():
         found = (started_in or Path.cwd()) / path
@@ -41,16 +43,21 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
     return load_config(run.config, [*there, *overrides])
 
 
-def extend_import_path(run: RunDirectory) -> None:
-    """Let this process and its verifier processes import the modules of a run.
+def trust_module_folders(path: str | Path) -> None:
+    """Import modules also from the folders that the manifest of a run names, and print these folders.
 
-    They are in the run directory, in the folder where it was started, and in the recorded module folders.
+    Someone else's manifest may name any folder, so this is done only on request (`--trust`).
     """
-    more = manifest_entry(run, "module_folders")
-    folders = [run.path / CODE_FOLDER, *(map(Path, more) if isinstance(more, list) else []), _started_in(run)]
-    for folder in folders:
-        if folder is not None and folder.is_dir() and str(folder.absolute()) not in sys.path:
-            sys.path.append(str(folder.absolute()))
+    folders = [str(folder.absolute()) for folder in _module_folders(RunDirectory.open(path)) if folder.is_dir()]
+    print_text(f"{path} is trusted: modules are imported also from {', '.join(folders) or 'no folder'}")
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+
+
+def _module_folders(run: RunDirectory) -> list[Path]:
+    """Return the folders of modules that a manifest names."""
+    more, started_in = manifest_entry(run, "module_folders"), _started_in(run)
+    named = [Path(each) for each in more if isinstance(each, str)] if isinstance(more, list) else []
+    return list(dict.fromkeys([*named, *([started_in] if started_in is not None else [])]))
 
 
 @contextmanager
@@ -59,11 +66,14 @@ def with_start_folder(run: RunDirectory) -> Iterator[None]:
     try:
         yield
     except (ConfigError, DataError, RewardError) as error:
-        folder = _started_in(run)
-        if folder is None or folder == Path.cwd():
+        folder, modules = _started_in(run), [str(each) for each in _module_folders(run) if each != Path.cwd()]
+        if not modules:
             raise
-        advice = "its data and modules are searched there, then here; override them by options such as data.train=PATH"
-        raise type(error)(f"{error} (the run was started in {folder}: {advice})") from error
+        advice = (
+            f"its data is searched there, then here; override it by options such as data.train=PATH; its modules are "
+            f"searched here, with --trust also in {', '.join(modules)}"
+        )
+        raise type(error)(f"{error} (the run was started in {folder}: {advice})") from None
 
 
 def _started_in(run: RunDirectory) -> Path | None:

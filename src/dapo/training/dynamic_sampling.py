@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from dapo.algo.sampling import ScoreThresholds, is_informative
 from dapo.core.errors import RewardError, VerifierFailed
+from dapo.core.loading import describe
 from dapo.runs.outcomes import Outcome
 from dapo.training.problem_stats import HALF_LIFE_STEPS
 from dapo.types import Group, Verdict
@@ -102,8 +103,8 @@ class DynamicSampler:
             answer = self._keep(group)
         except Exception as error:
             raise RewardError(
-                f"dynamic_sampling.filter raised {type(error).__name__}: {error}; it must take a Group, return a bool"
-            ) from error
+                f"dynamic_sampling.filter raised {describe(error)}; it must take a Group and return a bool"
+            ) from None  # the error's text may quote a response, and Python would print it as it is
         if not isinstance(answer, bool):
             raise RewardError(f"dynamic_sampling.filter must return a bool, got {answer!r}")
         return answer

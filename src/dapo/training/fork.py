@@ -23,12 +23,13 @@ from dapo.config.data_spec import paths_in
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, read_json, remove
+from dapo.core.loading import add_code_folder
 from dapo.core.rng import keyed_seed
 from dapo.runs.checkpoints import accuracy_of, numbered, step_of
 from dapo.runs.directory import RunDirectory, require_new_run
 from dapo.runs.manifest import Fork, make_manifest
 from dapo.runs.metrics_file import truncate_after
-from dapo.runs.stored_config import OWN_FOLDERS, extend_import_path
+from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
 
@@ -79,7 +80,7 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
         CheckpointError: The parent has no whole checkpoint of the step; the message names the ones it has.
     """
     checkpoint = parent.checkpoints.find(step)
-    extend_import_path(parent)
+    add_code_folder(parent.path / CODE_FOLDER)
     before = load_config(parent.config)
     config = load_config(parent.config, [*overrides, *_found_here(load_config(parent.config, overrides), before)])
     if branch is not None:

@@ -27,7 +27,7 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
-from dapo.runs.stored_config import load_run_config
+from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
 from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
@@ -54,7 +54,6 @@ class EvalRequest:
 
     @property
     def sets_samples_per_problem(self) -> bool:
-        """Whether the command line gives the number of samples per problem."""
         overridden = parse_overrides(self.overrides).get("eval")
         is_overridden = isinstance(overridden, dict) and "samples_per_problem" in overridden
         return self.samples_per_problem is not None or is_overridden
@@ -104,16 +103,10 @@ def run_options(model: str) -> dict[str, Any] | None:
 def evaluation_config(
     model: str, data: DataSpec, request: EvalRequest, base: Mapping[str, Any] | None
 ) -> tuple[Config, Path | None]:
-    """The options to evaluate with and, for a run, its newest checkpoint.
+    """The options to evaluate a model or a run with and, for a run, its newest checkpoint.
 
-    Args:
-        model: A run directory or a model: an alias, a directory, a Hugging Face id.
-        data: The problems.
-        request: The command line, whose overrides win.
-        base: The options of a run to start from; None: the defaults of the paper's evaluation.
-
-    Raises:
-        CheckpointError: The run has no checkpoint yet.
+    They start from the options `base` of a run, or the defaults of the paper's evaluation; the overrides of the request
+    win. Raises CheckpointError if the run has no checkpoint yet.
     """
     checkpoint = None
     raw: dict[str, Any] = {"model": model, "data": {}, "overlong": {"mode": "off"}}
@@ -149,7 +142,7 @@ def _evaluate(
 ) -> tuple[dict[str, Any], Evaluation]:
     """The summary and the result of one evaluation, which skips problems in the journal."""
     config, checkpoint = evaluation_config(model, data := evaluation_data(request, base), request, base)
-    with ExitStack() as stack:
+    with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
         if request.server is None:
             inputs = _read_inputs(config, judge.needed_columns)
@@ -197,7 +190,6 @@ def _evaluate(
 
 
 def _read_inputs(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Inputs:
-    """Read the model and the held-out problems, and print notes about them."""
     inputs = read_inputs(config, needed_columns, training=False)
     for note in inputs.notes:
         print_text(note)
@@ -258,7 +250,6 @@ def _identity(
 
 
 def _require_writable(output: Path | None) -> None:
-    """Raise ConfigError if the result cannot be written."""
     try:
         if output is not None:
             require_new(output, force=True)
@@ -267,12 +258,10 @@ def _require_writable(output: Path | None) -> None:
 
 
 def _journal_path(output: Path | None, infix: str = "") -> Path | None:
-    """The journal of an evaluation with this output; None without one."""
     return None if output is None else output.with_name(f"{output.name}{infix}.partial")
 
 
 def _write_result(output: Path, result: Mapping[str, Any]) -> None:
-    """Write an evaluation or a comparison, and delete its complete journals."""
     atomic_write_json(output, result)
     for infix in ("", ".1", ".2"):
         output.with_name(f"{output.name}{infix}.partial").unlink(missing_ok=True)

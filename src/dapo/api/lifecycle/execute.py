@@ -52,7 +52,6 @@ class RunCallbacks:
     """The display of a run, its warnings, and calls after each step."""
 
     warn: Callable[[str], None]
-    """Receives a warning that belongs to no step."""
     open_display: Callable[[int, int, int | None], Display] = lambda num_steps, first_step, token_budget: (
         ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
     )
@@ -60,7 +59,6 @@ class RunCallbacks:
     on_step: Sequence[Callable[[int, Mapping[str, float]], None]] = ()
     """Functions of a step and its metrics. If one raises, the run saves its state and ends with ListenerFailed."""
     on_second_interrupt: InterruptHandler = END_AT_ONCE
-    """The handler of a second Ctrl-C."""
 
 
 @dataclass(frozen=True)
@@ -94,16 +92,8 @@ def new_run(
 ) -> Iterator[ReadyRun]:
     """Read all inputs, then make the run directory and lock it in the block.
 
-    Args:
-        config: the options of the run.
-        path: the directory to make.
-        command: the command line, for the manifest.
-        judge: open verifiers of the run; None: they are opened here.
-        prepared: entries that the caller has written into the directory.
-        module_folders: folders, besides the current one, of modules that options name.
-
-    Raises:
-        DapoError: the run cannot start; nothing is written.
+    Without open verifiers (`judge`), they are opened here. `prepared` are entries that the caller has written into the
+    directory; the manifest gets the `command` and the `module_folders` of modules that options name.
     """
     with open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge) as verifiers:
         require_hardware(config)
@@ -131,12 +121,7 @@ def new_run(
 def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
     """Lock the directory of a run in the block and read its inputs, unless the run is finished.
 
-    Args:
-        path: the run directory.
-        overrides: `key=value` changes of the run's options.
-
-    Raises:
-        DapoError: the run cannot continue.
+    `overrides` change options of the run. Raises DapoError if it cannot continue.
     """
     directory = RunDirectory.open(path)
     config = resolve_auto(load_run_config(directory, overrides))
@@ -154,7 +139,6 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
 
 
 def _is_last(checkpoint: Path, config: Config) -> bool:
-    """Whether a checkpoint is of the last step, by its number or the token budget."""
     train = config.train
     return step_of(checkpoint) >= train.num_steps or (
         train.token_budget is not None
@@ -163,19 +147,12 @@ def _is_last(checkpoint: Path, config: Config) -> bool:
 
 
 def _read_inputs(config: Config, judge: VerifierPool) -> Inputs:
-    """Read the inputs of a run, with a progress bar after one second."""
     with progress("prepare prompts", unit="prompts", after_s=1) as update_progress:
         return read_inputs(config, judge.needed_columns, on_progress=update_progress)
 
 
 def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int = MAX_RESTARTS) -> None:
-    """Train to the end and draw the curves; if a trainer rank is lost, restart from the newest checkpoint.
-
-    Args:
-        ready: the run.
-        callbacks: the display of the run and the calls after each step.
-        max_restarts: the limit of restarts.
-    """
+    """Train to the end and draw the curves; if a trainer rank is lost, restart from the newest checkpoint."""
     for restarts in count():
         try:
             with open_run(ready, callbacks) as run:
@@ -308,20 +285,10 @@ def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str]
 def export_model_of(
     path: Path, out_dir: Path, *, step: int | None, warn: Callable[[str], None], adapter: bool = False
 ) -> tuple[Config, int]:
-    """Write a checkpoint as a Hugging Face model directory, or only its `adapter` in peft's format.
+    """Write a checkpoint, by default the newest, as a Hugging Face model directory, or only its `adapter` for peft.
 
-    Args:
-        path: the run directory.
-        out_dir: the directory to write; must not exist.
-        step: the checkpoint's step; None: the newest.
-        warn: receives messages about damaged checkpoints, which are skipped.
-        adapter: write only the adapter of a run with `model.lora`.
-
-    Returns:
-        The run's options, and the step of the checkpoint.
-
-    Raises:
-        CheckpointError: the run has no such checkpoint.
+    `warn` receives messages about damaged checkpoints, which are skipped. Returns the run's options and the step of the
+    checkpoint. Raises CheckpointError if the run has no such checkpoint.
     """
     run = RunDirectory.open(path)
     require_new(out_dir)

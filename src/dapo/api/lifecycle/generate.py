@@ -39,7 +39,6 @@ class OpenModel:
             self._stack = stack.pop_all()
 
     def is_outdated(self, directory: RunDirectory) -> bool:
-        """Whether the run has a newer checkpoint."""
         return directory.checkpoints.newest_step() != self.step
 
     def sampler(self, samples: int, temperature: float, max_new_tokens: int | None, seed: int) -> EngineSampler:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dapo
+from dapo.core.files import PRIVATE
 from dapo.core.secrets import public_environment
 from dapo.distributed.worker_main import try_call
 
@@ -62,7 +63,7 @@ def _redirect_output(log: Path) -> None:
     """Redirect stdout and stderr, including the output of libraries written in C."""
     sys.stdout.flush()
     sys.stderr.flush()
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, PRIVATE)
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)

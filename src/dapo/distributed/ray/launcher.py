@@ -12,6 +12,7 @@ from typing import Any
 import dapo
 from dapo.config import Config
 from dapo.core.errors import LaunchError, WorkerDied, WorkerFault
+from dapo.core.files import make_private_folder
 from dapo.core.text import one_line, shorten
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec
@@ -182,7 +183,7 @@ class RayLauncher:
         self._connect()
         assert self._callbacks is not None
         since = time.monotonic()
-        self._logs.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._logs)
         self._workers = [worker for worker in self._workers if not worker.is_dead]
         reservations = reserve(
             names,

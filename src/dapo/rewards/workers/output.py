@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dapo.core.files import open_no_link
+from dapo.core.files import PRIVATE, make_private_folder, open_no_link
 from dapo.core.terminal import print_text
 
 MAX_LOG_BYTES = 10 * 2**20
@@ -34,8 +34,8 @@ class VerifierOutput:
         new = self._read()
         if not new:
             return b""
-        path.parent.mkdir(exist_ok=True)
-        open_no_link(path, "ab").close()
+        make_private_folder(path.parent)
+        open_no_link(path, "ab", permissions=PRIVATE).close()
         with open_no_link(path, "r+b") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - len(_DROPPED % 0)))

@@ -18,7 +18,7 @@ from dapo.core.terminal import print_text
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
 from dapo.rewards.workers.output import VerifierOutput
-from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_message, frame
+from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_message, frame, needed_environment
 from dapo.types import Problem, Verdict
 
 if TYPE_CHECKING:
@@ -55,19 +55,17 @@ class VerifierPool:
         worker cannot build the verifier within `startup_s`.
         """
         self.spec = RewardSpec.of(reward.verifier, options=reward.options, threshold=reward.threshold)
-        self._init_message = encode_init_message(self.spec)
+        self._init_message, self._environment = encode_init_message(self.spec), needed_environment(self.spec)
         self._timeout_s, self._startup_s = reward.timeout_s, startup_s
         self._memory_bytes = round(reward.memory_gib * 2**30)
         self.output = output
         self._slow_s = reward.timeout_s / 2
-        """Seconds of a task after which a standby worker is started."""
         self._tasks: queue.SimpleQueue[VerifierTask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
         self._losses = 0
         self._calls, self._call_s = 0, 0.0
         self.log: Callable[[str], None] = _print_to_stderr
-        """Receives a line per lost worker."""
         self._live_workers: set[WorkerProcess] = set()
         started: Future[WorkerProcess] = Future()
         self._threads = [
@@ -200,7 +198,6 @@ class VerifierPool:
         return self._spawn(standby)[0]
 
     def _spawn(self, standby: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
-        """A ready worker, or None with the reason."""
         reason = ""
         for _ in range(1 + MAX_RETRIES):
             if not standby:
@@ -229,6 +226,7 @@ class VerifierPool:
             try:
                 worker = WorkerProcess(
                     self._init_message,
+                    environment=self._environment,
                     memory_bytes=self._memory_bytes,
                     **({} if self.output is None else {"output": self.output.fileno()}),
                 )
@@ -325,15 +323,8 @@ def make_tasks(
 ) -> tuple[PendingGroup, list[VerifierTask]]:
     """Split a group into one task per response and one per group, for the scopes that have verifiers.
 
-    Args:
-        spec: the reward's verifiers.
-        scopes: positions in `spec.weights` of the verifiers of each scope.
-        problem: the problem of the group.
-        responses: their texts.
-        token_ids: their tokens.
-
-    Raises:
-        RewardError: the problem's fields are not JSON.
+    `scopes` are the positions in `spec.weights` of the verifiers of each scope. Raises RewardError for a problem with
+    fields that are not JSON.
     """
     if len(responses) != len(token_ids):
         raise ValueError(f"{len(responses)} responses, but the tokens of {len(token_ids)}")

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import re
 import select
 import signal
 import socket
@@ -15,7 +16,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from dapo.core.environment import worker_environment
 from dapo.core.errors import RewardError
+from dapo.core.loading import import_locations, module_file
+from dapo.core.secrets import HUB_VARIABLES
 from dapo.rewards.combine import RewardSpec, Scope
 from dapo.rewards.workers.supervisor import Event
 
@@ -38,14 +42,24 @@ class WorkerLost(Exception):
 
 
 def encode_init_message(spec: RewardSpec) -> bytes:
-    """The first message to a worker: the reward to build, and this process's module path. Raises RewardError."""
+    """The first message to a worker: the reward to build, and where modules are. Raises RewardError."""
     for name in spec.weights:
         if name.startswith("__main__:"):
             raise RewardError(f"{name!r}: worker processes cannot import a running script or notebook; use a module")
     try:
-        return encode({"spec": vars(spec), "path": [entry for entry in sys.path if entry]})
+        return encode({"spec": vars(spec), **import_locations()})
     except (TypeError, ValueError) as error:
         raise RewardError(f"a verifier's options must be JSON values to reach its processes: {error}") from None
+
+
+def needed_environment(spec: RewardSpec) -> dict[str, str]:
+    """A worker's variables: harmless ones, and those that options `*_env` or the text of a named module name."""
+    named = set(HUB_VARIABLES) if "reward_model" in spec.weights else set()
+    for name, options in spec.options.items():
+        named |= {str(value) for option, value in options.items() if option.endswith("_env")}
+        if (file := module_file(name.partition(":")[0]) if ":" in name else None) is not None:
+            named |= set(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
+    return worker_environment(named)
 
 
 class WorkerProcess:
@@ -55,7 +69,9 @@ class WorkerProcess:
     calls; any thread may `interrupt`.
     """
 
-    def __init__(self, init_message: bytes, *, memory_bytes: int, output: int = _STDERR) -> None:
+    def __init__(
+        self, init_message: bytes, *, environment: Mapping[str, str], memory_bytes: int, output: int = _STDERR
+    ) -> None:
         """Start the process; `begin` sends the `init_message`."""
         self._connection, theirs = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
@@ -72,7 +88,7 @@ class WorkerProcess:
                 pass_fds=given,
                 start_new_session=True,
                 # a fixed hash seed: the order of sets is the same in every worker and run
-                env={"PYTHONHASHSEED": "0", **os.environ, **dict.fromkeys(_ONE_THREAD, "1")},
+                env={"PYTHONHASHSEED": "0", **environment, **dict.fromkeys(_ONE_THREAD, "1")},
             )
         except OSError:
             self._connection.close()
@@ -89,7 +105,6 @@ class WorkerProcess:
         self.pid = self._process.pid
         """The worker's process id once it is ready, its supervisor's until then."""
         self.busy = True
-        """Whether it is starting or judging."""
         self.needed_columns: Mapping[str, Sequence[str]] = {}
         """The data columns that each user function requires; known once it is ready."""
         self.scopes: Mapping[Scope, Sequence[int]] = {}
@@ -97,7 +112,6 @@ class WorkerProcess:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the worker or its supervisor has ended or was stopped by a signal."""
         return self._read_events() or bool(self._events)
 
     def begin(self) -> None:
@@ -116,16 +130,9 @@ class WorkerProcess:
     def call(
         self, request: bytes, timeout_s: float, *, slow_s: float, when_slow: Callable[[], object]
     ) -> Mapping[str, Any]:
-        """Send a framed message and wait for the answer.
+        """Send a framed message and wait for the answer; after `slow_s`, call `when_slow`.
 
-        Args:
-            request: the message.
-            timeout_s: the time limit of the answer.
-            slow_s: the time after which `when_slow` is called.
-            when_slow: may start another worker.
-
-        Raises:
-            WorkerLost: there was no valid answer; the process was killed.
+        Raises WorkerLost if there is no valid answer; the process was killed.
         """
         self._answers += 1
         answer = self._exchange(request, timeout_s, "timed out after", slow_s=slow_s, when_slow=when_slow)

@@ -34,12 +34,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, memory_bytes: int) -> None:
     """Wait until the worker exits, exceeds a limit or the pool is gone; then kill everything below. Does not return.
 
-    Args:
-        worker: process id of the child.
-        keepalive_pipe: a pipe whose other end the pool closes, by itself or by exiting, to have the worker killed.
-        output: a pipe with the worker's output.
-        report: a pipe for the worker's events, except an end that the pool requested.
-        memory_bytes: bound on the private memory of the worker and its descendants together.
+    The pool closes the other end of `keepalive_pipe`, by itself or by exiting; `report` gets the worker's events but no
+    end that the pool requested; `memory_bytes` bounds the private memory of the worker with its descendants.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -80,7 +76,6 @@ class Console:
         self._hidden = 0
 
     def show(self, data: bytes) -> None:
-        """Print the data, up to the limit."""
         now = time.monotonic()
         self._left = min(SHOWN_BYTES, self._left + (now - self._since) * SHOWN_BYTES / 60)
         self._since = now
@@ -150,7 +145,6 @@ def _wakeup() -> int:
 
 
 def _changes_of(worker: int) -> Iterator[int]:
-    """The wait statuses of the worker since the last call; other exited children are reaped."""
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED))[0]:
             if found[0] == worker:

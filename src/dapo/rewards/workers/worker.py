@@ -13,7 +13,7 @@ import sys
 from typing import Any, TextIO, cast
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import OUT_OF_MEMORY
+from dapo.core.loading import OUT_OF_MEMORY, use_import_locations
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
 from dapo.rewards.workers.process import encode, receive
 from dapo.rewards.workers.supervisor import exit_with_supervisor, supervise
@@ -59,7 +59,7 @@ def _serve(connection: socket.socket) -> None:
     init_message = receive(connection)
     if init_message is None:
         return
-    sys.path.extend(entry for entry in init_message["path"] if entry not in sys.path)
+    use_import_locations(init_message["path"], init_message["code_folders"])
     try:
         verifier = CombinedVerifier(RewardSpec(**init_message["spec"]))
     except RewardError as error:

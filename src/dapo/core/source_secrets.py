@@ -1,0 +1,104 @@
+"""Recognizes secrets in Python source that is to be written into a file: by name, by form, and by the environment."""
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from dapo.core.environment import is_harmless_variable
+from dapo.core.secrets import has_secret_form, is_password_name, is_secret_name, words_of
+
+_MIN_SECRET_CHARS, _MIN_CHARS, _MIN_CHARS_WITHIN = 6, 8, 16
+"""Shortest values of variables that are compared: of one with a secret's name; of others, as a whole and as a part."""
+_TOKEN = re.compile(r"(?=.*[A-Z\d])[\w.+/=~-]{8,}")
+_TOKEN_WITH_DIGIT = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=~-]{8,}")
+
+
+def find_in_source(text: str) -> Iterator[tuple[str, str]]:
+    """The names of the secrets in source, each with the reason.
+
+    >>> list(find_in_source("HEADERS = {'X-Api-Key': '4f9a02c77d'}"))
+    [('X-Api-Key', 'looks like a secret')]
+    """
+    nodes = list(ast.walk(ast.parse(text)))
+    named = [found for node in nodes for target, value in _assignments(node) for found in _constants(target, value)]
+    for names, value in [*named, *(((), node.value) for node in nodes if isinstance(node, ast.Constant))]:
+        if isinstance(value, str | bytes | int | float) and not isinstance(value, bool):
+            plain = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+            name = names[-1] if names else "a constant"
+            if (variable := _variable_with(plain)) is not None:
+                yield name, f"holds the value of the environment variable {variable}"
+            elif has_secret_form(plain) or (isinstance(value, str | bytes) and _is_named_secret(names, plain)):
+                yield name, "looks like a secret"
+    if any(map(has_secret_form, re.findall(r"#\s*([^\n]*)", text))):
+        yield "a comment", "holds what looks like a secret"
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[Any, Any]]:
+    """The targets of a statement, a keyword, a mapping or a signature, each with its value."""
+    match node:
+        case ast.Assign():
+            yield from ((target, node.value) for target in node.targets)
+        case ast.AnnAssign() | ast.NamedExpr():
+            yield node.target, node.value
+        case ast.keyword():
+            yield ast.Name(node.arg or ""), node.value
+        case ast.Dict():
+            yield from zip(node.keys, node.values, strict=True)
+        case ast.arguments():
+            plain = [*node.posonlyargs, *node.args]
+            defaults = [*[None] * (len(plain) - len(node.defaults)), *node.defaults, *node.kw_defaults]
+            yield from zip(map(_as_name, [*plain, *node.kwonlyargs]), defaults, strict=True)
+
+
+def _as_name(argument: ast.arg) -> ast.Name:
+    return ast.Name(argument.arg)
+
+
+def _constants(target: Any, value: Any, around: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The constants that a target gets, with its name and those of the mappings around them."""
+    if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+        for each, item in zip(target.elts, value.elts, strict=False):
+            yield from _constants(each, item)
+    names = (*around, *_name_of(target))
+    if isinstance(value, ast.Dict):
+        for key, item in zip(value.keys, value.values, strict=True):
+            yield from _constants(key, item, names)
+    elif isinstance(value, ast.List | ast.Tuple | ast.Set | ast.BoolOp | ast.IfExp):
+        for child in ast.iter_child_nodes(value):
+            yield from _constants(None, child, names)
+    elif isinstance(value, ast.Constant):
+        yield names, value.value
+
+
+def _name_of(target: Any) -> tuple[str, ...]:
+    match target:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Constant(value=str() as name):
+            return (name,)
+        case ast.Subscript():
+            return (*_name_of(target.value), *_name_of(target.slice))
+    return ()
+
+
+def _is_named_secret(names: tuple[str, ...], value: str) -> bool:
+    """Whether a text is a secret by a name; the shorter the name, the more it must look like one: `key = "final"`."""
+    if is_secret_name(value) and value.isupper():  # the name of a variable
+        return False
+    for name in filter(is_secret_name, names):
+        if is_password_name(name) and len(value) > len("EMPTY"):  # which servers without a key take
+            return True
+        if (_TOKEN if len(words_of(name)) > 1 else _TOKEN_WITH_DIGIT).fullmatch(value):
+            return True
+    return False
+
+
+def _variable_with(value: str) -> str | None:
+    """The environment variable whose value a constant is or holds, unless the variable is harmless."""
+    for name, held in os.environ.items():
+        if held and held in value and not is_harmless_variable(name):
+            is_secret = is_secret_name(name) and len(held) >= _MIN_SECRET_CHARS
+            is_same = len(held) >= (_MIN_CHARS if held == value else _MIN_CHARS_WITHIN)
+            if is_secret or (is_same and not os.path.exists(held)):
+                return name
+    return None
