@@ -21,6 +21,7 @@ TABLES: Mapping[str, str] = {
     "families": "math_families.jsonl",
     "unseen": "math_unseen.jsonl",
     "subjects": "math_subjects.jsonl",
+    "unseen 2": "math_unseen_2.jsonl",
 }
 MATH_VERIFY = "Math-Verify"
 VERIFIERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

@@ -114,6 +114,13 @@ def nodes_of(value: Value) -> Sequence[Node]:
     return [value.residue, value.modulus] if isinstance(value, Congruence) else []
 
 
+def units_of(value: Value) -> list[Unit]:
+    """The units of the numbers of a value."""
+    if isinstance(value, Quantity | Ratio):
+        return [value.unit]
+    return [unit for item in value.items for unit in units_of(item.value)] if isinstance(value, Collection) else []
+
+
 def real_set_of(value: Value) -> RealSet | None:
     """The set of numbers that a value states or may state: `(1, 2)` is a point or an interval."""
     if isinstance(value, NumberSet):
@@ -129,3 +136,9 @@ def real_set_of(value: Value) -> RealSet | None:
         return None
     interval = Interval(*ends, value.brackets[0] == "[", value.brackets[1] == "]")
     return None if interval.is_empty else (interval,)
+
+
+def is_unbounded(part: Part) -> bool:
+    """Whether a part is a set of numbers without a lower or an upper bound."""
+    real_set = real_set_of(part.value)
+    return bool(real_set) and any(end.infinite for interval in real_set or () for end in (interval.low, interval.high))

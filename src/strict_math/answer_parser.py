@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from strict_math.answer import (
     Answer,
-    BaseNumber,
     Collection,
     Congruence,
     Matrix,
@@ -18,53 +17,31 @@ from strict_math.answer import (
     Relation,
     TextAnswer,
     Value,
+    is_unbounded,
     real_set_of,
 )
 from strict_math.arithmetic import names_of
 from strict_math.equality import approximation_holds
 from strict_math.expressions import Node, Unreadable, number, parse_expression
-from strict_math.real_sets import (
-    REALS,
-    Endpoint,
-    Interval,
-    RealSet,
-    complement,
-    half_line,
-    intersection,
-    point,
-    union,
-)
-from strict_math.text import without_text_commands
+from strict_math.notations import base_number, label_of, name_of, names_of_side, names_points
+from strict_math.real_sets import REALS, Endpoint, Interval, RealSet, complement, half_line, intersection, point, union
 from strict_math.token_lists import (
     CLOSING,
     OPENING,
     closes_at_end,
     is_bracketed,
-    returns_only_at_end,
     signs_expanded,
     split,
     split_list,
     with_depth,
 )
-from strict_math.tokenizer import Token, clean, is_name, plain_words, tokenize
+from strict_math.tokenizer import Token, clean, plain_words, tokenize
 from strict_math.units import ANY_NOUN, Nouns, split_unit
-from strict_math.vocabulary import CARDINALS
 
 _RELATIONS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}  # each with its mirror image
 _MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"))
 _MAX_TOKENS = 5000
 _ONLY_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z]+(?:(?:['.-]|[ .]+)[A-Za-z]+)*")
-_MONTHS = (
-    "january|february|march|april|may|june|july|august|september|october|november|december|jan|feb|mar|apr|jun|jul|aug"
-    "|sept?|oct|nov|dec"
-)
-_DATE = re.compile(
-    rf"(?:(?P<month>{_MONTHS})\.? (?P<day>\d{{1,2}})(?:st|nd|rd|th)?"
-    rf"|(?P<first>\d{{1,2}})(?:st|nd|rd|th)? (?:of )?(?P<second>{_MONTHS})\.?)(?:,? (?P<year>\d{{4}}))?",
-    re.IGNORECASE,
-)
-_LABEL = re.compile(r"(?P<word>[A-Za-z]{3,}) (?P<number>\d{1,4}|[A-Z])")
-_BASES = {word: str(base) for base, word in enumerate(CARDINALS)} | {"hex": "16"}
 _VERBAL_SETS = {
     "all real numbers": REALS, "all reals": REALS, "the real numbers": REALS, "real numbers": REALS,
     "all real x": REALS, "no solution": (), "no solutions": (), "no real solution": (), "no real solutions": (),
@@ -87,7 +64,7 @@ def read_answer(
         Unreadable: a part is outside the grammar.
     """
     cleaned = clean(text, thousands=thousands)
-    if label := _label(cleaned):
+    if label := label_of(cleaned):
         return Answer((Part(TextAnswer(label)),), "".join(cleaned.split()))
     tokens = tokenize(cleaned, names)
     if not tokens or len(tokens) > _MAX_TOKENS or any(token.kind == "other" for token in tokens):
@@ -97,16 +74,6 @@ def read_answer(
         tokens = [Token("sign" if word in signs else "word", word, after_space=True) for word in cleaned.split()]
     reader = _Reader(names or frozenset(), nouns)
     return Answer(tuple(reader.parts(tokens)), "".join(cleaned.split()))
-
-
-def _label(text: str) -> str | None:
-    """A date in one form, or a name with a number (`Team 3`); None for any other text."""
-    plain = " ".join(without_text_commands(text).split())
-    if date := _DATE.fullmatch(plain):
-        month, day = (date["month"] or date["second"]).lower()[:3], int(date["day"] or date["first"])
-        return f"{month} {day}" + (f" {date['year']}" if date["year"] else "")
-    label = _LABEL.fullmatch(plain)
-    return plain if label and is_name(label["word"]) else None
 
 
 @dataclass(frozen=True)
@@ -179,8 +146,8 @@ class _Reader:
             return collection
         if any(t.kind == "begin" for t in tokens):
             return self._matrix(tokens)
-        if base_number := _base_number(tokens):
-            return base_number
+        if digits := base_number(tokens):
+            return digits
         if ":" in signs or any(t.kind == "word" and t.text == "to" for t in tokens):
             return self._ratio(tokens)
         try:
@@ -219,7 +186,7 @@ class _Reader:
 
     def _collection(self, tokens: Sequence[Token]) -> Collection | None:
         start = next((i for i, token in enumerate(tokens) if token.is_sign(*OPENING)), 0)
-        if _names_points(tokens[:start]) and any(token.is_sign(",") for token in tokens):
+        if names_points(tokens[:start]) and any(token.is_sign(",") for token in tokens):
             tokens = tokens[start:]
         first, last = tokens[0], tokens[-1]
         if first.kind != "sign" or first.text not in ("(", "[", "⟨", "{set") or last.kind != "sign":
@@ -254,7 +221,7 @@ class _Reader:
 
     def _congruence(self, tokens: Sequence[Token]) -> Part:
         left, *right = split(tokens, "≡")
-        names, value = ((_name_of(left),), right[0]) if len(right) == 1 else ((), left)
+        names, value = ((name_of(left),), right[0]) if len(right) == 1 else ((), left)
         pieces = split([t for t in value if not t.is_sign("(", ")")], "pmod", "mod")
         if len(pieces) != 2 or len(right) > 1:
             raise Unreadable("a congruence without a modulus")
@@ -269,7 +236,7 @@ class _Reader:
         left, right, *others = split(tokens, "in")
         if others:
             raise Unreadable("a membership in a membership")
-        names = _names_of_side(left)
+        names = names_of_side(left)
         if not names:
             raise Unreadable("a membership of an expression")
         if is_bracketed(right, "{set") and not self._is_set_builder(right[1:-1]):
@@ -280,14 +247,14 @@ class _Reader:
 
     def _equation(self, tokens: Sequence[Token]) -> list[Part]:
         *sides, last = split(tokens, "=")
-        if _name_of(last) and any(not _names_of_side(side) for side in sides):
-            index = next(i for i in reversed(range(len(sides))) if not _names_of_side(sides[i]))
+        if name_of(last) and any(not names_of_side(side) for side in sides):
+            index = next(i for i in reversed(range(len(sides))) if not names_of_side(sides[i]))
             sides[index], last = last, sides[index]
         names: tuple[str, ...] = ()
         claims: list[Quantity] = []
         left: list[Node] = []
         for side in sides:
-            if found := _names_of_side(side):
+            if found := names_of_side(side):
                 names = names or found
             elif (claim := self._left_side(side)) is not None:
                 (left if names_of(claim.node) else claims).append(claim.node if names_of(claim.node) else claim)  # type: ignore[arg-type]
@@ -316,7 +283,7 @@ class _Reader:
         if "=" in signs:
             raise Unreadable("an equation with an inequality")
         nodes = tuple(self._quantity(side).node for side in sides)
-        variables = [i for i, side in enumerate(sides) if _name_of(side)]
+        variables = [i for i, side in enumerate(sides) if name_of(side)]
         if len(variables) == 1 and not any(names_of(node) for i, node in enumerate(nodes) if i != variables[0]):
             index = variables[0]
             real_set = REALS
@@ -335,7 +302,7 @@ class _Reader:
         return (
             len(inner) > 2
             and any(t.is_sign("|", ":") for t in inner[1:])
-            and (_name_of(inner[:1]) is not None and (inner[1].is_sign("|", ":") or inner[1].is_sign("in")))
+            and (name_of(inner[:1]) is not None and (inner[1].is_sign("|", ":") or inner[1].is_sign("in")))
         )
 
     def _real_set(self, tokens: Sequence[Token]) -> RealSet:
@@ -394,7 +361,7 @@ def _joined_real_sets(found: Sequence[Sequence[Part]], connectives: Sequence[str
     parts = [parts[0] for parts in found]
     names = {part.names for part in parts if part.names}
     is_set = any(isinstance(part.value, NumberSet) for part in parts)
-    if len(names) > 1 or not (is_set or (set(connectives) == {"or"} and any(map(_is_unbounded, parts)))):
+    if len(names) > 1 or not (is_set or (set(connectives) == {"or"} and any(map(is_unbounded, parts)))):
         return None
     real_sets: list[RealSet] = []
     for part in parts:
@@ -414,11 +381,6 @@ def _joined_real_sets(found: Sequence[Sequence[Part]], connectives: Sequence[str
     return Part(NumberSet(union(*joined)), next(iter(names), ()))
 
 
-def _is_unbounded(part: Part) -> bool:
-    real_set = real_set_of(part.value)
-    return bool(real_set) and any(end.infinite for interval in real_set or () for end in (interval.low, interval.high))
-
-
 def _without_conditions(found: list[list[Part]]) -> list[list[Part]]:
     r"""Drop conditions such as `n \in \mathbb{Z}` next to a value."""
     kept = [parts for parts in found if not (isinstance(parts[0].value, TextAnswer) and parts[0].value.text in "ℤℕℚℂ")]
@@ -427,47 +389,3 @@ def _without_conditions(found: list[list[Part]]) -> list[list[Part]]:
 
 def _direction(sign: str) -> str:
     return {"≤": "<", "≥": ">"}.get(sign, sign)
-
-
-def _name_of(side: Sequence[Token]) -> str | None:
-    r"""The name if a side is only a name, as `x`, `x_1` and `f(3)` are; else None."""
-    if not side or side[0].kind != "name":
-        return None
-    if len(side) > 3 and side[1].is_sign("(") and side[-1].is_sign(")") and side[0].text.isalpha():
-        return side[0].text if returns_only_at_end(side[1:]) and not side[2].is_sign("+", "-") else None
-    try:
-        node = parse_expression(side)
-    except Unreadable:
-        return None
-    return node.text if node.op == "name" or node.text == "e" else None
-
-
-def _names_of_side(side: Sequence[Token]) -> tuple[str, ...]:
-    """The names if a side is only names, as `x` and `(x, y)` are; else empty."""
-    if name := _name_of(side):
-        return (name,)
-    if is_bracketed(side, "("):
-        names = [_name_of(piece) for piece in split(side[1:-1], ",")]
-        if len(names) > 1 and all(names):
-            return tuple(name for name in names if name)
-    return ()
-
-
-def _names_points(tokens: Sequence[Token]) -> bool:
-    """Whether tokens introduce coordinates: `A`, `the point`."""
-    if len(tokens) == 1 and tokens[0].kind == "name":
-        return tokens[0].text.isupper()
-    return bool(tokens) and all(t.text.lower() in ("the", "point", "ordered", "pair", "vector") for t in tokens)
-
-
-def _base_number(tokens: Sequence[Token]) -> BaseNumber | None:
-    r"""A number in a named base, such as `1011_2` or `(1A)_{16}`, if the tokens are one."""
-    index = next((i for i, t in enumerate(tokens) if t.is_sign("_")), None)
-    if index is None or index == 0:
-        return None
-    digits = "".join(t.text for t in tokens[:index]).strip("()")
-    base = "".join(t.text for t in tokens[index + 1 :]).strip("{}")
-    base = _BASES.get(base.lower(), base)
-    if not re.fullmatch(r"\d[\dA-Za-z]*|[\dA-F]*\d[\dA-F]*", digits) or not re.fullmatch(r"\d{1,2}|[a-z]+", base):
-        return None
-    return BaseNumber(digits.upper().lstrip("0") or "0", base)

@@ -20,23 +20,12 @@ from strict_math.answer import (
     Value,
     nodes_of,
     real_set_of,
+    units_of,
 )
 from strict_math.answer_forms import constants_of, form_allows, is_literal
 from strict_math.answer_parser import read_answer
-from strict_math.arithmetic import (
-    is_accurate,
-    names_of,
-    same_function,
-    value_of,
-)
-from strict_math.equality import (
-    claim_holds,
-    difference,
-    is_below_one,
-    is_multiple,
-    same_exact,
-    same_expression,
-)
+from strict_math.arithmetic import is_accurate, names_of, same_function, value_of
+from strict_math.equality import claim_holds, difference, is_below_one, is_multiple, same_exact, same_expression
 from strict_math.expressions import Node, Unreadable, number
 from strict_math.extraction import extract_answer
 from strict_math.question import Question
@@ -90,7 +79,7 @@ class Reference:
 
     @cached_property
     def _nouns(self) -> Nouns:
-        own = {name for part in self.answer.parts for unit in _units(part.value) for name, _ in unit}
+        own = {name for part in self.answer.parts for unit in units_of(part.value) for name, _ in unit}
         known = {word for name in own for word in (name, *name.split())} | self.question.words
         return Nouns(frozenset(known if self.question.is_known else known | COUNTED), self.question.asked)
 
@@ -110,8 +99,9 @@ class Reference:
         if len(text) > self.length + _EXTRA_CHARS:
             return False
         forms = dict.fromkeys((text, digits_for_words(text)))
-        stated = [value_in_sentence(form, self.question) for form in forms]
-        readings = (reading for each in (*forms, *stated) if each is not None for reading in self._readings(each))
+        stated = (value for form in forms if (value := value_in_sentence(form, self.question)))
+        texts = dict.fromkeys((*forms, *stated))
+        readings = (reading for each in texts for reading in self._readings(each))
         return any(_Comparison(self.question).answers(self.answer, reading) for reading in readings)
 
     def vote(self, text: str, *, correct: bool) -> str:
@@ -159,12 +149,6 @@ def is_equal(reference: str, answer: str) -> bool:
 
 def _names(part: Part) -> frozenset[str]:
     return frozenset(part.names).union(*map(names_of, (*nodes_of(part.value), *part.left)))
-
-
-def _units(value: Value) -> "list[Unit]":
-    if isinstance(value, Quantity | Ratio):
-        return [value.unit]
-    return [unit for item in value.items for unit in _units(item.value)] if isinstance(value, Collection) else []
 
 
 def _check(part: Part) -> None:

@@ -13,6 +13,8 @@ _CLOSING = re.compile(
     r"|, as (?:wanted|required|desired|requested))[.!]?$",
     re.IGNORECASE,
 )
+_FINAL_ANSWER = re.compile(r"(?<=[.!?$\])}] )(?=Final Answer:)")
+"""Where a line ends a sentence and states the final answer."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,20}\|>")
 _BEFORE = re.compile(
     r"(?:\b(?:minus|negative|not|twice|double|triple|half|third|quarter|root|reciprocal|opposite|inverse|square|cube"
@@ -43,13 +45,13 @@ def extract_answer(response: str) -> str | None:
         >>> extract_answer("It is 42.") is None
         True
     """
-    text = final_part(response)
+    text = _FINAL_ANSWER.sub("\n", final_part(response))
     line = answer_line(text)
     if line is None:
         return _boxed(text) or None
     line = " ".join(line.split())
     if special := _SPECIAL_TOKEN.search(line):
-        line = line[: special.start()]
+        line = line[: special.start()].rstrip()
     return _without_boxes(_CLOSING.sub("", _ANSWER_IS.sub("", line, count=1)))
 
 

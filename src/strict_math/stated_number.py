@@ -10,6 +10,8 @@ from fractions import Fraction
 
 from strict_math.text import TEXT_COMMAND, answer_lines, numbers_in, outer_boxes, plain_number
 
+__all__ = ["last_number", "response_number", "stated_number"]
+
 _FULL_WIDTH = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
 _CHARACTERS = _FULL_WIDTH | {ord("−"): "-", ord("–"): "-"}
 _RULES = (

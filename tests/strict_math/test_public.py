@@ -10,6 +10,7 @@ import pytest
 import strict_math
 import strict_math.comparison
 import strict_math.extraction
+import strict_math.stated_number
 import strict_math.text
 from strict_math import Reference, extract_answer, is_equal
 
@@ -28,7 +29,7 @@ def test_the_example_of_the_page_runs_and_its_comments_are_true():
     names: dict[str, object] = {}
     exec(code, names)
     shown = re.findall(r"^(\S.*?)\s+# (True|False)\b", code, re.MULTILINE)
-    assert len(shown) == 4
+    assert len(shown) == 5
     for expression, value in shown:
         assert str(eval(expression, names)) == value, expression
     assert "https" not in code
@@ -61,7 +62,8 @@ def test_a_sentence_matches_by_its_value_and_a_hedge_matches_nothing():
 
 def test_dapo_uses_the_public_names_only():
     public = {f"strict_math.{name}" for name in strict_math.__all__}
-    public |= {f"strict_math.text.{name}" for name in strict_math.text.__all__}
+    for module in (strict_math.text, strict_math.stated_number):
+        public |= {f"{module.__name__}.{name}" for name in module.__all__}
     found = [
         f"{node.module}.{alias.name}"
         for path in (Path(strict_math.__file__).parents[1] / "dapo").rglob("*.py")

@@ -11,7 +11,7 @@ from benchmarks.verifier_report import Case, judge, read_cases
 from dapo.rewards import get_verifier
 from dapo.types import Problem
 
-BY_KIND = ("families", "unseen", "subjects")
+BY_KIND = ("families", "unseen", "subjects", "unseen 2")
 KINDS = sorted({case.kind for name in BY_KIND for case in read_cases(name)})
 REFUSED_RIGHT = {
     ("e^{i\\pi/3}", "\\frac12 + \\frac{\\sqrt3}{2}i"),  # another form of a complex number
@@ -29,8 +29,11 @@ def is_named(case: Case) -> bool:
     return any(case.truth == truth and answer.endswith(end) for truth, end in REFUSED_RIGHT)
 
 
+VERIFIER = get_verifier("math")
+
+
 def verdict(truth: str, response: str) -> bool:
-    return get_verifier("math")(Problem("1", "Q", truth), response).correct is True
+    return VERIFIER(Problem("1", "Q", truth), response).correct is True
 
 
 def test_the_tables_are_as_described():
@@ -39,6 +42,7 @@ def test_the_tables_are_as_described():
         ("families", 1350, 3),
         ("unseen", 640, 3),
         ("subjects", 650, 4),
+        ("unseen 2", 180, 4),
     ):
         cases = read_cases(name)
         assert len(cases) >= at_least
