@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
@@ -143,6 +144,13 @@ def test_a_dataset_of_hugging_face_is_written_as_it_is(tmp_path: Path):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an integer that Python does not format": (
+        {"lr": 10**5000},
+        "lr: expected text, a number, a list or a mapping, got",
+    ),
+    "such an integer in a mapping": ({"config": {"optim": {"betas": [10**5000]}}}, "config: expected text, a number"),
+    "bytes": ({"instruction": b"x"}, "instruction: expected text, a number, a list or a mapping, got 1 bytes"),
+    "an array": ({"lr": np.array([1.0, 2.0])}, "option optim.lr: input should be a valid number, got [1.0, 2.0]"),
     "an ambiguous keyword": (
         {"temperature": 0.5},
         "'temperature' is ambiguous (rollout.temperature or eval.temperature); write the whole name, as in "

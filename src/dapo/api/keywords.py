@@ -20,6 +20,7 @@ ALIASES: Mapping[str, str] = {
     "lr": "optim.lr",
 }
 """Keywords for options with another name, or for one of several with the same last part."""
+MAX_BITS = 4096  # of an integer: Python formats none of over 4,300 digits
 DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()}
 
 
@@ -33,7 +34,7 @@ def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
         name = option_named(keyword)
         if name in found:
             raise ConfigError(f"{keyword}: {name} is set twice in one call")
-        found[name] = as_literal(_plain(value))
+        found[name] = as_literal(_plain(value, keyword))
     return found
 
 
@@ -89,11 +90,12 @@ def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[st
     if not isinstance(config, Mapping):
         found = find_config(config)
         return read_options(found), [str(config)], found.stem
+    given: Mapping[str, Any] = _plain(config, "config")
     flat: dict[str, Any] = {}
-    for name, value in config.items():
+    for name, value in given.items():
         inner = {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, Mapping) else {name: value}
         flat |= inner
-    return config, as_overrides(flat), "run"
+    return given, as_overrides(flat), "run"
 
 
 def build_scaled(base: Mapping[str, Any], options: Mapping[str, Any], *, where: str) -> tuple[Config, dict[str, Any]]:
@@ -166,14 +168,17 @@ def _yaml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _plain(value: Any) -> Any:
-    """Convert a value to YAML's types: paths to text, numpy numbers to Python's, tuples to lists."""
+def _plain(value: Any, name: str) -> Any:
+    """Convert a value to YAML's types: paths to text, numpy values to Python's, tuples to lists. Raises ConfigError."""
+    if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
+        size = f"{len(value)} bytes" if isinstance(value, bytes) else f"an integer of {value.bit_length():,} bits"
+        raise ConfigError(f"{name}: expected text, a number, a list or a mapping, got {size}")
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [_plain(item) for item in value]
-    if type(value).__module__ == "numpy" and hasattr(value, "item"):
-        return value.item()
+        return {str(key): _plain(item, name) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(item, name) for item in value]
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return _plain(value.tolist(), name)
     return value

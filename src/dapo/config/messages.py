@@ -8,6 +8,9 @@ from pydantic import BaseModel, ValidationError
 from dapo.config.option_fields import options_of, section_in
 from dapo.config.options import Config
 from dapo.config.other_names import REMOVED, called_elsewhere
+from dapo.core.text import shorten
+
+_SHOWN_CHARS = 300
 
 SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_in(info.annotation))
 """The names of the sections."""
@@ -28,6 +31,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
         # a union reports each of its branches: one line for the option is enough
         option = ".".join(parts)
         got = detail.get("input")
+        shown = shorten(repr(got), _SHOWN_CHARS)
         # a union's branch for mappings reports the fault inside
         is_other_union_branch = detail["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
         if option in seen or is_other_union_branch:
@@ -41,14 +45,14 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
         elif detail["type"] == "value_error":
             reason = detail["msg"].removeprefix("Value error, ")
             # a check of several options names them itself
-            yield f"option {option}: {reason}, got {got!r}" if not isinstance(got, BaseModel | Mapping) else reason
+            yield f"option {option}: {reason}, got {shown}" if not isinstance(got, BaseModel | Mapping) else reason
         else:
             expected = detail["msg"][0].lower() + detail["msg"][1:]
             if option.startswith(("data.train", "data.eval")):
                 expected = "input should be a data source as text or a mapping"
             elif detail["type"] == "model_type":
                 expected = "input should be a section of options"
-            yield f"option {option}: {expected}, got {got!r}"
+            yield f"option {option}: {expected}, got {shown}"
 
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
