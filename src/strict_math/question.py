@@ -76,6 +76,11 @@ class Question:
         """Whether all these words occur in the question."""
         return all(_singular(word) in self.words for word in words)
 
+    def counts(self, words: Sequence[str]) -> bool:
+        """Whether the question asks for a number of things, these among them."""
+        asked = {_singular(word) for word in self.asked}
+        return "number" in self.words or not asked.isdisjoint(map(_singular, words))
+
     def quotes(self, phrase: str) -> bool:
         """Whether a noun phrase is the one whose value the question requests, not one inside of another phrase."""
         head, of, rest = phrase.partition(" of ")

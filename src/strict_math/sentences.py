@@ -112,7 +112,7 @@ def _is_answer(subject: str, question: Question) -> bool:
     if counted is None:
         return False
     words = [word for word in counted["things"].lower().split() if word not in DETERMINERS]
-    if question.is_known and question.has([word for word in words if word not in KINDS]):
+    if question.is_known and question.counts(words) and question.has([word for word in words if word not in KINDS]):
         return True
     countable = GENERIC if question.is_known else COUNTED
     return all(word in KINDS for word in words[:-1]) and (canonical(words[-1]) in countable or is_unit(words[-1]))
