@@ -34,7 +34,6 @@ class WrittenModule:
     text: str
 
     def write(self, folder: Path) -> None:
-        """Write it into a folder, for this user alone."""
         make_private_folder(folder)
         with atomic_file(folder / f"{self.name}.py", PRIVATE) as temporary:
             temporary.write_text(self.text, encoding="utf-8")
@@ -105,7 +104,6 @@ class CodeWriter:
         return not self._parts
 
     def module(self) -> WrittenModule:
-        """The module of everything that was added."""
         future = ["from __future__ import annotations"] if self._has_future_annotations else []
         head = '"""Functions of the session that started this run, for its verifier processes."""'
         imports = sorted(dict.fromkeys(self._imports.values()))
@@ -253,7 +251,6 @@ class CodeWriter:
         return self._expression(name, value)
 
     def _note_folder(self, module: str) -> None:
-        """Record the folder of a caller's module, which other processes do not search."""
         spec = importlib.util.find_spec(module.partition(".")[0])
         if spec is None or spec.origin is None or spec.origin in ("built-in", "frozen"):
             return

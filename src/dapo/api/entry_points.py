@@ -166,7 +166,6 @@ class TrainRequest:
 
 
 def _loss_options(loss: Any, code: CodeWriter) -> dict[str, Any]:
-    """`loss.function`, or several options of `loss`; a function is added to `code`."""
     if isinstance(loss, Mapping):
         return {f"loss.{name}": value for name, value in loss.items()}
     if not isinstance(loss, str) and not callable(loss):
@@ -252,7 +251,6 @@ def _prepared(
 
 
 def _new_path(title: str) -> Path:
-    """An unused directory in `runs`, so that each execution of a cell makes a new run."""
     first = default_run_path(title, datetime.now())
     candidates = (first.with_name(f"{first.name}-{number}") if number > 1 else first for number in range(1, 10_000))
     return next(path for path in candidates if not path.exists())

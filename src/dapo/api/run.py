@@ -43,7 +43,6 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """The options of the run: `run.config.optim.lr`."""
         return load_run_config(self._directory)
 
     @property
@@ -250,7 +249,6 @@ class Run:
         return printable(f"<Run {self.path}: {', '.join(self._facts().values())}>")
 
     def _facts(self) -> dict[str, str]:
-        """State, step and newest metrics as texts by label."""
         try:
             state = self.state
         except (DapoError, OSError) as error:
@@ -269,7 +267,6 @@ class Run:
         return facts
 
     def _repr_html_(self) -> str:
-        """A table of the same facts for a notebook."""
         rows = "".join(
             f"<tr><th style='text-align:left'>{escape(label)}</th><td style='text-align:left'>{escape(text)}</td></tr>"
             for label, text in {"run": str(self.path), **self._facts()}.items()

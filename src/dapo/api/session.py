@@ -213,7 +213,6 @@ class Session:
         return f"Session({self.config.model.name!r}, step={self.step})"
 
     def _prepare(self, problems: Data, reward: Reward) -> Sampling:
-        """The sampler of these problems, which continues where their last batch closed."""
         config, key, judge = self._resolve(problems, reward)
         read = self._read(config, key, judge)
         if key not in self._samplings:

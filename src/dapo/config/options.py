@@ -92,7 +92,6 @@ class Config(Section):
 
     @property
     def updates_per_step(self) -> int:
-        """The number of optimiser updates in a step with a full batch."""
         return self.rollout.prompts_per_step // self.train.minibatch_groups
 
     @property
@@ -155,7 +154,6 @@ class Config(Section):
 
     @property
     def is_multiprocess(self) -> bool:
-        """Whether the run has processes besides the controller and the verifiers."""
         return self.engine_processes > 0 or self.uses_trainer_group
 
     @property

@@ -235,7 +235,6 @@ def _identity(
     plan: EvaluationPlan,
     problems: list[Problem],
 ) -> dict[str, Any]:
-    """The settings that an evaluation must share with the one that it continues."""
     ids = hashlib.blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=8).hexdigest()
     return {
         "model": model,

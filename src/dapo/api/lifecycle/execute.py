@@ -57,7 +57,6 @@ class RunCallbacks:
     )
     """Opens the display of progress, for a number of steps, a first step and a token budget."""
     on_step: Sequence[Callable[[int, Mapping[str, float]], None]] = ()
-    """Functions of a step and its metrics. If one raises, the run saves its state and ends with ListenerFailed."""
     on_second_interrupt: InterruptHandler = END_AT_ONCE
 
 

@@ -77,5 +77,4 @@ def answers_of(sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Ca
 
 
 def _is_one_prompt(prompt: str | Sequence[Any]) -> bool:
-    """Whether this is one text or one list of chat messages, not a list of prompts."""
     return isinstance(prompt, str) or all(isinstance(message, Mapping) for message in prompt)

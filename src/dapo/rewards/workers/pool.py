@@ -288,7 +288,6 @@ class PendingGroup:
             self._finish()
 
     def add_verdicts(self, task: VerifierTask, rows: Sequence[Sequence[Verdict | None]]) -> None:
-        """Enter one task's verdicts, `[response][verifier]`."""
         with self._lock:
             for index, row in zip(task.response_indices, rows, strict=True):
                 for verifier_index, verdict in zip(task.verifier_indices, row, strict=True):
@@ -299,13 +298,11 @@ class PendingGroup:
             self._finish()
 
     def fail(self, task: VerifierTask, reason: str) -> None:
-        """Enter an error verdict for each response of a task."""
         names = list(self._spec.weights)
         error = error_verdict(f"{', '.join(names[i] for i in task.verifier_indices)}: {reason}")
         self.add_verdicts(task, [[error, *[None] * (len(task.verifier_indices) - 1)]] * len(task.response_indices))
 
     def abandon(self) -> None:
-        """Fail the future because the pool was closed."""
         with self._lock:
             if not self.future.done():
                 self.future.set_exception(RewardError("the verifier pool was closed before this verdict"))

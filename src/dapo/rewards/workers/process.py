@@ -72,7 +72,6 @@ class WorkerProcess:
     def __init__(
         self, init_message: bytes, *, environment: Mapping[str, str], memory_bytes: int, output: int = _STDERR
     ) -> None:
-        """Start the process; `begin` sends the `init_message`."""
         self._connection, theirs = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()

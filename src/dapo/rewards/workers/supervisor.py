@@ -89,7 +89,6 @@ class Console:
         self._hidden += len(data) - shown
 
     def close(self) -> None:
-        """Print how many bytes were hidden since the last such line."""
         if self._hidden:
             self._try_write(b"\n[verifier process %d: %d bytes of output not shown]\n" % (self._worker, self._hidden))
             self._hidden = 0
@@ -136,7 +135,6 @@ def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, me
 
 
 def _wakeup() -> int:
-    """A descriptor that is readable when a child exits."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
