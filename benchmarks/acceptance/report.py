@@ -120,7 +120,7 @@ def report_text(device: str, environment: Mapping[str, Any], results: Sequence[R
 
 def without_names(text: str) -> str:
     """The text without secrets, folders of this machine, or the user's name in them."""
-    text = mask_text(text).replace(str(ROOT), "REPOSITORY")
+    text = re.sub(rf"(?<![\w./~+-]){re.escape(str(ROOT))}(?![^\s/\"':,;)\]}}.]|\.\w)", "REPOSITORY", mask_text(text))
     text = re.sub(r"(?<![\w.])(?:/[^\s/\"':,]+)+/(?=[^\s/\"':,]+)", ".../", text)
     user = _user()
     is_word = len(user) < 4 or user in ("root", "dapo")  # the user of an image is called as the package is

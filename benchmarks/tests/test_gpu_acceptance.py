@@ -89,6 +89,22 @@ def test_folders_in_a_report_lose_what_is_before_their_last_name():
     assert without_names(text) == "REPOSITORY/src/x.py, .../b, '.../config.json': 3 tokens/s"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/home/x/ci/src/a.py", "REPOSITORY/src/a.py"),
+        ("in /home/x/ci.", "in REPOSITORY."),
+        ("'/home/x/ci': (/home/x/ci)", "'REPOSITORY': (REPOSITORY)"),
+        ("/home/x/cihome/a/b", ".../b"),
+        ("/home/x/ci-2/b and /home/x/ci2", ".../b and .../ci2"),
+        ("/mnt/home/x/ci/b, /home/x/ci.old/b", ".../b, .../b"),
+    ],
+)
+def test_the_repository_is_recognized_as_a_folder_not_as_text(monkeypatch: pytest.MonkeyPatch, text: str, shown: str):
+    monkeypatch.setattr("benchmarks.acceptance.report.ROOT", Path("/home/x/ci"))
+    assert without_names(text) == shown
+
+
 def test_memory_limits_decoding_by_the_weights_once_and_each_rows_cache():
     # 3 TB/s, 3 GB of weights, 100 rows of 30 MB: 6 GB a step, 500 steps a second
     assert memory_limit_tokens_per_s(3000, rows=100, weight_bytes=3 * 10**9, cache_bytes_per_row=3e7) == 50_000

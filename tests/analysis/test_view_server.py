@@ -372,7 +372,7 @@ def test_the_index_follows_new_changed_removed_and_damaged_tables(run, tmp_path)
     (folder / ".step_000008.parquet.tmp").write_bytes(b"half")
     index.wait()
     assert index.page(Filter())["total"] == 4 + counts[2] + counts[3]
-    assert ["step_000009.parquet cannot be read" in problem for problem in index.state()["problems"]] == [True]
+    assert ["step_000009.parquet is damaged" in problem for problem in index.state()["problems"]] == [True]
     index.close()
 
 

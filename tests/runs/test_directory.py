@@ -371,7 +371,8 @@ class TestSummary:
         assert not run.summary.exists()
 
 
-ROW = {"id": "1", "accuracy": 1.0, "source": "s", "question": "Q", "answer": "A", "responses": [{"text": "A"}]}
+RESPONSE = {"text": "A", "correct": True, "score": 1.0, "error": None, "answer": "A", "tokens": 1, "finish": "stop"}
+ROW = {"id": "1", "accuracy": 1.0, "source": "s", "question": "Q", "answer": "A", "responses": [RESPONSE]}
 SUMMARY = Evaluation(EvaluationPlan("e", 1, 1.0, 1.0, 1, (), 0), ()).summary()
 
 

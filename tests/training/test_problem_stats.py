@@ -7,6 +7,7 @@ import pytest
 from pyarrow.parquet import read_table
 
 from dapo.cli.main import main
+from dapo.core.errors import DataError
 from dapo.training.problem_stats import ProblemStats, read_problem_stats, write_problem_stats
 from dapo.types import Group, Problem, Verdict
 from helpers import paths
@@ -56,7 +57,7 @@ def test_any_id_and_any_score_is_kept_to_the_bit_and_the_copy_does_not_change(tm
     assert read_problem_stats(tmp_path / "stats").table() == copy
     for content in (b"", b'{"a": 1}', b"PAR1"):
         (tmp_path / "stats").write_bytes(content)
-        with pytest.raises(ValueError):
+        with pytest.raises(DataError, match="is damaged"):
             read_problem_stats(tmp_path / "stats")
 
 

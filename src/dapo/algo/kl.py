@@ -54,12 +54,7 @@ def token_kl(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, *, esti
 
 
 def kl_penalty(
-    logprobs: Tensor,
-    reference_logprobs: Tensor,
-    mask: Tensor,
-    weights: Tensor,
-    *,
-    estimator: KlEstimator = "k3",
+    logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor, weights: Tensor, *, estimator: KlEstimator = "k3"
 ) -> Tensor:
     """Eq. 5's `D_KL(policy || reference)`, weighted like the loss: times beta, add it to the loss.
 

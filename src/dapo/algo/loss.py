@@ -180,11 +180,7 @@ def over_responses(values: Tensor, trained: Tensor, responses: Tensor) -> tuple[
 
 
 def aggregation_weights(
-    lengths: Tensor,
-    group_ids: Tensor,
-    *,
-    aggregate: Aggregate,
-    max_length: int | None = None,
+    lengths: Tensor, group_ids: Tensor, *, aggregate: Aggregate, max_length: int | None = None
 ) -> Tensor:
     """Eq. 12 and its alternatives: `[N]` float64, the weight of every trained token of each response of a minibatch.
 

@@ -10,14 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import (
-    check_shapes,
-    clip_bounds,
-    clip_log_ratio,
-    describe_tokens,
-    masked_log_ratio,
-    over_responses,
-)
+from dapo.algo.loss import check_shapes, clip_bounds, clip_log_ratio, describe_tokens, masked_log_ratio, over_responses
 
 POSITIVE_TEMPERATURE = 1.0
 NEGATIVE_TEMPERATURE = 1.05  # SAPO's temperatures for A > 0 and A < 0, as published

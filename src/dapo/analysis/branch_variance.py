@@ -23,16 +23,12 @@ class BranchVariance:
 
     parent: str
     step: int
-    options: Mapping[str, Any]
-    """The options changed in all of them, except the seed."""
+    options: Mapping[str, Any]  # the options changed in all of them, except the seed
     runs: Sequence[str]
-    accuracy: Sequence[float]
-    """Held-out accuracy of each run after its last evaluation."""
+    accuracy: Sequence[float]  # held-out accuracy of each run after its last evaluation
     mean: float
-    deviation: float
-    """The standard deviation between branches: the effect of the seed."""
-    low: float | None
-    """The lower end of the 95 % interval of the mean."""
+    deviation: float  # the standard deviation between branches: the effect of the seed
+    low: float | None  # the lower end of the 95 % interval of the mean
     high: float | None
     change: Mapping[str, Any] | None
     """The difference to the first group, a `Paired` over the branches of the same number; None without two of them."""

@@ -40,10 +40,8 @@ class RunFacts:
     path: str
     steps: int
     seed: int
-    exit_reason: str | None
-    """Reason for its end; None while it trains."""
-    fork: Mapping[str, Any] | None
-    """Parent, step, branch and changed options of a fork; None for another run."""
+    exit_reason: str | None  # reason for its end; None while it trains
+    fork: Mapping[str, Any] | None  # parent, step, branch and changed options of a fork; None for another run
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,11 @@ class HeldOut:
     step_b: int
     accuracy_a: float
     accuracy_b: float
-    difference: Mapping[str, Any]
-    """A `Paired` as JSON values."""
-    better: int
-    """Number of problems on which b is better."""
+    difference: Mapping[str, Any]  # A `Paired` as JSON values
+    better: int  # number of problems on which b is better
     worse: int
-    is_binary: bool
-    """Whether the verifier decides right or wrong; otherwise accuracies are scores."""
-    shares_draws: bool
-    """Whether the i-th responses to a problem were sampled with the same random numbers."""
+    is_binary: bool  # whether the verifier decides right or wrong; otherwise accuracies are scores
+    shares_draws: bool  # whether the i-th responses to a problem were sampled with the same random numbers
 
 
 @dataclass(frozen=True)
@@ -73,8 +67,7 @@ class Curve:
     b: Sequence[float | None]
     differences: Sequence[Mapping[str, Any]]
     """A `Paired` per step; without pairs if a run has no table of the step's responses."""
-    mean: Mapping[str, Any]
-    """The mean difference over these steps, a `Paired`; `pairs` counts the pairs of all steps."""
+    mean: Mapping[str, Any]  # the mean difference over these steps, a `Paired`; `pairs` counts the pairs of all steps
 
 
 @dataclass(frozen=True)
@@ -83,28 +76,18 @@ class Comparison:
 
     a: RunFacts
     b: RunFacts
-    equal_up_to: int
-    """The last step up to which all metrics except times are equal."""
-    options: Mapping[str, Sequence[Any]]
-    """The options that differ, with the values in a and b."""
-    steps: Sequence[int]
-    """The steps after `equal_up_to` that both runs have made."""
+    equal_up_to: int  # the last step up to which all metrics except times are equal
+    options: Mapping[str, Sequence[Any]]  # the options that differ, with the values in a and b
+    steps: Sequence[int]  # the steps after `equal_up_to` that both runs have made
     held_out: Mapping[str, HeldOut]
     """`final`: after the last evaluation of each run; `best`: after the most accurate one of each."""
     curves: Mapping[str, Curve]
-    costs: Mapping[str, Sequence[float]]
-    """Tokens and seconds of `steps`, in a and in b."""
-    notes: Sequence[str]
-    """The comparisons that could not be made, and why."""
+    costs: Mapping[str, Sequence[float]]  # tokens and seconds of `steps`, in a and in b
+    notes: Sequence[str]  # the comparisons that could not be made, and why
 
 
 def compare_runs(a: str | Path, b: str | Path) -> Comparison:
-    """Compare two run directories, finished or not; neither is changed.
-
-    Raises:
-        CheckpointError: One of them is no run directory.
-        DataError: The metrics of one are damaged.
-    """
+    """Compare two run directories, finished or not. Raises CheckpointError for no run, DataError for a damaged file."""
     runs = (RunDirectory.open(a), RunDirectory.open(b))
     notes: list[str] = []
     configs = [load_run_config(run) for run in runs]
@@ -182,11 +165,7 @@ def _best(run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str) -
 
 
 def compare_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> HeldOut:
-    """The paired difference of two evaluations of runs, each given as the content of its eval/step_*.json.
-
-    Raises:
-        DataError: They were sampled with different settings, or are of different problems.
-    """
+    """Pair two evaluations of runs. Raises DataError if their settings or problems differ."""
     difference, better, worse = paired_samples(a, b)
     facts = (a["step"], b["step"], a["accuracy"], b["accuracy"], difference.as_json(), better, worse)
     return HeldOut(*facts, is_binary=bool(a["binary"]), shares_draws=a.get("seed") == b.get("seed"))

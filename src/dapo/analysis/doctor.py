@@ -26,20 +26,13 @@ _SHOWN_CHARS = 160
 class DiagnosedFinding:
     """One finding of a whole run."""
 
-    finding: Finding
-    """The finding in the last step in which it held."""
-    since: int
-    """The first step in which it held."""
-    holds: bool
-    """Whether it holds at the end."""
-    problems: Sequence[tuple[str, int]] = ()
-    """The problems that show it most often, with the number of responses."""
-    responses: int = 0
-    """The number of read responses that show it."""
-    example: str = ""
-    """The end of one of these responses."""
-    error: str = ""
-    """The most frequent error of the verifier among them."""
+    finding: Finding  # as of the last step in which it held
+    since: int  # the first step in which it held
+    holds: bool  # whether it holds at the end
+    problems: Sequence[tuple[str, int]] = ()  # the problems that show it most often, with the number of responses
+    responses: int = 0  # the number of read responses that show it
+    example: str = ""  # the end of one of these responses
+    error: str = ""  # the most frequent error of the verifier among them
 
     def to_json(self) -> dict[str, Any]:
         own = {name: value for name, value in asdict(self).items() if name != "finding"}
@@ -52,11 +45,9 @@ class Diagnosis:
     """The findings in a run."""
 
     cases: Sequence[DiagnosedFinding]
-    steps: int
-    """Number of training steps with metrics."""
+    steps: int  # number of training steps with metrics
     evaluations: int
-    rollout_tables: int
-    """The number of stored tables of responses."""
+    rollout_tables: int  # the number of stored tables of responses
 
     @property
     def issues(self) -> list[DiagnosedFinding]:

@@ -41,13 +41,8 @@ def explain_group(
         recompute: Train the step again if needed; False: leave out the numbers that need it.
         log: Takes a line about each step that is trained again.
 
-    Returns:
-        JSON values, described in docs/view.md.
-
-    Raises:
-        CheckpointError: There is no such run.
-        DataError: The responses of the step are gone, or it has no such group.
-        ConfigError: The run's advantages depend on a critic, or on rewards that no file holds.
+    Returns JSON values, described in docs/view.md. Raises CheckpointError without such a run, DataError without such
+    a group, and ConfigError if advantages depend on a critic, or on rewards that no file holds.
     """
     directory = RunDirectory.open(run_dir)
     config = resolve_auto(load_run_config(directory))

@@ -54,12 +54,10 @@ TOLERANCE = 0.2
 class PassRates:
     """The number of problems with a pass rate in one bin."""
 
-    name: str
-    """`never`, `0 to 25 %` .. `75 to 100 %` (both ends excluded), `always`."""
+    name: str  # `never`, `0 to 25 %` .. `75 to 100 %` (both ends excluded), `always`
     problems: int
     fraction: float
-    low: float
-    """The lower end of the fraction's 95 % interval."""
+    low: float  # the lower end of the fraction's 95 % interval
     high: float
 
 
@@ -68,43 +66,32 @@ class Probe:
     """The measurements of a probe; None for a value that could not be measured."""
 
     problems: int
-    samples: int
-    """Responses per problem."""
+    samples: int  # responses per problem
     group_size: int
     accuracy: float | None
-    accuracy_interval: Interval | None
-    """The 95 % interval, over problems."""
+    accuracy_interval: Interval | None  # the 95 % interval, over problems
     histogram: Sequence[PassRates]
-    kept: float
-    """The fraction of judged groups that would train."""
+    kept: float  # the fraction of judged groups that would train
     expected_keep_rate: float | None
     """The keep rate of groups of `group_size` responses, from the pass rates; None for a reward of scores only."""
     expected_keep_interval: Interval | None
     """The 95 % interval, over problems; None for fewer samples than `group_size`, where a prior decides the chance."""
     groups_per_step: float
     """Groups to judge for a full batch at this keep rate, at most `dynamic_sampling.max_groups_per_step`."""
-    response_tokens: float
-    """The mean length of a response."""
+    response_tokens: float  # the mean length of a response
     response_quantiles: Mapping[str, float]
     truncated: float
     truncated_interval: Interval | None
     verifier_errors: int
-    tokens_per_s: float
-    """Generated tokens per second of sampling, verdicts included."""
-    load_s: float
-    """Seconds to load the policy's weights into the engine."""
+    tokens_per_s: float  # generated tokens per second of sampling, verdicts included
+    load_s: float  # seconds to load the policy's weights into the engine
     update_tokens_per_s: float | None
     """Trained response tokens per second of an update; None if no group carried a signal."""
-    generate_s: float
-    """Seconds per step of sampling, from the rates above."""
-    update_s: float | None
-    """Seconds per step of updates and old log-probabilities, from the rates above."""
-    step_s: float | None
-    """Seconds per step of weights, sampling and updates; without evaluation and checkpoint."""
-    peak_memory_gib: float
-    """Peak main memory of this process, or of the tensors on its GPU if it trains there."""
-    findings: Sequence[Finding] = ()
-    """The findings of `dapo doctor` in these steps."""
+    generate_s: float  # seconds per step of sampling, from the rates above
+    update_s: float | None  # seconds per step of updates and old log-probabilities, from the rates above
+    step_s: float | None  # seconds per step of weights, sampling and updates; without evaluation and checkpoint
+    peak_memory_gib: float  # peak main memory of this process, or of the tensors on its GPU if it trains there
+    findings: Sequence[Finding] = ()  # the findings of `dapo doctor` in these steps
 
 
 def probe_run(
@@ -119,14 +106,9 @@ def probe_run(
 ) -> Probe:
     """Sample and judge the run's first problems, and make its first two updates, on weights that are discarded.
 
-    Args:
-        config: The options of the run, `auto` resolved.
-        inputs: The result of `read_inputs`. A policy in this process trains the model in place.
-        judge: The verifiers of the run.
-        problems: The minimum number of problems to judge; None: `default_problems`.
-        samples: Responses per problem; None: `rollout.group_size`.
-        on_progress: Called with the number of judged problems and the number wanted.
-        log: Takes messages of engines in other processes.
+    At least `problems` are judged (None: `default_problems`), `samples` responses each (None: `rollout.group_size`).
+    `on_progress` gets the number of judged problems and the number wanted. A policy in this process trains the model of
+    `inputs` in place.
     """
     problems, samples = problems or default_problems(config), samples or config.rollout.group_size
     with ExitStack() as stack:
@@ -217,8 +199,7 @@ class _Step:
     batch: Batch
     load_s: float
     generate_s: float
-    trained_tokens: int
-    """0 if it made no update."""
+    trained_tokens: int  # 0 if it made no update
     update_s: float
 
 

@@ -37,10 +37,8 @@ _NOT_COMPARED = ("time/", "rollout/engine_logprob_gap_mean", "rollout/engine_log
 class ReplayPlan:
     """The steps of a replay, planned before a model is loaded."""
 
-    start: int
-    """The step of the checkpoint that it starts from; 0: the initial model."""
-    step: int
-    """The step that it ends with."""
+    start: int  # the step of the checkpoint that it starts from; 0: the initial model
+    step: int  # the step that it ends with
 
     def describe(self) -> str:
         steps = (
@@ -54,10 +52,8 @@ class ReplayPlan:
 class ReplayedUpdate:
     """An optimizer update's samples, with the log-probabilities of each policy that its loss compares."""
 
-    samples: Sequence[Sample]
-    """The samples, with pi_old in `old_logprobs`."""
-    logprobs: Sequence[Sequence[float]]
-    """The log-probabilities of the policy that the update begins with."""
+    samples: Sequence[Sample]  # the samples, with pi_old in `old_logprobs`
+    logprobs: Sequence[Sequence[float]]  # the log-probabilities of the policy that the update begins with
     reference: Sequence[Sequence[float]] | None
     """The log-probabilities of the KL term's reference; None if the loss has no such term."""
 
@@ -75,7 +71,7 @@ def plan_replay(directory: RunDirectory, config: Config, step: int) -> ReplayPla
         if stored.issuperset(range(start + 1, step + 1)):
             require_weights(directory, config, range(start + 1, step + 1))
             return ReplayPlan(start, step)
-    lost = max(set(range(begins[-1] + 1, step + 1)) - stored)
+    lost = next(each for each in range(step, begins[-1], -1) if each not in stored)
     raise CheckpointError(
         f"the newest checkpoint before step {step} is of step {begins[-1]} (0: the initial model), and the responses "
         f"of step {lost}, which lead from there, are gone; train.keep_checkpoints={step} with train.save_every=1 keeps "

@@ -1,11 +1,13 @@
 """Reads the judged groups of a run's steps from `rollouts/step_*.parquet`, with the problems of the run's data."""
 
 import json
+import os
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import isfinite
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pyarrow as pa
 from dapo.config import Config
 from dapo.core.constant_rows import constant_row
 from dapo.core.errors import DataError
+from dapo.core.files import damage_of
 from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.model import load_local_tokenizer
@@ -34,16 +37,12 @@ _REPLACED_CHARACTER = "\ufffd"
 class StoredGroup:
     """A group as stored by a step."""
 
-    group: Group
-    """The group, with the problem's columns that the table has, and without prompt ids."""
+    group: Group  # the group, with the problem's columns that the table has, and without prompt ids
     outcome: Outcome
-    prompt: str
-    """The prompt as rendered for the model, with special tokens."""
+    prompt: str  # the prompt as rendered for the model, with special tokens
     prompt_tokens: int
-    advantages: tuple[float | None, ...]
-    """The advantage of each response; None: it did not train."""
-    fields: str | None
-    """The problem's short columns, as JSON."""
+    advantages: tuple[float | None, ...]  # the advantage of each response; None: it did not train
+    fields: str | None  # the problem's short columns, as JSON
     weight: float | None = None
     """The group's factor in the loss (`dynamic_sampling.weights`); None: it had none, or an old table lacks it."""
 
@@ -56,30 +55,18 @@ def saved_steps(directory: RunDirectory) -> list[int]:
 def read_groups(
     directory: RunDirectory, step: int, *, tokens_of: Collection[int] | None = None
 ) -> tuple[StoredGroup, ...]:
-    """The groups of a step, in the order of the stream.
+    """Read the groups of a finished step, in the order of the stream. Raises DataError if its table is gone or damaged.
 
-    Args:
-        directory: The run.
-        step: A finished step.
-        tokens_of: The ids of the groups whose tokens are read; None: all. Responses of other groups have zeros as
-            tokens, and no log-probabilities.
-
-    Raises:
-        DataError: The table does not exist, or no run has written it.
+    Only the groups in `tokens_of` have their tokens (None: all); others have zeros, and no log-probabilities.
     """
     path = directory.rollouts(step)
-    if not path.is_file():
+    if not os.path.lexists(path):
         raise no_responses(directory, f"step {step}")
-    try:
-        without_tokens = read_rollouts([path])
-        chosen = None if tokens_of is None else [("group_id", "in", sorted(tokens_of))]
-        keys = ["group_id", "sample"]
-        tokens = _token_rows(read_rollouts([path], [*keys, *_TOKEN_COLUMNS], filters=chosen))
-        rows = without_tokens.to_pylist()
+    rows = read_rollouts([path]).to_pylist()
+    tokens = _token_rows(read_rollouts([path], ["group_id", "sample", *_TOKEN_COLUMNS], groups=tokens_of))
+    with damage_of(path):
         members = (list(of_group) for _, of_group in groupby(rows, key=lambda row: row["group_id"]))
         return tuple(_stored_group(each, tokens) for each in members)
-    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
-        raise DataError(f"{path} is not what a run writes: {error}") from error
 
 
 def no_responses(directory: RunDirectory, wanted: str) -> DataError:
@@ -105,7 +92,22 @@ def _token_rows(table: pa.Table) -> _TokenRows:
     return {key: list(of_response) for key, *of_response in zip(keys, *columns, strict=True)}
 
 
+def _require_consistent(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> None:
+    """Raise ValueError for the rows of a group that contradict each other."""
+    group, outcome = rows[0]["group_id"], rows[0]["outcome"]
+    if len({row["sample"] for row in rows}) < len(rows) or any(row["outcome"] != outcome for row in rows):
+        raise ValueError(f"group {group} has a response twice, or several outcomes")
+    for row in rows:
+        numbers = (row["score"], row["reward"]) if row["error"] is None else ()
+        if not all(number is not None and isfinite(number) for number in (*numbers, row["advantage"] or 0.0)):
+            raise ValueError(f"a response of group {group} lacks a finite score, reward or advantage")
+        ids, logprobs = tokens.get((group, row["sample"]), (None, ()))
+        if ids is not None and (len(ids) != row["response_tokens"] or len(logprobs) not in (0, len(ids))):
+            raise ValueError(f"a response of group {group} has another number of tokens")
+
+
 def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> StoredGroup:
+    _require_consistent(rows, tokens)
     first = rows[0]
     fields = json.loads(first["fields"]) if first["fields"] else {}
     generations, verdicts = [], []
@@ -159,13 +161,7 @@ class RunProblems:
     def __init__(self, config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS) -> None:
         """Read the data; if it is gone, `missing` holds the reason and no problem is found.
 
-        Args:
-            config: The run's configuration.
-            needed_columns: The columns that each function of the reward requires.
-
-        Raises:
-            DataError: The rows lack a column that the reward reads.
-            RewardError: The reward can judge none of them.
+        Raises DataError if rows lack a column that the reward needs, and RewardError if it can judge none of them.
         """
         self._by_id: dict[str, list[Problem]] = {}
         self.missing: str | None = None

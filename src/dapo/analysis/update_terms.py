@@ -26,20 +26,15 @@ CLIP_NAMES = ("none", "low", "high", "dual")
 class TokenTerms:
     """The terms of one response's tokens in the loss of its update; `[T]` float64 each."""
 
-    ratio: Tensor
-    """The ratio r of Eq. 6: the policy over pi_old."""
+    ratio: Tensor  # the ratio r of Eq. 6: the policy over pi_old
     weight: Tensor
     """The factor of the token's surrogate in the loss: Eq. 12's, times the engine correction if there is one."""
     gradient: Tensor
     """The derivative of the loss by the token's log-probability; a clipped token has only its KL term's."""
-    unclipped_gradient: Tensor
-    """`gradient` without clipping; equal to it if `loss.surrogate` is not `clip`."""
-    clipped: Tensor
-    """Indices into CLIP_NAMES; 0 if `loss.surrogate` is not `clip`."""
-    loss: float
-    """The response's part of the policy loss (Eq. 8, negated)."""
-    kl: float
-    """The response's part of the KL divergence, before `loss.kl_coef`; 0 without a KL term."""
+    unclipped_gradient: Tensor  # `gradient` without clipping; equal to it if `loss.surrogate` is not `clip`
+    clipped: Tensor  # indices into CLIP_NAMES; 0 if `loss.surrogate` is not `clip`
+    loss: float  # the response's part of the policy loss (Eq. 8, negated)
+    kl: float  # the response's part of the KL divergence, before `loss.kl_coef`; 0 without a KL term
 
     @property
     def gradient_size(self) -> float:
@@ -58,14 +53,10 @@ def token_terms(
     logprobs: Sequence[Sequence[float]] | None = None,
     reference: Sequence[Sequence[float]] | None = None,
 ) -> list[TokenTerms]:
-    """Compute the terms of each sample of an update, in float64.
+    """Compute the terms of all samples of an update in float64, with `weights` per token, without an entropy term.
 
-    Args:
-        samples: All samples of the update; with `old_logprobs` if `logprobs` are given.
-        weights: The loss weight of each sample's tokens.
-        config: The options of the loss; its entropy term is left out.
-        logprobs: Log-probabilities of the policy that the update begins with; None: it is pi_old, and every ratio is 1.
-        reference: Log-probabilities of the reference, if the loss has a KL term.
+    `logprobs` are those of the policy that the update begins with (None: it is pi_old, every ratio is 1), `reference`
+    those of a KL term.
     """
     found = []
     for i, (sample, weight) in enumerate(zip(samples, weights, strict=True)):
@@ -120,18 +111,15 @@ def _row(values: Sequence[float]) -> Tensor:
 class GroupUpdate:
     """The optimizer update that trains a group."""
 
-    number: int
-    """Its index in the step, from 0."""
+    number: int  # its index in the step, from 0
     num_updates: int
     samples: Sequence[Sample]
     weights: Sequence[float]
     terms: Sequence[TokenTerms] | None
     """The terms of its tokens; None: the log-probabilities that the loss needs are not known."""
     replayed: ReplayedUpdate | None
-    ratios: Mapping[str, Any]
-    """Whether and how the ratios are known, as JSON values."""
-    rewards: Mapping[int, Sequence[float]]
-    """The rewards of each group of the step, by group id."""
+    ratios: Mapping[str, Any]  # whether and how the ratios are known, as JSON values
+    rewards: Mapping[int, Sequence[float]]  # the rewards of each group of the step, by group id
 
     @property
     def gradient_sum(self) -> float:

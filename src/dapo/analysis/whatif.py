@@ -28,7 +28,7 @@ from dapo.rewards.combine import Judge
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
-from dapo.runs.metrics_file import read_metrics
+from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.outcomes import Outcome
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.build import dynamic_sampler
@@ -48,14 +48,10 @@ _EFFECTIVE = {"reward", "overlong", "advantage", "dynamic_sampling", "loss"}
 class _Scorer:
     """The judge, problems and tokenizer that score groups again."""
 
-    judge: Judge | None
-    """The judge of the responses; None: the stored verdicts stay."""
-    problems: RunProblems | None
-    """The problems with all columns; None: the stored columns are enough."""
-    encoder: PromptEncoder | None
-    """None: the model's tokenizer is not on this machine."""
-    not_found: set[str] = field(default_factory=set)
-    """The ids of problems that are no longer in the run's data."""
+    judge: Judge | None  # the judge of the responses; None: the stored verdicts stay
+    problems: RunProblems | None  # the problems with all columns; None: the stored columns are enough
+    encoder: PromptEncoder | None  # None: the model's tokenizer is not on this machine
+    not_found: set[str] = field(default_factory=set)  # the ids of problems that are no longer in the run's data
 
 
 def what_if(
@@ -81,14 +77,9 @@ def what_if(
         gradient: Also compare the policy gradients, see `gradients.py`.
         log: Takes a line about the work in progress.
 
-    Returns:
-        JSON values, described in docs/view.md.
-
-    Raises:
-        ConfigError: An option does not act after sampling, `steps` is malformed, or the advantages depend on a critic
-            or on rewards that no file holds.
-        DataError: No responses are stored for these steps, or the data lacks a column that the reward reads.
-        RewardError: The reward cannot be used.
+    Returns JSON values, described in docs/view.md. Raises ConfigError if an option does not act after sampling, `steps`
+    is malformed, or advantages depend on a critic or on rewards that no file holds; DataError for steps without stored
+    responses, or data without a column that the reward reads; RewardError for a reward that cannot be used.
     """
     directory = RunDirectory.open(run_dir)
     old, new = _changed_config(directory, overrides, gradient=gradient)
@@ -218,12 +209,11 @@ def _chosen_steps(directory: RunDirectory, text: str) -> tuple[list[int], list[i
         raise ConfigError(f"--steps {text}: expected A:B, A:, :B or A with step numbers, such as 10:20") from None
     stored = list(directory.rollout_tables())
     end = max(stored, default=0) if high is None else high
-    logged = read_metrics(directory.metrics) if directory.metrics.exists() else []
-    finished = max([*stored, *(entry["step"] for entry in logged)], default=0)
+    logged = metrics_by_step(directory.metrics)
     chosen = [step for step in stored if low <= step <= end]
     if not chosen:
         raise no_responses(directory, f"steps {text}")
-    return chosen, [step for step in range(max(low, 1), min(end, finished) + 1) if step not in stored]
+    return chosen, [step for step in sorted(logged) if max(low, 1) <= step <= end and step not in stored]
 
 
 def _rescore(

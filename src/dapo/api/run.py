@@ -108,10 +108,14 @@ class Run:
         """The sampled problems with visits, correct responses and last step, as of the newest checkpoint."""
         import pandas as pd
 
-        from dapo.runs.rollout_table import read_rollouts
+        from dapo.runs.stored_table import stored_table
 
         path = self._directory.problem_stats
-        return read_rollouts([path]).to_pandas() if path.exists() else pd.DataFrame()
+        if not path.exists():
+            return pd.DataFrame()
+        with stored_table(path) as table:
+            found: pd.DataFrame = table.read(table.names).to_pandas()
+            return found
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -198,12 +202,7 @@ class Run:
             return EvaluationResult.of(evaluate_model(str(self.path), request))
 
     def compare(
-        self,
-        other: "str | Path | Run",
-        data: Data = None,
-        *,
-        samples_per_problem: int | None = None,
-        **options: Any,
+        self, other: "str | Path | Run", data: Data = None, *, samples_per_problem: int | None = None, **options: Any
     ) -> Comparison:
         """Compare this run with another, or a model, on the same problems and with the same random numbers.
 

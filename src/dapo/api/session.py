@@ -26,13 +26,7 @@ from dapo.policy.policy import Policy
 from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
-from dapo.training.assemble.build import (
-    build_engine,
-    build_sampling,
-    evaluation_plan,
-    open_policy,
-    value_function_of,
-)
+from dapo.training.assemble.build import build_engine, build_sampling, evaluation_plan, open_policy, value_function_of
 from dapo.training.assemble.inputs import drop_long, read_model_and_encoder, require_fit
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.training.preflight import load_rows

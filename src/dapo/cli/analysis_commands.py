@@ -10,6 +10,7 @@ from typer import Argument, Option
 from dapo.cli.arguments import AsJson, Overrides, Run, Trust
 from dapo.cli.run_commands import trust_runs
 from dapo.core.errors import ConfigError
+from dapo.core.files import damage_of
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help answers at once
@@ -62,6 +63,7 @@ def report(
     from dapo.runs.run_reader import RunReader
 
     files = RunReader(run.resolve().name, run)
+    files.require_run()
     target = output or Path(f"{files.name}.html")
     if target.suffix.lower() != ".html":
         raise ConfigError(f"--output {target} must end in .html")
@@ -88,7 +90,8 @@ def compare(
         raise ConfigError("dapo compare takes two runs or more; each is compared with the first")
     from dapo.cli.compare import print_comparisons
 
-    print_comparisons(runs, by_step=by_step, as_json=as_json)
+    with damage_of(", ".join(map(str, runs))):
+        print_comparisons(runs, by_step=by_step, as_json=as_json)
 
 
 @commands.command("explain")
@@ -105,7 +108,8 @@ def explain_command(
 
     with stdout_to_stderr(as_json):
         trust_runs(trust, run_dir)
-    explain(run_dir, step, group, replay=not no_replay, as_json=as_json)
+    with damage_of(run_dir):
+        explain(run_dir, step, group, replay=not no_replay, as_json=as_json)
 
 
 @commands.command("whatif")
@@ -130,7 +134,8 @@ def whatif_command(
 
     with stdout_to_stderr(as_json):
         trust_runs(trust, run_dir)
-    whatif(run_dir, overrides or [], steps=steps, gradient=gradient, as_json=as_json)
+    with damage_of(run_dir):
+        whatif(run_dir, overrides or [], steps=steps, gradient=gradient, as_json=as_json)
 
 
 @commands.command()
@@ -143,12 +148,13 @@ def doctor(
     from dapo.analysis.doctor import diagnose
     from dapo.cli.doctor import diagnosis_lines
 
-    diagnosis = diagnose(run_dir)
-    if as_json:
-        print_json({"run": str(run_dir), **diagnosis.to_json()})
-    else:
-        for line in diagnosis_lines(run_dir, diagnosis):
-            print_text(line)
+    with damage_of(run_dir):
+        diagnosis = diagnose(run_dir)
+        if as_json:
+            print_json({"run": str(run_dir), **diagnosis.to_json()})
+        else:
+            for line in diagnosis_lines(run_dir, diagnosis):
+                print_text(line)
     if strict and any(case.holds for case in diagnosis.issues):
         raise typer.Exit(1)
 

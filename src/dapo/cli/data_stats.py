@@ -46,13 +46,14 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
     if not file.is_file():
         raise DataError(f"{path} has no {file.name} yet; a run writes it with its first checkpoint")
     try:
-        return {
-            problem: PassRate(problem, *(int(entry[name]) for name in ("decided", "correct", "visits", "last_step")))
-            for problem, entry in read_problem_stats(file).by_problem().items()
-            if entry["decided"]
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise DataError(f"{file} is damaged; the newest checkpoint of the run has a copy") from None
+        stats = read_problem_stats(file)
+    except DataError as error:
+        raise DataError(f"{error}; the newest checkpoint of the run has a copy") from None
+    return {
+        problem: PassRate(problem, *(int(entry[name]) for name in ("decided", "correct", "visits", "last_step")))
+        for problem, entry in stats.by_problem().items()
+        if entry["decided"]
+    }
 
 
 def stored_pass_rates(path: Path) -> dict[str, PassRate]:

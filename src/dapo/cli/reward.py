@@ -33,8 +33,7 @@ class RewardReport:
     verifier: str
     audits: Sequence[Audit]
     group_size: int
-    group_seconds: float
-    """Seconds to judge a group of `group_size` responses."""
+    group_seconds: float  # seconds to judge a group of `group_size` responses
     workers: int
 
     @property

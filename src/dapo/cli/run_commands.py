@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from dapo.cli.arguments import AsJson, ConfigPath, NewRun, Overrides, Run, Trust
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.memory import keep_freed_memory
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
@@ -193,15 +193,23 @@ def status(
     """Show the state of runs: step, time left, last metrics, evaluation and checkpoint; exit 1 if one failed."""
     from dapo.runs.status import run_status
 
-    found = [run_status(path) for path in runs]
+    found, damaged = [], dict[str, DapoError]()
+    for path in runs:
+        try:
+            found.append(run_status(path))
+        except DapoError as error:
+            if len(runs) == 1:
+                raise
+            damaged[str(path)] = error
     if as_json:
-        print_json({"runs": [each.as_json() for each in found]})
+        shown = [{"run": path, "state": "damaged", "error": str(error)} for path, error in damaged.items()]
+        print_json({"runs": [*(each.as_json() for each in found), *shown]})
     else:
         from dapo.cli.status import print_status
 
-        print_status(found)
-    if any(each.state == "failed" for each in found):
-        raise typer.Exit(1)
+        print_status(found, damaged)
+    if any(each.state == "failed" for each in found) or damaged:
+        raise typer.Exit(DataError.exit_code if damaged else 1)
 
 
 @commands.command("eval")

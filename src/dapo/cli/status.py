@@ -1,10 +1,11 @@
 """`dapo status`: prints the state of runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Column, Table
 
 from dapo.cli.formatting import number, right, size
+from dapo.core.errors import DapoError
 from dapo.core.terminal import printable
 from dapo.runs.console import SafeConsole, duration, evaluation_line, metric_columns
 from dapo.runs.manifest import Fork
@@ -12,9 +13,11 @@ from dapo.runs.status import RunStatus
 from dapo.runs.time_left import training_seconds
 
 
-def print_status(statuses: Sequence[RunStatus]) -> None:
-    """Print one run in several lines, or several runs as a table."""
+def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]) -> None:
+    """Print one run in several lines, or several runs as a table; runs that cannot be read come last, with reasons."""
     console = SafeConsole()
+    for path, error in damaged.items():
+        console.print(f"{path}: damaged: {error}", soft_wrap=True)
     if len(statuses) == 1:
         for label, text in _details(statuses[0]):
             console.print(f"{label:<12}{text}", soft_wrap=True)
@@ -32,7 +35,8 @@ def print_status(statuses: Sequence[RunStatus]) -> None:
             number(accuracy, ".1%"),
             size(status.disk_bytes["total"]),
         )
-    console.print(table)
+    if statuses:
+        console.print(table)
     for status in statuses:
         if status.state == "failed":
             console.print(f"{status.run}: {status.exit_reason}", soft_wrap=True)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from dapo.config.messages import SECTIONS, format_validation_errors
 from dapo.config.model_options import DataSpec
 from dapo.config.options import PRESETS, Config
 from dapo.core.errors import ConfigError
+from dapo.core.files import read_regular
 from dapo.core.secrets import may_be_written
 
 _PACKAGE = Path(__file__).parents[1]
@@ -62,6 +63,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def read_options(path: Path) -> dict[str, Any]:
     """Read the options that a YAML file sets. Raises ConfigError."""
     try:
+        text = read_regular(path, max_bytes=_MAX_BYTES).decode("utf-8")
+        _require_bounded(text, str(path))
         loaded = OmegaConf.load(path)
         raw = OmegaConf.to_container(loaded) if loaded else {}
     except UnicodeDecodeError as error:
@@ -73,6 +76,27 @@ def read_options(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} must hold options as `name: value`, got a {type(raw).__name__}")
     return {str(key): value for key, value in raw.items()}
+
+
+def _require_bounded(text: str, where: str) -> None:
+    """Raise ConfigError for YAML nested too deep for its loader, or whose aliases stand for too many values."""
+    sizes: dict[str | None, int] = {}
+    levels: list[tuple[str | None, int]] = [(None, 0)]
+    with suppress(yaml.YAMLError):  # the loader reports it
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            if isinstance(event, yaml.CollectionStartEvent):
+                levels.append((event.anchor, 1))
+            if len(levels) > _MAX_DEPTH + 2:
+                raise ConfigError(f"{where}: {_TOO_DEEP}")
+            if isinstance(event, yaml.CollectionEndEvent):
+                anchor, size = levels.pop()
+            elif isinstance(event, yaml.ScalarEvent | yaml.AliasEvent):
+                anchor, size = event.anchor, sizes.get(event.anchor, 0) if isinstance(event, yaml.AliasEvent) else 1
+            else:
+                continue
+            sizes[anchor], levels[-1] = size, (levels[-1][0], levels[-1][1] + size)
+            if levels[-1][1] > _MAX_VALUES:
+                raise ConfigError(f"{where}: with its aliases it holds more than {_MAX_VALUES:,} values")
 
 
 def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config") -> Config:
@@ -144,6 +168,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         if not equals or not key or any(not part for part in key.split(".")):
             raise ConfigError(f"override {item!r}: expected key=value, for example loss.clip_high=0.3")
         try:
+            _require_bounded(value, f"override {key}")
             parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))
         except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
             if _reason(error) == _TOO_DEEP:
@@ -181,13 +206,15 @@ def as_literal(value: Any) -> Any:
     return [as_literal(item) for item in value] if isinstance(value, list) else value
 
 
+_MAX_BYTES = 2**18
+_MAX_VALUES = 10_000  # in a file; an alias counts as all that it stands for
 _MAX_DEPTH = 32
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
 
 
 def _reason(error: Exception) -> str:
     """Format a YAML error on one line. OmegaConf has its own error for deep recursion."""
-    text = " ".join(str(error).split())
+    text = " ".join(str(getattr(error, "strerror", None) or error).split())
     return _TOO_DEEP if "maximum recursion depth exceeded" in text else text
 
 

@@ -8,9 +8,7 @@ from pydantic import BaseModel, ValidationError
 from dapo.config.option_fields import options_of, section_in
 from dapo.config.options import Config
 from dapo.config.other_names import REMOVED, called_elsewhere
-from dapo.core.text import shorten
-
-_SHOWN_CHARS = 300
+from dapo.core.text import quoted
 
 SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_in(info.annotation))
 """The names of the sections."""
@@ -31,7 +29,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
         # a union reports each of its branches: one line for the option is enough
         option = ".".join(parts)
         got = detail.get("input")
-        shown = shorten(repr(got), _SHOWN_CHARS)
+        shown = quoted(got)
         # a union's branch for mappings reports the fault inside
         is_other_union_branch = detail["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)
         if option in seen or is_other_union_branch:

@@ -62,11 +62,7 @@ class AuditConfig(Section):
         paper=None,
     )
     share: Float = option(
-        0.05,
-        "Fraction of the trained responses that are audited.",
-        only_with="audit.verifier",
-        gt=0,
-        le=1,
+        0.05, "Fraction of the trained responses that are audited.", only_with="audit.verifier", gt=0, le=1
     )
 
     @property

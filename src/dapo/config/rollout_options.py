@@ -82,10 +82,7 @@ class RolloutConfig(Section):
     )
     group_size: Int = option(16, "G: responses sampled per prompt.", paper=16, le=10**4, unit="responses")
     max_response_tokens: Tokens = option(
-        20480,
-        "L_max: largest length of a response, including the sampled end token.",
-        paper=20480,
-        unit="tokens",
+        20480, "L_max: largest length of a response, including the sampled end token.", paper=20480, unit="tokens"
     )
     temperature: Float = option(1.0, "Temperature of sampling and of log-probabilities.", paper=1.0, gt=0)
 

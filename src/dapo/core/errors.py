@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from dapo.core.terminal import printable
+from dapo.core.text import bounded
 
 EXIT_CODES: Mapping[str, str] = {
     "0": "success",
@@ -15,13 +16,13 @@ EXIT_CODES: Mapping[str, str] = {
 class DapoError(Exception):
     """The base of all errors for users; the command line prints them without a traceback.
 
-    Unsafe characters of the text are escaped: it may quote models, data, user code or a stranger's files.
+    Unsafe characters are escaped and long values cut: the text may quote models, data, user code or a stranger's files.
     """
 
     exit_code = 1
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(each) if isinstance(each, str) else each for each in args))
+        super().__init__(*(printable(bounded(each)) if isinstance(each, str) else each for each in args))
 
 
 class ConfigError(DapoError):

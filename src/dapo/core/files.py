@@ -5,22 +5,29 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from dapo.core.errors import DataError
 from dapo.core.terminal import to_json
+from dapo.core.text import one_line, shorten
 
 CHUNK_BYTES = 2**25
 """Bytes of one read; large, because a background thread holds the interpreter between two chunks."""
+FAULTS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError, MemoryError)
+"""The errors that a damaged file may cause while its values are read and used."""
+MAX_BYTES = 2**28
+"""The largest file that `read_regular` takes into memory by default."""
 
 
 def crc32_of(path: Path) -> str:
     """The CRC-32 of a file in eight hexadecimal digits: it finds accidents at 2.8 GiB/s (SHA-256: 0.3)."""
     crc, chunk = 0, memoryview(bytearray(min(CHUNK_BYTES, path.stat().st_size + 1)))
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=_open_regular) as file:
         while size := file.readinto(chunk):
             crc = zlib.crc32(chunk[:size], crc)
     return f"{crc:08x}"
@@ -69,10 +76,10 @@ def atomic_file(path: Path, mode: int = SHARED) -> Iterator[Path]:
 def open_no_link(
     path: str | Path, mode: str, *, buffering: int = -1, encoding: str | None = None, permissions: int = SHARED
 ) -> IO[Any]:
-    """Open a file like `open`, but raise OSError for a link; a new file gets these `permissions`."""
+    """Open a regular file like `open`; a new file gets these `permissions`. Raises OSError for a link or a pipe."""
 
     def opener(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, permissions)
+        return _open_regular(path, flags | os.O_NOFOLLOW, permissions)
 
     try:
         return open(path, mode, buffering=buffering, encoding=encoding, opener=opener)
@@ -80,6 +87,41 @@ def open_no_link(
         if error.errno == errno.ELOOP and Path(path).is_symlink():
             raise OSError(errno.ELOOP, "it is a link, and dapo does not follow links here", str(path)) from None
         raise
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """Open a file, or the one that a link leads to, for reading. Raises OSError if that is not a regular file."""
+    return open(path, "rb", opener=_open_regular)
+
+
+def read_regular(path: Path, *, max_bytes: int = MAX_BYTES, follow: bool = True) -> bytes:
+    """Read a regular file. Raises OSError for anything else, for a larger file, and with `follow=False` for a link."""
+    with open_regular(path) if follow else open_no_link(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size <= max_bytes and len(content := file.read(max_bytes + 1)) <= max_bytes:
+            return bytes(content)
+    raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
+
+
+@contextmanager
+def damage_of(path: str | Path, *more: type[Exception]) -> Iterator[None]:
+    """Turn FAULTS, and `more` errors, in the block into a DataError that calls a file or a run damaged."""
+    try:
+        yield
+    except BrokenPipeError:  # of the output
+        raise
+    except FAULTS + more as error:
+        strerror = error.strerror if isinstance(error, OSError) else None
+        reason = strerror or one_line(str(error)) or type(error).__name__
+        raise DataError(f"{path} is damaged: {shorten(reason, 200)}") from error
+
+
+def _open_regular(path: str, flags: int, permissions: int = SHARED) -> int:
+    # without O_NONBLOCK, opening a pipe waits for its other end
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, permissions)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return descriptor
 
 
 def cache_folder() -> Path:
@@ -104,10 +146,10 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_json(path: Path) -> Any:
-    """Read the value in a JSON file. Raises OSError, or ValueError for invalid JSON."""
+def read_json(path: Path, *, follow: bool = True) -> Any:
+    """Read the value in a JSON file with `read_regular`. Raises OSError, or ValueError for invalid JSON."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_regular(path, follow=follow))
     except RecursionError:
         raise ValueError("brackets nested too deeply") from None
 

@@ -41,14 +41,7 @@ class HttpClient:
     """Sends JSON to one server, through the proxies of the environment; several threads may share a client."""
 
     def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None,
-        timeout_s: float,
-        retries: int,
-        backoff_s: float,
-        connections: int = 1,
+        self, url: str, *, token: str | None, timeout_s: float, retries: int, backoff_s: float, connections: int = 1
     ) -> None:
         """Open no connection yet. `url` is a valid address, which selects the proxy and stands in error messages.
 

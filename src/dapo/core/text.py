@@ -1,9 +1,12 @@
 """Shortens text for messages and tables, and suggests known names."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Literal
 
+QUOTED_CHARS, MAX_LINE_CHARS, MAX_LINES = 160, 1500, 120
+_LONG_WORD = re.compile(r"\S{400,}")
 EXCERPT_CHARS = 800
 EXCERPT_LINES = 16
 
@@ -23,6 +26,21 @@ def shorten(text: str, chars: int, *, keep: Literal["start", "ends", "end"] = "s
         return f"... {text[4 - chars :]}"
     half = (chars - 7) // 2
     return f"{text[:half].rstrip()} [...] {text[-half:].lstrip()}"
+
+
+def bounded(text: str) -> str:
+    """A message in which long words, long lines and long lists of lines keep both ends, whatever value it quotes."""
+    lines = [
+        _LONG_WORD.sub(lambda word: shorten(word[0], QUOTED_CHARS, keep="ends"), line) for line in text.split("\n")
+    ]
+    if len(lines) > MAX_LINES:
+        lines[MAX_LINES // 2 : -MAX_LINES // 2] = [f"[... {len(lines) - MAX_LINES:,} lines left out ...]"]
+    return "\n".join(shorten(line, MAX_LINE_CHARS, keep="ends") for line in lines)
+
+
+def quoted(value: object) -> str:
+    """A value for a message: its `repr`, of which a long one keeps both ends."""
+    return shorten(repr(value), QUOTED_CHARS, keep="ends")
 
 
 def excerpt(text: str) -> str:

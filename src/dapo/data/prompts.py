@@ -28,10 +28,8 @@ class TurnEnd:
     """The text that a chat template puts after an assistant's turn."""
 
     text: str
-    token_id: int | None
-    """The first special or added token of the text; None without one."""
-    text_before: str = ""
-    """The template's text before that token, which is part of the response."""
+    token_id: int | None  # the first special or added token of the text; None without one
+    text_before: str = ""  # the template's text before that token, which is part of the response
 
 
 def find_turn_end(tokenizer: "PreTrainedTokenizerBase") -> TurnEnd:

@@ -107,16 +107,12 @@ def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, 
 class Paired:
     """The mean difference, b - a, over pairs."""
 
-    difference: float | None
-    """The mean; None without a pair."""
-    low: float | None
-    """The lower end of the 95 % interval; None if nothing bounds the difference."""
+    difference: float | None  # the mean; None without a pair
+    low: float | None  # the lower end of the 95 % interval; None if nothing bounds the difference
     high: float | None
     pairs: int
-    unpaired_variance: float
-    """The variance that the mean difference would have without the pairing."""
-    paired_variance: float
-    """The variance of the mean difference over the pairs."""
+    unpaired_variance: float  # the variance that the mean difference would have without the pairing
+    paired_variance: float  # the variance of the mean difference over the pairs
 
     @property
     def variance_ratio(self) -> float | None:

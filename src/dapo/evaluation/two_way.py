@@ -36,8 +36,7 @@ class Estimate:
     """A mean with its 95 % interval."""
 
     mean: float
-    low: float | None
-    """The lower end; None if nothing bounds the mean."""
+    low: float | None  # the lower end; None if nothing bounds the mean
     high: float | None
     seeds: int
     problems: int

@@ -93,11 +93,7 @@ def read_tensors(directory: Path, kind: str, like: Mapping[str, Tensor]) -> dict
     return tensors
 
 
-def load_optimizer(
-    optimizer: MasterAdamW,
-    directory: Path,
-    read: ReadTensors = read_tensors,
-) -> None:
+def load_optimizer(optimizer: MasterAdamW, directory: Path, read: ReadTensors = read_tensors) -> None:
     """Restore a state, saved by any number of ranks, into `optimizer` and its model, bit for bit.
 
     `read` returns this process's tensors of a kind. Raises CheckpointError if files are missing or unreadable, or hold

@@ -82,9 +82,7 @@ class Critic:
         return in_callers_order(microbatches, [self.model(each) for each in microbatches], len(samples))
 
     @explain_out_of_memory(
-        torch.OutOfMemoryError,
-        "an update of the critic",
-        "lower train.microbatch_tokens or set train.recompute=true",
+        torch.OutOfMemoryError, "an update of the critic", "lower train.microbatch_tokens or set train.recompute=true"
     )
     def backward(self, minibatch: Sequence[Sample]) -> dict[str, float]:
         """Compute the gradient on samples with `old_values` and `value_targets`; returns the sums for `apply_gradient`.

@@ -196,10 +196,7 @@ class FreeMemory:
 
 
 def resolve_microbatches(
-    config: Config,
-    dimensions: ModelDimensions | None,
-    gpu: FreeMemory | None,
-    lengths: ResponseLengths | None = None,
+    config: Config, dimensions: ModelDimensions | None, gpu: FreeMemory | None, lengths: ResponseLengths | None = None
 ) -> tuple[Config, str | None]:
     """Resolve `train.microbatch_tokens` and `train.recompute`; returns the configuration and a line with the reason.
 

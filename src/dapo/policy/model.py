@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,6 +163,8 @@ def load_local_tokenizer(
         model, tokenizer = tiny_random(torch.float32)
         return tokenizer, find_stop_ids(model, tokenizer)
     path = smollm2_path() if name == "smollm2-135m-instruct" else name
+    if os.path.isdir(path) and not all(entry.is_file() or entry.is_dir() for entry in os.scandir(path)):
+        return None  # a pipe among its files would be waited for
     options: Any = {"local_files_only": True}
     with quiet_transformers():
         try:

@@ -35,12 +35,7 @@ def use_packed_forward(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def check_packed_forward(
-    model: PreTrainedModel,
-    plain: str,
-    logits: Callable[[Tensor], Tensor],
-    *,
-    dtype: torch.dtype,
-    sharded: Any = None,
+    model: PreTrainedModel, plain: str, logits: Callable[[Tensor], Tensor], *, dtype: torch.dtype, sharded: Any = None
 ) -> None:
     """Raise ConfigError if log-probabilities of packed sequences differ from those of single sequences.
 

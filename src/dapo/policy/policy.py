@@ -29,13 +29,7 @@ from dapo.policy.checkpoint import (
 from dapo.policy.critic import Critic
 from dapo.policy.custom_loss import CustomLoss, load_loss
 from dapo.policy.hf_io import NamedWeights, layout_of
-from dapo.policy.logprobs import (
-    chunks,
-    hidden_logprobs,
-    hidden_states,
-    score_tokens,
-    token_logprobs,
-)
+from dapo.policy.logprobs import chunks, hidden_logprobs, hidden_states, score_tokens, token_logprobs
 from dapo.policy.lora import add_adapters
 from dapo.policy.minibatch import loss_tokens, partition_minibatch
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel

@@ -17,7 +17,7 @@ METRICS_FILE = "metrics.jsonl"
 PROBLEM_STATS_FILE = "problems.parquet"
 """Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 CHECKPOINT_MANIFEST = "manifest.json"
-_STEP_NAME = re.compile(r"step_(\d{6,})(\.parquet|\.json)?")
+_STEP_NAME = re.compile(r"step_(\d{6,9})(\.parquet|\.json)?")
 _REPLACED = ".replaced.tmp"
 _REMOVED = ".gone.tmp"
 
@@ -37,14 +37,7 @@ class Checkpoints:
         """The folder of a step's checkpoint, saved or not."""
         return self.folder / f"step_{step:06d}"
 
-    def save(
-        self,
-        step: int,
-        write: Callable[[Path], None],
-        keep: int,
-        *,
-        accuracy: float | None = None,
-    ) -> Path:
+    def save(self, step: int, write: Callable[[Path], None], keep: int, *, accuracy: float | None = None) -> Path:
         """Save a checkpoint whose files `write(directory)` writes, then drop old ones by `drop_old`.
 
         `accuracy` is from this step's evaluation; the checkpoint with the highest one is the best. A checkpoint gets

@@ -17,6 +17,9 @@ from dapo.runs.checkpoints import METRICS_FILE, PROBLEM_STATS_FILE, Checkpoints,
 from dapo.runs.metrics_file import read_metrics, truncate_after
 
 _LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.05
+_LOCK_BYTES = 40
+_FILES = (*("config.yaml", "manifest.json", "summary.json", "lock", "curves.png"), METRICS_FILE, PROBLEM_STATS_FILE)
+_FOLDERS = ("checkpoints", "rollouts", "eval", "logs", "profile", "code", "data")
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
 
@@ -35,27 +38,17 @@ class RunDirectory:
     """The paths of a run's files and folders. Make one with `create` or `open`."""
 
     path: Path
-    config = _Entry("config.yaml")
-    """All options of the run."""
-    manifest = _Entry("manifest.json")
-    """Versions, machine, command line, seed."""
-    metrics = _Entry(METRICS_FILE)
-    """One JSON object per step."""
-    problem_stats = _Entry(PROBLEM_STATS_FILE)
-    """Statistics per problem, as of the newest checkpoint."""
-    summary = _Entry("summary.json")
-    """Facts and last evaluation, written at the end."""
-    curves = _Entry("curves.png")
-    """The plot of the metrics."""
-    profile = _Entry("profile")
-    """The directory of the traces of `profile.steps`."""
-    logs = _Entry("logs")
-    """The directory of the other processes' output."""
+    config = _Entry("config.yaml")  # all options of the run
+    manifest = _Entry("manifest.json")  # versions, machine, command line, seed
+    metrics = _Entry(METRICS_FILE)  # one JSON object per step
+    problem_stats = _Entry(PROBLEM_STATS_FILE)  # statistics per problem, as of the newest checkpoint
+    summary = _Entry("summary.json")  # facts and last evaluation, written at the end
+    curves = _Entry("curves.png")  # the plot of the metrics
+    profile = _Entry("profile")  # the directory of the traces of `profile.steps`
+    logs = _Entry("logs")  # the directory of the other processes' output
     _lock = _Entry("lock")
-    rollouts_folder = _Entry("rollouts")
-    """The folder of the tables of judged responses."""
-    evaluations_folder = _Entry("eval")
-    """The folder of the stored evaluations."""
+    rollouts_folder = _Entry("rollouts")  # the folder of the tables of judged responses
+    evaluations_folder = _Entry("eval")  # the folder of the stored evaluations
 
     @classmethod
     def create(
@@ -79,18 +72,26 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> "RunDirectory":
-        """Open an existing run. Raises CheckpointError if it is incomplete or holds links."""
+        """Open an existing run. Raises CheckpointError if it is incomplete, or holds links, pipes and the like."""
         run = cls(Path(path))
-        if not run.path.is_dir():
+        if not os.path.isdir(path):
             raise CheckpointError(f"no run directory {path}; expected one that `dapo train` made")
-        if links := sorted(entry.name for entry in os.scandir(path) if entry.is_symlink()):
+        try:
+            entries = {entry.name: entry for entry in os.scandir(path)}
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        if links := sorted(entry.name for entry in entries.values() if entry.is_symlink()):
             raise CheckpointError(
                 f"{path} holds links ({', '.join(links[:3])}), through which a run would change files elsewhere; "
                 "replace them by their targets. The run directory itself may be a link to another disk"
             )
-        missing = [file.name for file in (run.config, run.manifest) if not file.is_file()]
-        if missing:
+        if missing := [file.name for file in (run.config, run.manifest) if file.name not in entries]:
             raise CheckpointError(f"{path} is not a run directory: it has no {' and no '.join(missing)}")
+        for name, entry in sorted(entries.items()):
+            if name in _FILES and not entry.is_file():
+                raise CheckpointError(f"{path} is damaged: {name} is not a regular file")
+            if name in _FOLDERS and not entry.is_dir():
+                raise CheckpointError(f"{path} is damaged: {name} is not a folder")
         return run
 
     @classmethod
@@ -110,8 +111,8 @@ class RunDirectory:
 
     @staticmethod
     def is_run(path: str | Path) -> bool:
-        """Whether a path holds a run, whole or not yet begun."""
-        return (Path(path) / "config.yaml").is_file()
+        """Whether a path holds a run, whole, damaged or not yet begun."""
+        return os.path.lexists(Path(path) / "config.yaml")
 
     def rollout_tables(self) -> dict[int, Path]:
         """Find the tables of judged responses, by step in ascending order."""
@@ -166,14 +167,14 @@ class RunDirectory:
         None if no process holds the lock. A process that is about to lock the run waits a moment.
         """
         try:
-            with open_no_link(self._lock, "r", encoding="ascii") as file:
+            with open_no_link(self._lock, "rb") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    numbers = [int(line) if line.isdigit() else None for line in file.read().split()]
+                    numbers = [int(line) if line.isdigit() else None for line in file.read(_LOCK_BYTES).split()]
                     process, num_steps = (*numbers, None, None)[:2]
                     return process, num_steps
-        except FileNotFoundError:
+        except OSError:  # usually because it is missing
             pass
         return None
 

@@ -1,11 +1,13 @@
 """Writes and reads the evaluations of a run; damaged ones are left out with a warning. Imports no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from dapo.core.errors import DataError
-from dapo.core.files import atomic_write_json, read_json
+from dapo.core.files import atomic_write_json, damage_of, read_json
+from dapo.core.text import quoted
 from dapo.evaluation.scores import require_summary
 from dapo.runs.directory import RunDirectory
 
@@ -34,32 +36,57 @@ def first_and_last_evaluation(run: RunDirectory, warn: Callable[[str], None]) ->
 def read_evaluation(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
     """Read the evaluation in a file, as a list of one; empty, with a warning, if it is damaged."""
     try:
-        return [_require_evaluation(read_json(path), where=str(path))]
-    except OSError as error:
-        warn(f"{path} cannot be read and is left out: {error.strerror}")
-    except ValueError:
-        warn(f"{path} is damaged (no JSON) and is left out")
+        return [load_evaluation(path)]
     except DataError as error:
         warn(f"{error}; it is left out")
     return []
 
 
-def _require_evaluation(found: Any, *, where: str) -> dict[str, Any]:
-    """Check that a value is an evaluation that a run wrote. Raises DataError for anything else."""
-    summary = require_summary(found, where)
-    numbers = [summary[name] for name in ("accuracy", "problems", "response_tokens_mean", "truncated_fraction")]
-    numbers += [summary[name] for name in ("low", "high") if summary[name] is not None]
-    if not all(isinstance(number, float | int) for number in numbers) or not all(map(_is_row, summary["table"])):
-        raise DataError(f"{where} was not written by a run")
-    return summary
+def load_evaluation(path: Path) -> dict[str, Any]:
+    """Read the evaluation in a file. Raises DataError for a file that no run has written."""
+    with damage_of(path):
+        found = require_summary(read_json(path, follow=False), str(path))
+        _require_types(found, _SUMMARY)
+        for source in found["by_source"].values():
+            _require_types(source, _SOURCE)
+        for row in found["table"]:
+            _require_types(row, _ROW)
+            for response in row["responses"]:
+                _require_types(response, _RESPONSE)
+            if not row["responses"]:
+                raise ValueError(f"no response to {quoted(row['id'])}")
+    return found
 
 
-def _is_row(row: Mapping[str, Any]) -> bool:
-    """Whether a row is one of an evaluation's table."""
-    responses = row.get("responses")
-    return (
-        {"source", "question", "answer"} <= row.keys()
-        and isinstance(responses, list)
-        and bool(responses)
-        and all(isinstance(each, dict) and isinstance(each.get("text"), str) for each in responses)
-    )
+Kinds: TypeAlias = tuple[type, ...]
+_NUMBER: Kinds = (float,)
+_NUMBER_OR_NONE: Kinds = (float, type(None))
+_TEXT_OR_NONE: Kinds = (str, type(None))
+_SOURCE: Mapping[str, Kinds] = {"accuracy": _NUMBER, "problems": _NUMBER}
+_SUMMARY: Mapping[str, Kinds] = {
+    **dict.fromkeys(("accuracy", "problems", "complete_problems", "samples_per_problem"), _NUMBER),
+    **dict.fromkeys(("response_tokens_mean", "truncated_fraction", "verifier_errors"), _NUMBER),
+    **dict.fromkeys(("low", "high", "no_answer_fraction"), _NUMBER_OR_NONE),
+    **dict.fromkeys(("interval_note", "warning", "most_frequent_error"), _TEXT_OR_NONE),
+    **{"name": (str,), "binary": (bool,), "by_source": (dict,), "table": (list,)},
+}
+_ROW: Mapping[str, Kinds] = {
+    **dict.fromkeys(("id", "source", "question", "answer"), (str,)),
+    **{"accuracy": _NUMBER_OR_NONE, "responses": (list,)},
+}
+_RESPONSE: Mapping[str, Kinds] = {
+    **{"text": (str,), "correct": (bool, type(None)), "score": _NUMBER_OR_NONE, "tokens": _NUMBER},
+    **dict.fromkeys(("error", "answer", "finish"), _TEXT_OR_NONE),
+}
+
+
+def _require_types(found: Any, kinds: Mapping[str, Kinds]) -> None:
+    """Raise ValueError for a mapping that lacks a value, or has one of another type; float stands for any number."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{quoted(found)} where an object is expected")
+    for name, allowed in kinds.items():
+        value = found.get(name, ...)
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
+            value = float(value)
+        if not isinstance(value, allowed) or (isinstance(value, float) and not isfinite(value)):
+            raise ValueError(f"{name} is {'missing' if value is ... else quoted(value)}")

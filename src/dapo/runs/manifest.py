@@ -16,7 +16,7 @@ from typing import Any
 import dapo
 from dapo.config import Config
 from dapo.config.option_entries import flat_options
-from dapo.core.files import read_json
+from dapo.core.files import damage_of, read_json
 from dapo.core.processor import cpu_model
 from dapo.core.secrets import mask_secrets
 from dapo.runs.directory import RunDirectory
@@ -30,16 +30,11 @@ class Fork:
     Example: Fork("/runs/x", 40, None, "6e1b0c52", {"optim.lr": (1e-06, 2e-06)})
     """
 
-    parent: str
-    """The parent's run directory."""
-    step: int
-    """The last step that the run shares with its parent."""
-    branch: int | None
-    """The number of a branch with a seed of its own, from 1; None: the parent's seed."""
-    parent_config_crc32: str
-    """Checksum of the parent's config.yaml when the fork was made."""
-    changed: Mapping[str, tuple[Any, Any]]
-    """The changed options, each with the parent's value and the run's own."""
+    parent: str  # the parent's run directory
+    step: int  # the last step that the run shares with its parent
+    branch: int | None  # the number of a branch with a seed of its own, from 1; None: the parent's seed
+    parent_config_crc32: str  # checksum of the parent's config.yaml when the fork was made
+    changed: Mapping[str, tuple[Any, Any]]  # the changed options, each with the parent's value and the run's own
 
     @classmethod
     def of(cls, run: RunDirectory) -> "Fork | None":
@@ -84,14 +79,18 @@ def make_manifest(
         "seed": seed,
         "git_commit": _git_commit(),
         "versions": package_versions(),
-        "machine": {
-            "platform": platform.platform(),
-            "cpu": cpu_model(),
-            "cores": os.cpu_count(),
-            "gpus": list(gpus),
-        },
+        "machine": {"platform": platform.platform(), "cpu": cpu_model(), "cores": os.cpu_count(), "gpus": list(gpus)},
         **({} if fork is None else {"fork": asdict(fork)}),
     }
+
+
+def read_manifest(run: RunDirectory) -> dict[str, Any]:
+    """Read a run's manifest. Raises DataError if it is damaged."""
+    with damage_of(run.manifest):
+        found = read_json(run.manifest)
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}")
+        return found
 
 
 def manifest_entry(run: RunDirectory, name: str) -> Any:

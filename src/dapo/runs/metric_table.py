@@ -32,10 +32,8 @@ class Phase:
     """A part of a step, which the console shows and `time/NAME_s` times."""
 
     meaning: str
-    counts: str = ""
-    """The unit of its progress."""
-    when: str = ""
-    """The condition under which a step has the phase; empty if every step has it."""
+    counts: str = ""  # the unit of its progress
+    when: str = ""  # the condition under which a step has the phase; empty if every step has it
     is_logged: bool = True
 
 
@@ -66,14 +64,11 @@ class Metric:
 
     name: str
     unit: str
-    meaning: str
-    """A full sentence."""
-    paper: str = ""
-    """The figure, table or equation of the paper that it belongs to."""
+    meaning: str  # A full sentence
+    paper: str = ""  # the figure, table or equation of the paper that it belongs to
     over_updates: Literal["", "mean", "mean over tokens", "mean over tokens at the upper clip", "sum", "max"] = ""
     """How a step's optimizer updates are combined into one value; empty for a metric of the whole step."""
-    when: str = ""
-    """The condition under which it is logged; empty if every run logs it."""
+    when: str = ""  # the condition under which it is logged; empty if every run logs it
 
     @property
     def scale(self) -> float:

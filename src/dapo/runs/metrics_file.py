@@ -3,12 +3,18 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import DataError
-from dapo.core.files import atomic_file, open_no_link
+from dapo.core.files import atomic_file, open_no_link, open_regular
 from dapo.core.terminal import to_json
+from dapo.core.text import quoted
+
+MAX_STEP = 10**9 - 1
+"""The largest number of a step in a file or a file's name."""
+_MAX_LINE_BYTES = 2**22
 
 
 class JsonlSink:
@@ -66,19 +72,32 @@ def truncate_after(path: str | Path, step: int) -> None:
 
 
 def _records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    if not path.is_file():
-        raise DataError(f"no metrics file {path}; expected the metrics.jsonl of a run directory")
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
+    try:
+        lines = open_regular(path)
+    except FileNotFoundError:
+        raise DataError(f"no metrics file {path}; expected the metrics.jsonl of a run directory") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    with lines:
+        for number, line in enumerate(iter(lambda: lines.readline(_MAX_LINE_BYTES), b""), start=1):
+            if len(line) == _MAX_LINE_BYTES:
+                raise DataError(f"{path}, line {number}: expected at most {_MAX_LINE_BYTES:,} bytes; remove the line")
             if not line.endswith(b"\n"):
                 return  # the writer has not finished this line, or was killed
-            try:
-                record = json.loads(line)
-                is_step = isinstance(record, dict) and isinstance(record.get("step"), int)
-            except (ValueError, RecursionError):
-                is_step = False
-            if not is_step:
-                raise DataError(
-                    f'{path}, line {number}: expected an object with a "step", got {line[:80]!r}; remove the line'
-                )
-            yield line, record
+            yield line, _record(line, f"{path}, line {number}")
+
+
+def _record(line: bytes, where: str) -> dict[str, Any]:
+    """Parse one line; numbers that are not finite become None. Raises DataError for anything that no run writes."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or type(step := record.get("step")) is not int or not 0 <= step <= MAX_STEP:
+        raise DataError(f'{where}: expected an object with a "step", got {line[:80]!r}; remove the line')
+    for name, value in record.items():
+        if isinstance(value, float) and not isfinite(value):
+            record[name] = None
+        elif not (value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)):
+            raise DataError(f"{where}: {quoted(name)} must be a number, got {quoted(value)}; remove the line")
+    return record

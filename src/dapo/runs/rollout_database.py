@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
+from dapo.core.errors import DataError
 from dapo.core.files import cache_folder
 from dapo.runs.checkpoints import step_of
 from dapo.runs.outcomes import VERDICT_SQL
+from dapo.runs.rollout_table import short_rows
 
 KEPT_FROM_STEPS = 100
 """Steps from which the index is kept in the cache folder; a smaller index is built in well under a second."""
@@ -32,9 +35,9 @@ OPTIONS: dict[str, str | bool | int | float | list[str]] = {
     "memory_limit": "2GB",
 }
 
-SHORT_COLUMNS = f"""CAST(step AS INTEGER) AS step, CAST(file_row_number AS INTEGER) AS row, group_id, sample,
-  problem_id, source, outcome, {VERDICT_SQL} AS verdict, CAST(score AS FLOAT) AS score, CAST(reward AS FLOAT) AS reward,
-  CAST(advantage AS FLOAT) AS advantage, response_tokens AS tokens, finish, error"""
+SHORT_COLUMNS = f"""step, row, group_id, sample, problem_id, source, outcome, {VERDICT_SQL} AS verdict,
+  CAST(score AS FLOAT) AS score, CAST(reward AS FLOAT) AS reward, CAST(advantage AS FLOAT) AS advantage,
+  response_tokens AS tokens, finish, error"""
 TABLES = """
 CREATE TABLE files(step INTEGER, size BIGINT, mtime BIGINT, problem VARCHAR);
 CREATE TABLE responses(step INTEGER, row INTEGER, group_id BIGINT, sample INTEGER, problem_id VARCHAR, source VARCHAR,
@@ -114,11 +117,11 @@ class RolloutDatabase:
     def _scan(self) -> dict[int, tuple[int, int]]:
         """Read size and time of each table, by step."""
         found = {}
-        with suppress(FileNotFoundError, NotADirectoryError):
+        with suppress(OSError):
             for entry in os.scandir(self._folder):
                 if entry.name.endswith(".parquet"):
-                    with suppress(ValueError, FileNotFoundError):
-                        status = entry.stat()
+                    with suppress(ValueError, OSError):
+                        status = entry.stat(follow_symlinks=False)
                         found[step_of(Path(entry.name))] = (status.st_size, status.st_mtime_ns)
         return found
 
@@ -130,36 +133,36 @@ class RolloutDatabase:
                 self._read(steps[start : start + FILES_PER_READ])
 
     def _read(self, steps: list[int]) -> None:
-        """Index the files of some steps in one read, or each alone if one of them cannot be read."""
+        """Index the files of some steps; a damaged file has no responses, and its problem."""
+        tables, problems = [], dict[int, str]()
+        for step in steps:
+            try:
+                tables.append(self._short_rows(step))
+            except DataError as error:
+                problems[step] = str(error)
         cursor = self._database.cursor()
-        problem = None
-        try:
-            cursor.execute("BEGIN")
-            paths = [self._path(step) for step in steps]
-            cursor.execute(
-                f"INSERT INTO responses SELECT {SHORT_COLUMNS} FROM read_parquet(?, file_row_number=true)", [paths]
-            )
+        cursor.execute("BEGIN")
+        if tables:
+            cursor.register("incoming", pa.concat_tables(tables))
+            cursor.execute(f"INSERT INTO responses SELECT {SHORT_COLUMNS} FROM incoming")
             cursor.execute(GROUPS, [steps])
-        except duckdb.Error as error:
-            cursor.execute("ROLLBACK")
-            if len(steps) > 1:
-                for step in steps:
-                    self._read([step])
-                return
-            problem = f"{paths[0]} cannot be read: {str(error).splitlines()[0]}"
-            cursor.execute("BEGIN")
-        rows = [(step, *self._present.get(step, (0, 0)), problem) for step in steps]
+        rows = [(step, *self._present.get(step, (0, 0)), problems.get(step)) for step in steps]
         cursor.executemany("INSERT INTO files VALUES (?, ?, ?, ?)", rows)
         cursor.execute("COMMIT")
         self._version += 1
+
+    def _short_rows(self, step: int, text: str = "") -> pa.Table:
+        """Read the short columns of a step's responses that contain a text; the file's name decides the step."""
+        rows = short_rows(self._path(step), text)
+        return rows.set_column(0, "step", pa.array([step] * rows.num_rows, pa.int32()))
 
     def _forget(self, steps: list[int]) -> None:
         for table in ("files", "responses", "groups"):
             self._database.cursor().execute(f"DELETE FROM {table} WHERE step IN (SELECT unnest(?))", [steps])
         self._version += 1
 
-    def _path(self, step: int) -> str:
-        return str(self._folder / f"step_{step:06d}.parquet")
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step_{step:06d}.parquet"
 
     def _all(self, query: str, values: Sequence[Any] = ()) -> list[Any]:
         return self._database.cursor().execute(query, values).fetchall()

@@ -2,16 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 
+from dapo.core.errors import DataError
 from dapo.runs.rollout_database import FILES_PER_READ, SHORT_COLUMNS, RolloutDatabase
-from dapo.runs.rollout_table import read_rows
+from dapo.runs.rollout_table import all_columns, read_rollouts, read_rows
 
 SEARCH_S = 0.35
 """Seconds for which one request searches texts; the next one continues there."""
@@ -80,18 +79,20 @@ class RolloutIndex(RolloutDatabase):
     def __init__(self, rollouts: Path) -> None:
         super().__init__(rollouts)
         self._searches: dict[tuple[Filter, str], _Search] = {}
+        self._unreadable: dict[tuple[int, tuple[int, int] | None], str] = {}  # by step and version of the file
 
     def state(self) -> dict[str, Any]:
         """Return `steps` and `indexed` (numbers of files), `responses`, and `problems` (damaged files)."""
         self._refresh()
         indexed, problems = self._one("SELECT count(*), list(problem) FILTER (problem IS NOT NULL) FROM files")
+        present = self._present.items()
         return {
             "steps": len(self._present),
             "indexed": min(indexed, len(self._present)),
             "responses": self._one("SELECT count(*) FROM responses")[0],
             "first_step": min(self._present, default=None),
             "last_step": max(self._present, default=None),
-            "problems": problems or [],
+            "problems": list({*(problems or []), *(text for key, text in self._unreadable.items() if key in present)}),
         }
 
     def page(self, wanted: Filter, *, sort: str = "newest", offset: int = 0, limit: int = 50) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class RolloutIndex(RolloutDatabase):
         Returns:
             `rows`, `total` (of the indexed or, with a text, the searched responses) and `steps_left` to search.
         """
-        state = self.state()
+        self._refresh()
         left = 0
         if wanted.text:
             keys, total, left = self._search(wanted, sort, offset + limit)
@@ -113,16 +114,16 @@ class RolloutIndex(RolloutDatabase):
                 f"OFFSET {offset:d}",
                 values,
             )
-        return {"rows": self._rows(keys), "total": total, "steps_left": left, "index": state}
+        return {"rows": self._rows(keys), "total": total, "steps_left": left, "index": self.state()}
 
     def group(self, step: int, group_id: int) -> list[dict[str, Any]]:
         """Read all columns of a group's responses, by sample; empty if there is no such group."""
         self._refresh()
         if step not in self._present:
             return []
-        return self._records(
-            "SELECT * FROM read_parquet(?) WHERE group_id = ? ORDER BY sample", [self._path(step), group_id]
-        )
+        path = self._path(step)
+        rows = read_rollouts([path], all_columns(path), groups=[group_id])
+        return sorted(rows.to_pylist(), key=lambda row: row["sample"])
 
     def groups(self) -> list[dict[str, Any]]:
         """List step, group_id, outcome and mean score of every indexed group, in the order of the stream."""
@@ -130,10 +131,7 @@ class RolloutIndex(RolloutDatabase):
 
     def neighbours(self, step: int, group_id: int) -> dict[str, int | None]:
         """Find the ids of the groups before and after a group in its step."""
-        query = (
-            "SELECT group_id FROM read_parquet(?, file_row_number=true) GROUP BY group_id ORDER BY min(file_row_number)"
-        )
-        ids = [row[0] for row in self._all(query, [self._path(step)])]
+        ids = read_rollouts([self._path(step)], ["group_id"])["group_id"].unique().to_pylist()
         at = ids.index(group_id) if group_id in ids else None
         return {
             "previous": ids[at - 1] if at else None,
@@ -224,13 +222,24 @@ class RolloutIndex(RolloutDatabase):
             while search.left and len(search.found) < needed and time.monotonic() < until:
                 chunk, search.left = search.left[:FILES_PER_READ], search.left[FILES_PER_READ:]
                 order = "step DESC, row" if newest_first else "step, row"
-                with suppress(duckdb.Error):  # a file that a run has just removed
-                    search.found += self._all(
-                        f"SELECT step, row FROM (SELECT {SHORT_COLUMNS}, response FROM read_parquet(?, "
-                        f"file_row_number=true) WHERE contains(lower(response), ?)) WHERE {condition} ORDER BY {order}",
-                        [[self._path(step) for step in chunk], wanted.text.lower(), *values],
-                    )
+                search.found += self._hits(chunk, wanted.text.lower(), f"WHERE {condition} ORDER BY {order}", values)
             return search.found, len(search.found), len(search.left)
+
+    def _hits(self, steps: Sequence[int], text: str, condition: str, values: Sequence[Any]) -> list[tuple[int, int]]:
+        """Find the responses of some steps that contain a text and meet a condition."""
+        tables = []
+        for step in steps:
+            try:
+                tables.append(self._short_rows(step, text))
+            except DataError as error:
+                self._unreadable[step, self._present.get(step)] = str(error)
+        if not tables:
+            return []
+        cursor = self._database.cursor()
+        cursor.register("hits", pa.concat_tables(tables))
+        return cursor.execute(
+            f"SELECT step, row FROM (SELECT {SHORT_COLUMNS} FROM hits) {condition}", values
+        ).fetchall()
 
     def _rows(self, keys: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
         """Read the short columns of rows, and the beginnings of their texts, in the order of the keys."""
@@ -239,6 +248,8 @@ class RolloutIndex(RolloutDatabase):
             by_step.setdefault(step, []).append(row)
         found: dict[tuple[int, int], dict[str, Any]] = {}
         for step, rows in by_step.items():
-            with suppress(OSError, pa.ArrowException):  # a file that a run has just removed
+            try:
                 found |= {(step, record["row"]): record for record in read_rows(self._path(step), rows)}
+            except DataError as error:
+                self._unreadable[step, self._present.get(step)] = str(error)
         return [found[key] for key in keys if key in found]

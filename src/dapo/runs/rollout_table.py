@@ -1,13 +1,13 @@
 """Writes and reads the judged responses of a step: a Parquet table, to query with DuckDB, pandas or pyarrow.
 
-`rollout_database.py` and `rollout_index.py` are the only other readers of these tables.
+`rollout_database.py` and `rollout_index.py` query them for the page.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.core.files import atomic_file
-from dapo.runs.outcomes import verdict_name
+from dapo.runs.outcomes import OUTCOMES, verdict_name
+from dapo.runs.stored_table import stored_table
+from dapo.types import Finish
 
 _FIELD_CHARS = 200
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
@@ -64,10 +66,13 @@ CURVES = ("reward", "accuracy", "entropy", "length")
 """The means of a step's responses that are compared: shaped reward, fraction correct, nats per token, tokens."""
 _CURVE_COLUMNS = ("problem_id", "outcome", "reward", "correct", "response_tokens")
 PREVIEW_CHARS = 400
-SHOWN_COLUMNS = [
+SHORT_COLUMNS = [
     *("step", "group_id", "sample", "problem_id", "source", "outcome", "correct", "error", "score", "reward"),
-    *("advantage", "response_tokens", "finish", "prompt", "response", "answer"),
+    *("advantage", "response_tokens", "finish"),
 ]
+SHOWN_COLUMNS = [*SHORT_COLUMNS, "prompt", "response", "answer"]
+_KNOWN_VALUES: Mapping[str, Sequence[str]] = {"outcome": OUTCOMES, "finish": get_args(Finish)}
+_COUNTS = ("step", "sample", "prompt_tokens", "response_tokens", "version")
 
 # the other columns have distinct values, for which a dictionary wastes time
 _DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "response_ids", "engine_logprobs")]
@@ -139,20 +144,46 @@ def storable(text: str) -> str:
     return text
 
 
-def read_rollouts(paths: Sequence[Path], columns: Sequence[str] | None = None, *, filters: Any = None) -> pa.Table:
-    """Read at least one table of judged responses as one table, by default without TOKEN_COLUMNS.
+def read_rollouts(
+    paths: Sequence[Path], columns: Sequence[str] | None = None, *, groups: Collection[int] | None = None
+) -> pa.Table:
+    """Read tables of judged responses as one. Raises DataError for a table that no run has written.
 
-    `filters` are conditions on rows, as in `pyarrow.parquet.read_table`.
+    Args:
+        paths: The tables, at least one.
+        columns: The columns; None: all except TOKEN_COLUMNS that the first table has.
+        groups: The ids of the groups to read; None: all.
     """
-    wanted = columns
-    if wanted is None:
-        wanted = [name for name in pq.read_schema(paths[0]).names if name not in TOKEN_COLUMNS]
-    return pa.concat_tables([pq.read_table(path, columns=list(wanted), filters=filters) for path in paths])
+    wanted = columns or [name for name in all_columns(paths[0]) if name not in TOKEN_COLUMNS]
+    parts = [part for path in paths for part in _parts(path, wanted, groups)]
+    return pa.concat_tables(parts or [ROLLOUT_SCHEMA.empty_table().select(wanted)])
+
+
+def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -> list[pa.Table]:
+    """Read columns of a table: its chunks that hold rows of the groups, or all at once."""
+    with stored_table(path, ROLLOUT_SCHEMA) as table:
+        if groups is None:
+            return [_checked(table.read(columns))]
+        chosen = [
+            pc.is_in(table.read(["group_id"], [i])["group_id"], pa.array(groups, pa.int64())) for i in table.chunks
+        ]
+        return [_checked(table.read(columns, [i]).filter(chosen[i])) for i in table.chunks if pc.any(chosen[i]).as_py()]
+
+
+def _checked(rows: pa.Table) -> pa.Table:
+    """Return rows of a table. Raises ValueError for values that no run writes."""
+    for name in rows.column_names:
+        if name in _KNOWN_VALUES and not pc.all(pc.is_in(rows[name], pa.array(_KNOWN_VALUES[name]))).as_py():
+            raise ValueError(f"a row has an unknown {name}")
+        if name in _COUNTS and rows.num_rows and pc.min(rows[name]).as_py() < 0:
+            raise ValueError(f"a row has a negative {name}")
+    return rows
 
 
 def all_columns(path: Path) -> list[str]:
-    """Read the names of a table's columns."""
-    return list(pq.read_schema(path).names)
+    """Read the names of a table's columns. Raises DataError for a table that no run has written."""
+    with stored_table(path, ROLLOUT_SCHEMA) as table:
+        return table.names
 
 
 def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -160,24 +191,36 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 
     Without `columns`, all except the log-probabilities are read.
     """
-    with pq.ParquetFile(path) as file:
-        wanted = list(columns) or [name for name in file.schema_arrow.names if name != "engine_logprobs"]
-        for batch in file.iter_batches(1024, columns=wanted):
-            yield from batch.to_pylist()
+    with stored_table(path, ROLLOUT_SCHEMA) as table:
+        wanted = list(columns) or [name for name in table.names if name != "engine_logprobs"]
+        for i in table.chunks:
+            for batch in _checked(table.read(wanted, [i])).to_batches(ROWS_PER_CHUNK):
+                yield from batch.to_pylist()
 
 
-def read_rows(path: str, rows: Sequence[int]) -> list[dict[str, Any]]:
+def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Read some rows of a table of responses in the form of the page; only their chunks are read."""
     records = []
-    with pq.ParquetFile(path) as table:
+    with stored_table(path, ROLLOUT_SCHEMA) as table:
         start = 0
-        for chunk in range(table.metadata.num_row_groups):
-            end = start + table.metadata.row_group(chunk).num_rows
-            if here := [row for row in rows if start <= row < end]:
-                taken = table.read_row_group(chunk, columns=SHOWN_COLUMNS).take([row - start for row in here])
+        for i, length in enumerate(table.chunk_rows):
+            if here := [row for row in rows if start <= row < start + length]:
+                taken = _checked(table.read(SHOWN_COLUMNS, [i])).take([row - start for row in here])
                 records += [_preview(record, row) for record, row in zip(taken.to_pylist(), here, strict=True)]
-            start = end
+            start += length
     return records
+
+
+def short_rows(path: Path, text: str = "") -> pa.Table:
+    """Read the short columns of the responses that contain a text, in lower case, with the number of each `row`."""
+    with stored_table(path, ROLLOUT_SCHEMA) as table:
+        rows = _checked(table.read(SHORT_COLUMNS))
+        rows = rows.append_column("row", pa.array(range(rows.num_rows), pa.int32()))
+        if not text:
+            return rows
+        responses = (table.read(["response"], [i])["response"] for i in table.chunks)
+        hits = [chunk for each in responses for chunk in pc.match_substring(pc.utf8_lower(each), text).chunks]
+        return rows.filter(pa.chunked_array(hits, pa.bool_()))
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
@@ -193,8 +236,7 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
     The entropy is estimated as the mean of -log p over the sampled tokens; it is missing if the table has no
     log-probabilities. A problem without any verdict is missing in the rewards.
     """
-    names = pq.read_schema(table).names
-    rows = pq.read_table(table, columns=[*_CURVE_COLUMNS, *(["engine_logprobs"] if "engine_logprobs" in names else [])])
+    rows = read_rollouts([table], [*_CURVE_COLUMNS, "engine_logprobs"])
     rows = rows.filter(pc.not_equal(rows["outcome"], "excess"))
     problems = rows["problem_id"].to_numpy(zero_copy_only=False)
     ids, index = np.unique(problems.astype(str), return_inverse=True)
@@ -226,11 +268,11 @@ def _surprisal(
     rows: pa.Table, index: NDArray[np.int64], tokens: NDArray[np.float64], count: int
 ) -> NDArray[np.float64]:
     """Compute the mean of -log p over the tokens of each index; NaN where none are stored."""
-    if "engine_logprobs" not in rows.column_names or rows["engine_logprobs"].null_count:
+    column = rows["engine_logprobs"]
+    if column.null_count:
         return np.full(count, np.nan)
-    column = rows["engine_logprobs"].combine_chunks()
     logprobs = pc.list_flatten(column).to_numpy(zero_copy_only=False).astype(np.float64)
-    owner = np.repeat(index, tokens.astype(np.int64))
+    owner = np.repeat(index, pc.list_value_length(column).to_numpy())
     return _ratio(-np.bincount(owner, logprobs, count), np.bincount(index, tokens, count))
 
 

@@ -3,19 +3,22 @@
 Nothing is written into the run. Values are cached until their file changes.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dapo.config.load import read_options
 from dapo.config.option_entries import flatten
-from dapo.core.errors import CheckpointError, DataError
-from dapo.core.files import read_json
+from dapo.core.errors import CheckpointError, DapoError, DataError
+from dapo.core.files import damage_of
 from dapo.core.secrets import mask_options
-from dapo.evaluation.scores import require_summary
-from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import RunDirectory
-from dapo.runs.metrics_file import metrics_by_step, read_metrics
+from dapo.runs.evaluations import load_evaluation
+from dapo.runs.manifest import read_manifest
+from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.status import run_progress
 
 Value = TypeVar("Value")
@@ -27,85 +30,82 @@ class RunReader:
     """Reads the files of one run, which the page shows under `name`."""
 
     def __init__(self, name: str, path: Path) -> None:
-        """Open the run at `path`. Raises CheckpointError if there is none."""
         self.name = name
-        self.directory = RunDirectory.open(path)
-        self._kept: dict[Path, tuple[tuple[int, int], Any]] = {}
+        self.directory = RunDirectory(path)
+        self._kept: dict[Path, tuple[tuple[int, ...], Any]] = {}
+
+    def require_run(self) -> None:
+        """Raise CheckpointError if the directory holds no run, or links, pipes and the like."""
+        RunDirectory.open(self.directory.path)
 
     def metrics(self) -> dict[str, Any]:
-        """Read all metrics: `steps`, `columns` (a list per metric, with None where a step lacks it) and `problem`.
+        """Return all metrics by column: `steps`, `columns` (a list per metric, None if a step lacks it), `problem`.
 
-        Several lines of a step are one entry, and a line that is still being written is left out. A damaged file gives
-        no steps, and `problem` explains it.
+        Several lines of one step are merged. A line that is still being written is left out; a damaged file gives no
+        steps, and `problem` explains it.
         """
         try:
-            return self._keep(self.directory.metrics, lambda path: _columns(metrics_by_step(path)))
-        except FileNotFoundError:
-            return _columns({})
-        except DataError as error:
+            self.require_run()
+            return self._rows_and_columns()[1]
+        except DapoError as error:
             return _columns({}) | {"problem": str(error)}
 
-    def _records(self) -> list[dict[str, Any]]:
-        """Read the lines of the metrics; none if the file is missing or damaged."""
-        try:
-            return read_metrics(self.directory.metrics)
-        except DataError:
-            return []
+    def _rows_and_columns(self) -> tuple[dict[int, dict[str, Any]], dict[str, Any]]:
+        with damage_of(self.directory.metrics):
+            try:
+                return self._keep(self.directory.metrics, lambda path: (rows := metrics_by_step(path), _columns(rows)))
+            except FileNotFoundError:
+                return {}, _columns({})
 
     def metrics_version(self) -> str:
-        """Return a text that changes with the metrics."""
+        """Return a text that changes when the metrics do."""
         try:
             return "-".join(map(str, _version(self.directory.metrics)))
         except OSError:
             return "none"
 
     def config(self) -> dict[str, Any]:
-        """Read the options in config.yaml by dotted name; secrets are masked."""
-        import yaml
-
-        def read(path: Path) -> dict[str, Any]:
-            try:
-                found = yaml.safe_load(path.read_text(encoding="utf-8"))
-            except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
-                raise DataError(f"{path} is damaged: it is no YAML") from None
-            if not isinstance(found, dict):
-                raise DataError(f"{path} is damaged: it holds no options")
-            return dict(flatten(mask_options(found)))
-
-        try:
-            return self._keep(self.directory.config, read)
-        except (OSError, DataError):
-            return {}
-
-    def manifest(self) -> dict[str, Any]:
-        """Read versions, machine, command line and seed; empty if the file is damaged."""
-        return self._object(self.directory.manifest)
+        """Read the options in config.yaml by dotted name; secrets are masked. Raises ConfigError or DataError."""
+        with damage_of(self.directory.config):
+            return self._keep(self.directory.config, lambda path: dict(flatten(mask_options(read_options(path)))))
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Read each stored evaluation without its table, by step; an unreadable one has `problem` instead."""
+        """Read the summaries of the stored evaluations, by step; a damaged one has a `problem`."""
         found = []
-        for step, path in self.directory.evaluations().items():
+        for step in self.directory.evaluations():
             try:
-                found.append(self._keep(path, _evaluation_summary))
-            except (OSError, DataError) as error:
+                found.append({name: value for name, value in self.evaluation(step).items() if name != "table"})
+            except DataError as error:
                 found.append({"step": step, "problem": str(error)})
         return found
 
     def evaluation(self, step: int) -> dict[str, Any]:
-        """Read a step's evaluation with its table. Raises DataError if it is missing or damaged."""
+        """Read an evaluation with its table. Raises DataError if it is missing or damaged."""
         path = self.directory.eval(step)
-        try:
-            return _evaluation(path)
-        except FileNotFoundError:
-            raise DataError(f"{self.name} has no evaluation of step {step}") from None
+        if not os.path.lexists(path):
+            raise DataError(f"{self.name} has no evaluation of step {step}")
+        with damage_of(path):
+            return {"step": step} | self._keep(path, load_evaluation)
 
     def summary(self) -> dict[str, Any]:
-        """Collect the head of the page: model, data, finished and planned steps, state, seconds left."""
-        config, metrics, manifest = self.config(), self.metrics(), self.manifest()
-        progress = run_progress(self.directory, self._records())
+        """Return the head of the page: model, data, steps done and planned, state, time left.
+
+        A run with a damaged file has the state `damaged`, with the reason in `problem`.
+        """
+        blank = dict.fromkeys(("model", "data", "held_out", "num_steps", "note", "started", "seconds_left", "problem"))
+        known = {"name": self.name, "path": str(self.directory.path), **blank, "steps": 0, "seconds": 0.0, "tokens": 0}
+        try:
+            self.require_run()
+            with damage_of(self.directory.path):
+                return known | self._facts()
+        except DapoError as error:
+            return known | {"state": "damaged", "note": str(error), "problem": str(error)}
+
+    def _facts(self) -> dict[str, Any]:
+        config, manifest = self.config(), read_manifest(self.directory)
+        rows, metrics = self._rows_and_columns()
+        progress = run_progress(self.directory, list(rows.values()))
         return {
-            "name": self.name,
-            "path": str(self.directory.path),
             "model": config.get("model.name", "unknown"),
             "data": _data_label(config, "data.train"),
             "held_out": _data_label(config, "data.eval"),
@@ -117,18 +117,10 @@ class RunReader:
             "seconds": sum(value or 0.0 for value in metrics["columns"].get("time/step_s", [])),
             "seconds_left": progress.seconds_left,
             "tokens": sum(value or 0 for value in metrics["columns"].get("rollout/tokens_generated", [])),
-            "problem": metrics["problem"],
         }
 
-    def _object(self, path: Path) -> dict[str, Any]:
-        try:
-            found = self._keep(path, read_json)
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
     def _keep(self, path: Path, read: Callable[[Path], Value]) -> Value:
-        """Call `read` for a file, or return its cached value if the file has not changed."""
+        """Return the value that `read` returns for a file, from memory until the file changes."""
         version = _version(path)
         kept = self._kept.get(path)
         if kept is None or kept[0] != version:
@@ -138,34 +130,46 @@ class RunReader:
 
 
 def find_runs(paths: Sequence[Path]) -> list[RunReader]:
-    """Find the runs at `paths`, by default in `./runs`, and give each a unique name.
+    """Find the named runs, or those in `./runs` if none is named; each gets a unique name.
 
-    A folder of runs is replaced by its runs, the newest first. Raises CheckpointError if there is none.
+    A folder of runs stands for its runs, the newest first, the damaged ones included. Raises CheckpointError if there
+    is no run, or only a damaged one.
     """
     found: list[Path] = []
     for path in paths or [Path("runs")]:
-        if RunDirectory.is_run(path) or not path.is_dir():
-            found.append(path)
-            continue
-        inside = [each for each in path.iterdir() if RunDirectory.is_run(each)]
-        if not inside:
-            raise CheckpointError(
-                f"{path} holds no run: expected run directories of `dapo train`, such as {path}/quickstart-..."
-            )
-        found += sorted(inside, key=lambda each: each.stat().st_mtime, reverse=True)
-    if not paths and not found[0].is_dir():
+        found += [path] if RunDirectory.is_run(path) or not os.path.isdir(path) else _runs_inside(path)
+    if not paths and not os.path.isdir(found[0]):
         raise CheckpointError("there is no folder ./runs; name a run: dapo view RUN")
     names: dict[str, Path] = {}
     for path in dict.fromkeys(found):
+        if len(found) == 1 or not RunDirectory.is_run(path):
+            RunDirectory.open(path)
         base = re.sub(r"[^\w.@=+-]", "_", path.resolve().name) or "run"
         number = next(n for n in range(1, len(found) + 2) if (base if n == 1 else f"{base}.{n}") not in names)
         names[base if number == 1 else f"{base}.{number}"] = path
     return [RunReader(name, path) for name, path in names.items()]
 
 
-def _version(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
+def _runs_inside(folder: Path) -> list[Path]:
+    """The runs in a folder, the newest first. Raises CheckpointError if there is none."""
+    try:
+        entries = [entry for entry in os.scandir(folder) if entry.is_dir() and RunDirectory.is_run(entry.path)]
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error.strerror}") from None
+    inside = []
+    for entry in entries:
+        with suppress(OSError):  # removed since
+            inside.append((entry.stat().st_mtime, Path(entry.path)))
+    if not inside:
+        raise CheckpointError(
+            f"{folder} holds no run: expected run directories that `dapo train` made, such as {folder}/quickstart-..."
+        )
+    return [path for _, path in sorted(inside, reverse=True)]
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    status = path.stat(follow_symlinks=False)
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _columns(merged: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -178,18 +182,6 @@ def _columns(merged: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 def _rounded(value: Any) -> Any:
     """Round a number to the digits that a plot can show, which halves the bytes to send."""
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
-
-
-def _evaluation(path: Path) -> dict[str, Any]:
-    try:
-        found = read_json(path)
-    except ValueError:
-        raise DataError(f"{path} is damaged: it is no JSON") from None
-    return {"step": step_of(path), **require_summary(found, str(path))}
-
-
-def _evaluation_summary(path: Path) -> dict[str, Any]:
-    return {name: value for name, value in _evaluation(path).items() if name != "table"}
 
 
 def _data_label(config: Mapping[str, Any], name: str) -> str | None:

@@ -4,15 +4,16 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from dapo.config import load_config
+from dapo.config.load import build_config, read_options
 from dapo.config.training_options import TrainConfig
 from dapo.core.errors import ConfigError
-from dapo.core.files import read_json
+from dapo.core.files import damage_of, read_json
 from dapo.runs.directory import RunDirectory
-from dapo.runs.manifest import Fork
+from dapo.runs.manifest import Fork, read_manifest
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.time_left import TimeLeft
 
@@ -26,14 +27,10 @@ class RunProgress:
     """The progress of a run, as the page and `dapo status` show it."""
 
     state: State
-    process: int | None
-    """Id of the training process on its machine; None if the run is not running."""
-    exit_reason: str | None
-    """Reason for the end; None while the run is running, or if its process was killed."""
-    step: int
-    """The newest step with metrics."""
-    num_steps: int | None
-    """Step at which training ends; None if the configuration cannot be read."""
+    process: int | None  # id of the training process on its machine; None if the run is not running
+    exit_reason: str | None  # reason for the end; None while the run is running, or if its process was killed
+    step: int  # the newest step with metrics
+    num_steps: int | None  # step at which training ends; None if the configuration cannot be read
     seconds_left: float | None
     """An estimate from the latest steps; None if the run is not running, or has finished no step."""
 
@@ -42,29 +39,26 @@ class RunProgress:
 class RunStatus(RunProgress):
     """The status of a run."""
 
-    run: str
-    """The run directory."""
-    seconds_since_step: float | None
-    """Seconds since a running run last wrote metrics."""
-    metrics: dict[str, float | None]
-    """Metrics of the newest step, without evaluations."""
+    run: str  # the run directory
+    seconds_since_step: float | None  # seconds since a running run last wrote metrics
+    metrics: dict[str, float | None]  # metrics of the newest step, without evaluations
     evaluations: dict[str, dict[str, float | None]]
     """Newest evaluation of each set: step, accuracy, low, high and other metrics."""
-    checkpoint: dict[str, Any] | None
-    """The newest checkpoint: step and path; its checksums are not verified."""
-    disk_bytes: dict[str, int]
-    """Disk usage: total, checkpoints, rollouts, eval, logs."""
+    checkpoint: dict[str, Any] | None  # the newest checkpoint: step and path; its checksums are not verified
+    disk_bytes: dict[str, int]  # disk usage: total, checkpoints, rollouts, eval, logs
     fork: dict[str, Any] | None
     """Parent, step, branch, checksum of the parent's options, and changed options of a fork."""
-    summary: dict[str, Any] | None
-    """The content of summary.json, which is written at the end."""
+    summary: dict[str, Any] | None  # the content of summary.json, which is written at the end
 
     def as_json(self) -> dict[str, Any]:
         return {"run": self.run} | asdict(self)
 
 
 def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> RunProgress:
-    """Read the progress of a run from its lock, its summary, its options and the `records` of its metrics."""
+    """Read the progress of a run from its lock, its summary, its options and the `records` of its metrics.
+
+    Raises DataError or ConfigError if a file is damaged.
+    """
     holder = run.holder()
     summary = None if holder else _read_summary(run)
     reason = None if summary is None else str(summary.get("exit_reason"))
@@ -86,16 +80,22 @@ def run_progress(run: RunDirectory, records: Sequence[Mapping[str, Any]]) -> Run
 def run_status(path: str | Path) -> RunStatus:
     """Read the status of the run at `path`.
 
-    Raises CheckpointError if it is not a run directory, and DataError if its metrics are damaged.
+    Raises CheckpointError if it is not a run directory, and DataError or ConfigError if a file is damaged.
     """
     run = RunDirectory.open(path)
+    read_manifest(run)
+    with damage_of(path):
+        return _read_status(run)
+
+
+def _read_status(run: RunDirectory) -> RunStatus:
     records = read_metrics(run.metrics) if run.metrics.exists() else []
     progress = run_progress(run, records)
     steps = _training_steps(records)
     newest = run.checkpoints.newest_step()
     is_live = progress.state == "running"
     return RunStatus(
-        run=str(path),
+        run=str(run.path),
         **asdict(progress),
         seconds_since_step=max(0.0, time.time() - run.metrics.stat().st_mtime) if is_live and steps else None,
         metrics={k: v for k, v in steps[-1].items() if _is_of_training(k)} if steps else {},
@@ -127,16 +127,20 @@ def _ended(reason: str | None) -> State:
 
 
 def _read_summary(run: RunDirectory) -> dict[str, Any] | None:
-    try:
-        found = read_json(run.summary)
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and "exit_reason" in found else None
+    with damage_of(run.summary):
+        try:
+            found = read_json(run.summary)
+        except FileNotFoundError:
+            return None
+        if not isinstance(found["exit_reason"], str) or not isinstance(found.get("num_steps"), int | None):
+            raise ValueError("its exit_reason must be a text, and its num_steps a number")
+        return dict(found)
 
 
 def _configured(run: RunDirectory) -> TrainConfig | None:
+    options = read_options(run.config)
     try:
-        return load_config(run.config).train
+        return build_config(options).train
     except ConfigError:  # of another version
         return None
 
@@ -149,7 +153,8 @@ def _seconds_left(
     time_left = TimeLeft(None if configured is None else configured.token_budget)
     for each in steps:
         time_left.add(each)
-    return time_left.seconds(num_steps - max((each["step"] for each in steps), default=0))
+    left = time_left.seconds(num_steps - max((each["step"] for each in steps), default=0))
+    return left if left is not None and isfinite(left) else None
 
 
 def _newest_evaluations(records: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
@@ -173,7 +178,7 @@ def _disk_bytes(path: Path) -> dict[str, int]:
         for name in names:
             try:
                 size = os.lstat(os.path.join(folder, name)).st_size
-            except FileNotFoundError:
+            except OSError:
                 continue
             for counted in ("total", *part):
                 if counted in sizes:

@@ -139,9 +139,9 @@ def _read(path: Path) -> dict[str, Any]:
 def _read_problem_stats(path: Path) -> ProblemStats:
     try:
         return read_problem_stats(path)
-    except (OSError, ValueError) as error:
+    except DapoError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error}); a checkpoint of an older development version has none: start a new run"
+            f"{error}; a checkpoint of an older development version has none: start a new run"
         ) from None
 
 

@@ -22,7 +22,7 @@ from dapo.config import Config, dump_config, load_config
 from dapo.config.data_spec import paths_in
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import CheckpointError, ConfigError
-from dapo.core.files import atomic_write_json, atomic_write_text, crc32_of, read_json, remove
+from dapo.core.files import PRIVATE, atomic_write_json, atomic_write_text, crc32_of, open_no_link, read_json, remove
 from dapo.core.loading import add_code_folder
 from dapo.core.rng import keyed_seed
 from dapo.runs.checkpoints import accuracy_of, numbered, step_of
@@ -164,8 +164,9 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
             if not path.is_symlink() and step_of(path) <= step:
                 _link(path, fork.path / folder / path.name)
     for name in OWN_FOLDERS:
-        if (parent.path / name).is_dir():
-            shutil.copytree(parent.path / name, fork.path / name)
+        for path in sorted((parent.path / name).rglob("*")):
+            if path.is_symlink() or not path.is_dir():
+                _copy(path, fork.path / path.relative_to(parent.path))
     fork.checkpoints.save(step, lambda folder: _fill_checkpoint(folder, plan), 1, accuracy=accuracy_of(plan.checkpoint))
     shutil.copyfile(plan.checkpoint / fork.problem_stats.name, fork.problem_stats)
     atomic_write_json(fork.manifest, _manifest(plan, command))
@@ -214,6 +215,16 @@ def _link(source: Path, target: Path) -> None:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP):
             raise
         shutil.copyfile(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a regular file. Raises CheckpointError for a link, a pipe and the like."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with open_no_link(source, "rb") as file, open_no_link(target, "xb", permissions=PRIVATE) as copy:
+            shutil.copyfileobj(file, copy)
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be copied: {error.strerror}") from None
 
 
 def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:

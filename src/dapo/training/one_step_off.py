@@ -163,8 +163,7 @@ class SamplingCancelled(Exception):
 class PendingBatch:
     """A batch that a thread samples; until it has ended, stream, engine, judge and sampler belong to it."""
 
-    seconds = 0.0
-    """The duration of the sampling."""
+    seconds = 0.0  # the duration of the sampling
 
     def __init__(self, run: Run, *, step: int) -> None:
         self._is_cancelled = threading.Event()

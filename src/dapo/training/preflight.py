@@ -28,10 +28,7 @@ NO_COLUMNS: Mapping[str, Collection[str]] = {}
 
 
 def load_rows(
-    data: DataConfig,
-    verifier: RewardConfig,
-    split: Split,
-    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
+    data: DataConfig, verifier: RewardConfig, split: Split, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS
 ) -> tuple[list[Problem], list[str]]:
     """Load the rows of `data.train` or `data.eval`, with warnings about rows that the reward cannot judge.
 

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.core.files import atomic_file
+from dapo.core.text import shorten
+from dapo.runs.stored_table import stored_table
 from dapo.types import Group, Problem
 
 COUNTS = ("visits", "responses", "decided", "correct", "last_step")
@@ -26,18 +28,12 @@ HALF_LIFE_STEPS = 10
 class OutcomeHistory:
     """A copy of the counts of the problems sampled so far, which later steps do not change."""
 
-    rows: Mapping[str, int]
-    """The row of each problem in the arrays; a row beyond their end was added after the copy."""
-    sources: Mapping[str, int]
-    """The number of each source."""
-    source: NDArray[np.int64]
-    """`[n]` the number of each problem's source."""
-    correct: NDArray[np.float64]
-    """`[n]` right responses, each discounted by its age at `last_step`."""
-    wrong: NDArray[np.float64]
-    """`[n]` wrong responses, discounted likewise."""
-    last_step: NDArray[np.int64]
-    """`[n]` the step that sampled each problem last."""
+    rows: Mapping[str, int]  # the row of each problem in the arrays; a row beyond their end was added after the copy
+    sources: Mapping[str, int]  # the number of each source
+    source: NDArray[np.int64]  # `[n]` the number of each problem's source
+    correct: NDArray[np.float64]  # `[n]` right responses, each discounted by its age at `last_step`
+    wrong: NDArray[np.float64]  # `[n]` wrong responses, discounted likewise
+    last_step: NDArray[np.int64]  # `[n]` the step that sampled each problem last
 
 
 class ProblemStats:
@@ -131,12 +127,16 @@ def write_problem_stats(path: Path, table: pa.Table) -> None:
 
 
 def read_problem_stats(path: Path) -> ProblemStats:
-    """Read a table that `write_problem_stats` has written. Raises OSError, or ValueError for anything else."""
+    """Read a table that `write_problem_stats` has written. Raises DataError for anything else."""
     stats = ProblemStats()
-    table = pq.read_table(path)
-    if table.column_names != stats.table().column_names:
-        raise ValueError(f"it has the columns {', '.join(table.column_names)}")
-    stats.load_table(table)
+    wanted = stats.table().schema
+    with stored_table(path) as stored:
+        if stored.names != wanted.names:
+            raise ValueError(f"it has the columns {shorten(', '.join(stored.names), 120)}")
+        table = stored.read(stored.names)
+        if any(table[name].type != wanted.field(name).type or table[name].null_count for name in (*COUNTS, *SUMS)):
+            raise ValueError("a column holds other values than numbers")
+        stats.load_table(table)
     return stats
 
 

@@ -52,16 +52,13 @@ class Batch:
     The next step samples problems 8 and 9 again.
     """
 
-    groups: tuple[Group, ...]
-    """The groups that train, in the order of the stream."""
+    groups: tuple[Group, ...]  # the groups that train, in the order of the stream
     judged: tuple[tuple[Group, Outcome], ...]
     """Every group whose responses were all generated, in the order of the stream."""
     group_counts: Mapping[Outcome, int]
     token_counts: Mapping[Outcome, int]
-    shortfall: int
-    """Groups missing from a full batch; above 0 only where `max_groups_per_step` was reached."""
-    epoch: int = 0
-    """The epoch of the problem after the batch's last one."""
+    shortfall: int  # groups missing from a full batch; above 0 only where `max_groups_per_step` was reached
+    epoch: int = 0  # the epoch of the problem after the batch's last one
     prediction: Prediction | None = None
     """The skipped problems and the calibration of predictions, with `dynamic_sampling.predict`."""
 
@@ -121,15 +118,12 @@ class Sampling:
     """Computes the shaped reward of a response; None where its verdict is an error."""
     selector: ProblemSelector | None = None
     """The selection of problems, set before each step is sampled; None: every problem is sampled."""
-    start: "SamplingStart | None" = None
-    """The state before the newest batch; None once the batch is kept for later."""
+    start: "SamplingStart | None" = None  # the state before the newest batch; None once the batch is kept for later
     judge_wait_s: float = 0.0
     """Seconds since the last reported step in which verdicts were outstanding and nothing was left to generate."""
 
-    tokens_since_start: int = 0
-    """Tokens generated for the newest batch, whether it is complete or has failed."""
-    tokens_discarded: int = 0
-    """Tokens generated for batches that were undone."""
+    tokens_since_start: int = 0  # tokens generated for the newest batch, whether it is complete or has failed
+    tokens_discarded: int = 0  # tokens generated for batches that were undone
 
     def roll_back(self, *, finished_steps: int) -> None:
         """Undo the newest batch if its step is not finished: requeue its problems, and restore the keep rate."""
@@ -148,12 +142,9 @@ class Sampling:
 class SamplingStart(NamedTuple):
     """The state of stream and sampler before a batch was sampled."""
 
-    step: int
-    """The step that trains on the batch."""
-    position: int
-    """The position of the stream."""
-    sampler: Mapping[str, Any]
-    """The state of the dynamic sampler."""
+    step: int  # the step that trains on the batch
+    position: int  # the position of the stream
+    sampler: Mapping[str, Any]  # the state of the dynamic sampler
 
 
 def collect(

@@ -17,12 +17,9 @@ class Audit:
     """A judge, and the share of responses that it audits."""
 
     judge: Judge
-    share: float
-    """The fraction of the trained responses that is audited."""
-    seed: int
-    """The run's seed."""
-    output: VerifierOutput | None = None
-    """The output of the judge; None where it goes to the console."""
+    share: float  # the fraction of the trained responses that is audited
+    seed: int  # the run's seed
+    output: VerifierOutput | None = None  # the output of the judge; None where it goes to the console
 
     def submit(self, groups: Sequence[Group], *, step: int) -> "PendingAudit":
         """Judge the sampled responses of a step's trained groups in the background."""

@@ -21,15 +21,7 @@ from functools import cache
 from math import fsum
 from typing import Any
 
-from dapo.algo.chance import (
-    UNIFORM,
-    Beta,
-    beta_cdf,
-    expected_chance,
-    fit_beta,
-    largest_chance,
-    likely_interval,
-)
+from dapo.algo.chance import UNIFORM, Beta, beta_cdf, expected_chance, fit_beta, largest_chance, likely_interval
 from dapo.config.rollout_options import DynamicSamplingConfig
 from dapo.core.errors import RewardError
 from dapo.core.rng import keyed_seed, keyed_uniforms
@@ -47,23 +39,18 @@ class Decision:
     """The decision on one position of the stream."""
 
     position: int
-    chance: float
-    """The predicted chance that a group carries a signal."""
-    probability: float
-    """q: the probability that the problem is sampled."""
+    chance: float  # the predicted chance that a group carries a signal
+    probability: float  # q: the probability that the problem is sampled
     is_sampled: bool
-    is_calibration: bool
-    """Whether the position belongs to the calibration sample."""
+    is_calibration: bool  # whether the position belongs to the calibration sample
 
 
 @dataclass(frozen=True)
 class Prediction:
     """The effect of the selection on one step's batch."""
 
-    skipped: int = 0
-    """Number of problems that were skipped."""
-    skipped_chance: float = 0.0
-    """Sum of the skipped problems' predicted chances."""
+    skipped: int = 0  # number of problems that were skipped
+    skipped_chance: float = 0.0  # sum of the skipped problems' predicted chances
     calibration: tuple[tuple[float, bool], ...] = ()
     """Predicted chance of each group of the calibration sample, and whether it carried a signal."""
     weights: Mapping[int, float] = field(default_factory=dict)

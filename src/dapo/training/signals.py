@@ -82,9 +82,7 @@ class StepListener:
 
 @contextmanager
 def signals_as_requests(
-    message: str = "saving, then stopping; Ctrl-C now ends at once",
-    *,
-    on_second: InterruptHandler = END_AT_ONCE,
+    message: str = "saving, then stopping; Ctrl-C now ends at once", *, on_second: InterruptHandler = END_AT_ONCE
 ) -> Iterator[StopRequest]:
     """Turn the block's first SIGINT or SIGTERM into a request; a SIGINT after that ends the process at once.
 

@@ -59,19 +59,15 @@ class TrainablePolicy(Protocol):
 class TrainState:
     """The progress of a run; a checkpoint holds it with stream, sampler and policy."""
 
-    step: int = 0
-    """Finished training steps, which is also the version of the policy's weights."""
+    step: int = 0  # finished training steps, which is also the version of the policy's weights
     tokens_generated: int = 0
     tokens_trained: int = 0
     wall_s: float = 0.0
-    entropy_collapse_steps: int = 0
-    """Steps in a row in which the policy was nearly deterministic."""
-    empty_steps: int = 0
-    """Steps in a row that had no group to train on."""
+    entropy_collapse_steps: int = 0  # steps in a row in which the policy was nearly deterministic
+    empty_steps: int = 0  # steps in a row that had no group to train on
     pending_metrics: dict[str, float] | None = field(default_factory=dict)
     """Metrics of `step`, which are written after its evaluation; None once they are."""
-    accuracy: float | None = None
-    """Accuracy in the evaluation after `step`, if there was one."""
+    accuracy: float | None = None  # accuracy in the evaluation after `step`, if there was one
     prefetched_batch: PrefetchedBatch | None = None
     """The next step's batch, with a schedule that samples it before the step."""
     updates: list[Mapping[str, float]] = field(default_factory=list, compare=False)
@@ -118,20 +114,15 @@ class Run:
     problem_stats: ProblemStats = field(default_factory=ProblemStats)
     stop: StopRequest = field(default_factory=StopRequest)
     state: TrainState = field(default_factory=TrainState)
-    timer: StepTimer = field(default_factory=StepTimer)
-    """Seconds per phase of the step at hand."""
-    critic: ValueFunction | None = None
-    """The value function of `advantage.estimator: gae`."""
-    audit: Audit | None = None
-    """The second verifier; None in a run without one."""
+    timer: StepTimer = field(default_factory=StepTimer)  # seconds per phase of the step at hand
+    critic: ValueFunction | None = None  # the value function of `advantage.estimator: gae`
+    audit: Audit | None = None  # the second verifier; None in a run without one
     live_rules: LiveRules | None = None
     """The rules over the run's last steps; None before the first metrics of this process."""
     provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options, versions, processor and data of this process (`runs/manifest.py`), stored in each checkpoint."""
-    is_solved: bool = False
-    """Whether the run has ended because its problems are solved."""
-    verifier_output: VerifierOutput | None = None
-    """The output of the verifiers; None where it goes to the console."""
+    is_solved: bool = False  # whether the run has ended because its problems are solved
+    verifier_output: VerifierOutput | None = None  # the output of the verifiers; None where it goes to the console
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:

@@ -54,11 +54,7 @@ def with_token_advantages(
         penalties = config.loss.kl_coef * _padded(kl)
         samples = with_reward_less_kl(samples, [math.fsum(row) for row in kl], config)
     advantages, targets = generalized_advantages(
-        token_rewards(shaped, lengths, penalties),
-        values,
-        lengths,
-        gamma=1.0,
-        gae_lambda=config.critic.gae_lambda,
+        token_rewards(shaped, lengths, penalties), values, lengths, gamma=1.0, gae_lambda=config.critic.gae_lambda
     )
     advantages = whiten(advantages, mask)
     means = advantages.sum(dim=1) / mask.sum(dim=1).clamp(min=1)

@@ -53,18 +53,15 @@ class Variant:
     """A row of the table."""
 
     name: str
-    own: tuple[str, ...]
-    """Its own options, `key=value`."""
-    inherits: str | None
-    """The variant that it inherits options from."""
+    own: tuple[str, ...]  # its own options, `key=value`
+    inherits: str | None  # the variant that it inherits options from
 
 
 @dataclass(frozen=True)
 class Condition:
     """A setting in which every variant is run."""
 
-    name: str
-    """The name; empty if the experiment has no conditions."""
+    name: str  # the name; empty if the experiment has no conditions
     own: tuple[str, ...] = ()
 
 
@@ -74,10 +71,8 @@ class Panel:
 
     metric: str
     against: str
-    title: str = ""
-    """The heading; by default the metric."""
-    windows: tuple[tuple[int, int], ...] = ()
-    """The windows to mark against steps: the first and last step of each."""
+    title: str = ""  # the heading; by default the metric
+    windows: tuple[tuple[int, int], ...] = ()  # the windows to mark against steps: the first and last step of each
 
 
 @dataclass(frozen=True)
@@ -88,8 +83,7 @@ class PlannedRun:
     variant: str
     seed: int
     base: Path
-    overrides: tuple[str, ...]
-    """Its options, `key=value`, the seed included."""
+    overrides: tuple[str, ...]  # its options, `key=value`, the seed included
 
     @property
     def name(self) -> str:
@@ -111,8 +105,7 @@ class Experiment:
     name: str
     base: Path
     seeds: tuple[int, ...]
-    shared: tuple[str, ...]
-    """Options of every run."""
+    shared: tuple[str, ...]  # options of every run
     conditions: tuple[Condition, ...]
     variants: tuple[Variant, ...]
     baseline: str
@@ -166,8 +159,7 @@ def load_experiment(
         ladder: The shipped ladder to run on a configuration; None: `table1`.
         seeds: The seeds, instead of the file's.
 
-    Raises:
-        ConfigError: A name, value or configuration is invalid; nothing has been written.
+    Raises ConfigError for an invalid name, value or configuration; nothing has been written.
     """
     path = find_config(path)
     raw = read_options(path)
@@ -187,15 +179,9 @@ def load_experiment(
 
 
 def parse_experiment(raw: Mapping[str, Any], *, name: str, where: Path) -> Experiment:
-    """Parse the content of an experiment file; its configurations are not checked yet.
+    """Parse the content `raw` of an experiment file; its configurations are not checked yet.
 
-    Args:
-        raw: The content of the file.
-        name: The experiment's name.
-        where: The file, for messages and for `base`.
-
-    Raises:
-        ConfigError: A key or value is invalid: an unknown key, a seed listed twice, `inherits` without a variant.
+    Raises ConfigError, naming the file `where`, for an invalid key or value: an unknown key, a seed listed twice.
     """
     _require_known(raw, _KEYS, str(where))
     if missing := [key for key in ("base", "variants") if not raw.get(key)]:

@@ -42,11 +42,7 @@ _SIGNED = ("reward", "score", "loss", "the function's", "critic/explained_varian
 
 
 def plot_results(results: Results, folder: Path) -> list[Path]:
-    """Write the pictures of an experiment into a folder, and return their paths.
-
-    They are `curves.png`, or one `curves-CONDITION.png` per condition that has a curve, and `differences.png` if two
-    rows can be compared.
-    """
+    """Write `curves.png` or one `curves-CONDITION.png` per condition, and `differences.png`; return their paths."""
     written = []
     for condition in results.conditions:
         path = folder / f"curves{f'-{file_name(condition)}' if condition else ''}.png"
@@ -166,15 +162,9 @@ def _curve(columns: Columns, panel: Panel) -> Curve:
 def mean_curve(
     curves: Sequence[Curve], *, is_by_step: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """The mean of several seeds' curves and its 95 % interval over seeds, up to where the shortest ends.
+    """Positions, means, and both ends of the 95 % interval over seeds, up to the end of the shortest seed's curve.
 
-    Args:
-        curves: One per seed.
-        is_by_step: Whether the positions are steps: the steps that all curves have are compared. Other positions are
-            interpolated linearly.
-
-    Returns:
-        Positions, means, lower and upper ends. The ends of one seed, or of equal values, are the mean.
+    With `is_by_step` the positions are the steps that all curves have; others are interpolated linearly.
     """
     if is_by_step:
         shared = set(curves[0][0].tolist()).intersection(*(at.tolist() for at, _ in curves[1:]))

@@ -57,8 +57,7 @@ _LIST_OF_VALUES = re.compile(r"\[[^\[\]{}]*\]")
 class Results:
     """The results of an experiment."""
 
-    facts: Mapping[str, Any]
-    """The content of results.json without the table."""
+    facts: Mapping[str, Any]  # the content of results.json without the table
 
     @property
     def panels(self) -> list[Panel]:
@@ -73,8 +72,7 @@ class Results:
     @property
     def variants(self) -> list[dict[str, Any]]:
         """The rows: name, inherited row, own options."""
-        found: list[dict[str, Any]] = self.facts["experiment"]["variants"]
-        return found
+        return list(self.facts["experiment"]["variants"])
 
     def runs(self, condition: str, variant: str) -> list[dict[str, Any]]:
         return [run for run in self.facts["runs"] if (run["condition"], run["variant"]) == (condition, variant)]
@@ -84,15 +82,9 @@ class Results:
 
 
 def collect(experiment: Experiment, folder: Path, failures: Mapping[str, str] | None = None) -> Results:
-    """Collect the results of an experiment from its runs, finished or not.
+    """Collect the results of an experiment from its runs, finished or not; `failures` has reasons by name of the run.
 
-    Args:
-        experiment: The experiment.
-        folder: Its folder.
-        failures: Why runs have failed, by the name of the run.
-
-    Raises:
-        DataError: Metrics of a run are damaged, or runs of one condition were evaluated on different problems.
+    Raises DataError if metrics are damaged, or if runs of one condition were evaluated on different problems.
     """
     metrics = tuple(
         dict.fromkeys((*KEPT_METRICS, *(panel.metric for panel in experiment.panels if panel.metric != ACCURACY)))
@@ -170,10 +162,8 @@ def merge(parts: Sequence[Results]) -> Results:
     """Merge the results of one experiment whose seeds were run in several places.
 
     The experiments must be equal except for their seeds; results cannot show whether they began with the same weights.
-    If several parts contain a run, the one that has ended counts.
-
-    Raises:
-        DataError: The experiments or the evaluated problems differ, or a run has ended in several parts.
+    If several parts contain a run, the one that has ended counts. Raises DataError if experiments or evaluated problems
+    differ, or if a run has ended in several parts.
     """
     first = parts[0].facts
     problems: dict[str, list[str]] = {}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from dapo.analysis.ablate.experiment import Experiment, PlannedRun
 from dapo.analysis.ablate.results import ENDED
@@ -36,15 +36,7 @@ _POLL_S = 0.3
 _FIGURES_S = 3.0
 
 
-class Process(Protocol):
-    """A running command; `subprocess.Popen` is one."""
-
-    def poll(self) -> int | None:
-        """The exit code; None while it runs."""
-
-    def send_signal(self, signum: int, /) -> None: ...
-
-    def wait(self) -> int: ...
+Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
 class Display(Protocol):
@@ -63,18 +55,15 @@ class RunProgress:
 
     total: int
     finished: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
-    """The reasons of failed runs, by name."""
-    running: dict[str, str] = field(default_factory=dict)
-    """The position of each active run, by its description."""
+    failed: dict[str, str] = field(default_factory=dict)  # the reasons of failed runs, by name
+    running: dict[str, str] = field(default_factory=dict)  # the position of each active run, by its description
     seconds_left: float | None = None
 
 
 @dataclass
 class _Running:
     run: PlannedRun
-    process: Process | None
-    """The command; None: another process holds the run, and this one waits for it."""
+    process: Process | None  # the command; None: another process holds the run, and this one waits for it
     started: float
 
 
@@ -122,12 +111,8 @@ def run_experiment(
         on_finished: Called with the failures so far when a run has ended.
         start: Starts a command.
 
-    Returns:
-        The reasons of failed runs, by name.
-
-    Raises:
-        ConfigError: An option of an existing run has changed; nothing has been started.
-        Interrupted: A signal came.
+    Returns the reasons of failed runs, by name. Raises ConfigError if an option of an existing run has changed, before
+    any run starts, and Interrupted after a signal.
     """
     require_same_options(experiment, folder)
     for name in ("runs", "logs", "options"):

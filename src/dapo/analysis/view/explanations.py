@@ -30,18 +30,11 @@ class Explanations:
         self._lock, self._one_at_a_time = threading.Lock(), threading.Lock()
 
     def request(self, files: RunReader, step: int, group: int, *, replay: bool) -> dict[str, Any]:
-        """The state of an explanation; the first call starts it.
-
-        Args:
-            files: The run.
-            step: A step whose responses are stored.
-            group: The id of one of its groups.
-            replay: Whether the step may be trained again in memory, from a checkpoint, if ratios need it.
+        """The state of an explanation; the first call starts it. With `replay` it may train the step again in memory.
 
         Returns:
-            `state`: `working` with `message`, `failed` with `message`, or `done` with `ratios` (whether they are known,
-            and how or why not) and `responses`: by sample the `ratios`, `clipped` and `gaps` of its tokens, None if
-            they are not known.
+            `state`: `working` or `failed` with `message`, or `done` with `ratios` (whether they are known, and why) and
+            `responses`: by sample the `ratios`, `clipped` and `gaps` of its tokens, None if they are not known.
         """
         if files.config().get("model.trust_remote_code"):
             message = "The model comes with its own code (model.trust_remote_code), which the page does not run."

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from math import exp
+from statistics import fmean
 from typing import Any
 
 from dapo.analysis.view.explanations import Explanations
 from dapo.config.option_entries import differing
 from dapo.core.errors import DataError
+from dapo.core.text import quoted
 from dapo.data.byte_level import byte_alphabet
 from dapo.evaluation.pairing import paired_evaluations
 from dapo.runs.metric_table import METRICS, PHASES
@@ -103,6 +105,10 @@ NOT_RECORDED = (
 Parameters = Mapping[str, str]
 
 
+class InvalidParameter(Exception):
+    """A parameter of a request has no such value."""
+
+
 class ViewedRun:
     """One run with its index and its tokenizer."""
 
@@ -132,9 +138,10 @@ class Runs:
         self.explanations = Explanations()
 
     def __getitem__(self, name: str) -> ViewedRun:
-        """A run by name. Raises DataError for an unknown name."""
+        """A run by name. Raises DataError for an unknown name, and CheckpointError for a damaged run."""
         if name not in self.runs:
-            raise DataError(f"no run {name[:80]!r} here; the runs are: {', '.join(self.runs)}")
+            raise DataError(f"no run {quoted(name)} here; the runs are: {', '.join(self.runs)}")
+        self.runs[name].files.require_run()
         return self.runs[name]
 
     def close(self) -> None:
@@ -161,7 +168,7 @@ def metrics(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """A page of responses that pass a filter. Raises ValueError for an invalid parameter."""
+    """A page of responses that pass a filter. Raises InvalidParameter."""
     (sort,) = _choose({"sort": given.get("sort") or "newest"}, "sort", tuple(SORTS))
     run.tokens.state()  # starts to load the tokenizer, for the group that may be opened next
     wanted = Filter(
@@ -179,10 +186,7 @@ def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def group(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """The responses of a group: rewards, advantages and, once the tokenizer is loaded, tokens with probabilities.
-
-    Raises DataError if the tables hold no such group, and ValueError without `step` and `group`.
-    """
+    """The responses of a group with rewards, advantages and, once the tokenizer is loaded, token probabilities."""
     step, group_id = _integers(given, "step", "group")
     rows = run.index.group(step, group_id)
     if not rows:
@@ -202,25 +206,23 @@ def group(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def explain(runs: Runs, given: Parameters) -> dict[str, Any]:
-    """The state of an explanation of a group. Raises DataError or ValueError if it cannot be started."""
+    """The state of an explanation of a group. Raises DataError or InvalidParameter if it cannot be started."""
     run, (step, group_id) = runs[given.get("run", "")], _integers(given, "step", "group")
     return runs.explanations.request(run.files, step, group_id, replay=given.get("replay") == "1")
 
 
 def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    ids, logprobs = row["response_ids"][:limit], row.get("engine_logprobs")
+    ids, logprobs = row["response_ids"][:limit], row["engine_logprobs"]
     shown = {name: value for name, value in row.items() if name not in ("response_ids", "engine_logprobs", "prompt")}
     shown["tokens"] = None if tokens is None else tokens.texts(ids)
     shown["probabilities"] = None if logprobs is None else [round(exp(min(0.0, p)), 4) for p in logprobs[: len(ids)]]
-    shown["mean_probability"] = (
-        None if not logprobs else round(sum(exp(min(0.0, p)) for p in logprobs) / len(logprobs), 4)
-    )
+    shown["mean_probability"] = round(fmean(exp(min(0.0, p)) for p in logprobs), 4) if logprobs else None
     shown["tokens_left"] = len(row["response_ids"]) - len(ids)
     return shown
 
 
 def problems(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """A page of the problems that the run has visited. Raises ValueError for an invalid parameter."""
+    """A page of the problems that the run has visited. Raises InvalidParameter."""
     (kind,) = _choose({"kind": given.get("kind") or "all"}, "kind", PROBLEM_KINDS)
     (sort,) = _choose({"sort": given.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
     return {**run.index.problems(kind=kind, sort=sort, **_page(given)), "note": missing_rollouts(run)}
@@ -238,7 +240,7 @@ def evaluation(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     if problem := given.get("problem"):
         row = next((row for row in found["table"] if row["id"] == problem), None)
         if row is None:
-            raise DataError(f"the evaluation of step {step} has no problem {problem[:80]!r}")
+            raise DataError(f"the evaluation of step {step} has no problem {quoted(problem)}")
         return dict(row)
     return found | {"table": [_without_responses(row) for row in found["table"]]}
 
@@ -262,11 +264,11 @@ def configs(runs: Runs, given: Parameters) -> dict[str, Any]:
 
 
 def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:
-    found = row.get("responses") or []
+    found = row["responses"]
     return {
         **{name: value for name, value in row.items() if name != "responses"},
-        "correct": sum(1 for each in found if each.get("correct")),
-        "judged": sum(1 for each in found if each.get("error") is None),
+        "correct": sum(1 for each in found if each["correct"]),
+        "judged": sum(1 for each in found if each["error"] is None),
         "samples": len(found),
     }
 
@@ -288,24 +290,24 @@ def missing_rollouts(run: ViewedRun) -> str | None:
 def _page(given: Parameters) -> dict[str, int]:
     offset, limit = _integer(given, "offset") or 0, _integer(given, "limit") or 50
     if offset < 0 or not 1 <= limit <= MAX_PAGE:
-        raise ValueError(f"offset must be at least 0 and limit from 1 to {MAX_PAGE}")
+        raise InvalidParameter(f"offset must be at least 0 and limit from 1 to {MAX_PAGE}")
     return {"offset": offset, "limit": limit}
 
 
 def _choose(given: Mapping[str, str], name: str, choices: Sequence[str]) -> tuple[str, ...]:
-    """The values of a comma-separated parameter. Raises ValueError for a value that is no choice."""
+    """The values of a comma-separated parameter. Raises InvalidParameter for another value."""
     values = tuple(value for value in given.get(name, "").split(",") if value)
     if odd := [value for value in values if value not in choices]:
-        raise ValueError(f"{name} must be some of {', '.join(choices)}, got {odd[0]!r}")
+        raise InvalidParameter(f"{name} must be some of {', '.join(choices)}, got {quoted(odd[0])}")
     return values
 
 
 def _integers(given: Parameters, *names: str) -> list[int]:
-    """Required integer parameters. Raises ValueError for one that is missing."""
+    """Required integer parameters. Raises InvalidParameter for one that is missing."""
     found = []
     for name in names:
         if (value := _integer(given, name)) is None:
-            raise ValueError(f"the parameter {name}, an integer, is missing")
+            raise InvalidParameter(f"the parameter {name}, an integer, is missing")
         found.append(value)
     return found
 
@@ -317,7 +319,7 @@ def _integer(given: Parameters, name: str) -> int | None:
     try:
         value = int(text)
     except ValueError:
-        raise ValueError(f"{name} must be an integer, got {text[:40]!r}") from None
+        raise InvalidParameter(f"{name} must be an integer, got {quoted(text)}") from None
     if abs(value) >= 2**31:
-        raise ValueError(f"{name} is out of range")
+        raise InvalidParameter(f"{name} is out of range")
     return value

@@ -16,7 +16,7 @@ from typing import Any
 from dapo.analysis.view import queries
 from dapo.analysis.view.server import SCRIPTS, index_page, page_file, plotly_js
 from dapo.core.errors import DataError
-from dapo.core.files import atomic_write_text
+from dapo.core.files import atomic_write_text, damage_of
 from dapo.core.terminal import printable, to_json
 from dapo.core.text import shorten
 from dapo.evaluation.pairing import paired_evaluations
@@ -33,16 +33,13 @@ EVALUATIONS_PAIRED = 4
 
 
 def write_report(files: RunReader, output: Path) -> dict[str, Any]:
-    """Write the report of a run, which does not change the run.
-
-    Returns:
-        `output`, `bytes`, `groups` (the number of groups in it) and `of_groups` (the number of stored groups).
-    """
+    """Write the report of a run; return `output`, `bytes`, and the numbers of groups in it and in the run."""
     run = queries.ViewedRun(files)
     try:
-        run.index.wait()
-        run.tokens.wait()
-        data = _collect(run)
+        with damage_of(files.directory.path):
+            run.index.wait()
+            run.tokens.wait()
+            data = _collect(run)
     finally:
         run.close()
     html = _page(data, title=files.name)

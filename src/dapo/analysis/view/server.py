@@ -19,8 +19,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from dapo.analysis.view import queries
-from dapo.core.errors import ConfigError, DataError
+from dapo.core.errors import ConfigError, DapoError
 from dapo.core.terminal import to_json
+from dapo.core.text import one_line
 
 Message: TypeAlias = MutableMapping[str, Any]
 App: TypeAlias = Callable[
@@ -90,12 +91,9 @@ def make_app(runs: queries.Runs, *, port: int) -> App:
 
 
 def serve(runs: queries.Runs, *, port: int | None, on_ready: Callable[[str], None]) -> None:
-    """Serve the page until the process is interrupted. Raises ConfigError if the port is taken.
+    """Serve the page until the process is interrupted; `on_ready` gets its address. Raises ConfigError.
 
-    Args:
-        runs: The runs to show.
-        port: The port; None: DEFAULT_PORT, or a free one if that is taken.
-        on_ready: Called with the page's address when the server listens.
+    Without a port, DEFAULT_PORT is used, or a free one if that is taken.
     """
     with listen(port) as listener:
         chosen = listener.getsockname()[1]
@@ -152,10 +150,7 @@ def _guarded(app: App, port: int) -> App:
             refusal = Response("Requests of other sites are refused.", 403)
         elif request.method not in ("GET", "HEAD"):
             refusal = Response("This server is read only.", 405, {"Allow": "GET, HEAD"})
-        elif request.url.path.startswith("/api/") and request.headers.get("sec-fetch-site", "none") not in (
-            "same-origin",
-            "none",
-        ):
+        elif request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             refusal = Response("Requests of other sites are refused.", 403)
 
         async def send_with_headers(message: Message) -> None:
@@ -187,11 +182,13 @@ def _json(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Res
 
     def respond(request: Request) -> Response:
         try:
-            found, status = answer(request.query_params), 200
-        except DataError as error:
-            found, status = {"error": str(error)}, 404
-        except ValueError as error:
-            found, status = {"error": str(error)}, 400
-        return Response(to_json(found), status, media_type="application/json")
+            text, status = to_json(answer(request.query_params)), 200
+        except queries.InvalidParameter as error:
+            text, status = to_json({"error": str(error)}), 400
+        except DapoError as error:
+            text, status = to_json({"error": str(error)}), 404
+        except Exception as error:  # of a damaged run, which must not end the page
+            text, status = to_json({"error": f"cannot be shown: {type(error).__name__}: {one_line(str(error))}"}), 404
+        return Response(text, status, media_type="application/json")
 
     return respond

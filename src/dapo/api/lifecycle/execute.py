@@ -104,12 +104,7 @@ def new_run(
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         config = resolve_engine(config, inputs.loaded.model)
         manifest = make_manifest(
-            command,
-            seed=config.train.seed,
-            started=started,
-            gpus=gpus,
-            run_dir=path,
-            module_folders=module_folders,
+            command, seed=config.train.seed, started=started, gpus=gpus, run_dir=path, module_folders=module_folders
         )
         directory = RunDirectory.create(path, dump_config(config), manifest, prepared=prepared)
         with disk_errors_as_storage_error(), directory.lock(config.train.num_steps):

@@ -145,8 +145,7 @@ class DataFacts:
 
     role: Literal["train", "eval"]
     label: str
-    problems: Sequence[Problem] | None
-    """The problems; None where they are not on this machine."""
+    problems: Sequence[Problem] | None  # the problems; None where they are not on this machine
     warnings: Sequence[str] = ()
 
     @property

@@ -24,8 +24,7 @@ class Selection:
     """The kept rows in the order of the data, copies included, each with its measured `pass_rate` as a field."""
     removed: Sequence[Mapping[str, Any]]
     """One JSON object per removed row: its number from 1 on, id, reason, responses, pass rate and question."""
-    mean_pass_rate: float | None
-    """Mean of the measured pass rates of the kept rows; None without any."""
+    mean_pass_rate: float | None  # mean of the measured pass rates of the kept rows; None without any
 
     @property
     def by_reason(self) -> Counter[str]:

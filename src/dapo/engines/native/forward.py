@@ -50,10 +50,7 @@ class Forward:
     """Backbone and head of a causal language model; logits are computed only where a token is sampled."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        model_kernels: ModelKernels,
-        fused_layers: Sequence[FusedWeightKernels] = (),
+        self, model: PreTrainedModel, model_kernels: ModelKernels, fused_layers: Sequence[FusedWeightKernels] = ()
     ) -> None:
         """`fused_layers` hold values derived from some weights, which `load_weights` refreshes."""
         self.model, self.model_kernels, self._fused_layers = model, model_kernels, fused_layers

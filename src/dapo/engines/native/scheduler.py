@@ -98,14 +98,7 @@ class Scheduler:
     while there are fewer branches, running or paused, than rows; a starting group counts with all its requests.
     """
 
-    def __init__(
-        self,
-        slots: int,
-        max_positions: int | None,
-        vocabulary: int,
-        *,
-        shares_prompts: bool = False,
-    ) -> None:
+    def __init__(self, slots: int, max_positions: int | None, vocabulary: int, *, shares_prompts: bool = False) -> None:
         """`max_positions` is the model's longest sequence, `vocabulary` its number of tokens."""
         self.slots, self.vocabulary = slots, vocabulary
         self.cache_tokens: int | None = None

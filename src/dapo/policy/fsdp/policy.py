@@ -22,13 +22,7 @@ from transformers import PreTrainedModel
 from dapo.config import Config, OptimConfig
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.memory import explain_out_of_memory
-from dapo.policy.checkpoint import (
-    State,
-    as_checkpoint_error,
-    require_same,
-    stored_at,
-    write_counters,
-)
+from dapo.policy.checkpoint import State, as_checkpoint_error, require_same, stored_at, write_counters
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import NamedWeights, layout_of, rows_of_rank, tied_names

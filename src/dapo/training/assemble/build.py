@@ -138,11 +138,7 @@ def value_function_of(policy: TrainablePolicy) -> ValueFunction | None:
 
 
 def build_engine(
-    config: Config,
-    loaded: LoadedModel,
-    launcher: Launcher | None = None,
-    *,
-    log: Callable[[str], None] = print,
+    config: Config, loaded: LoadedModel, launcher: Launcher | None = None, *, log: Callable[[str], None] = print
 ) -> RolloutEngine:
     """Build the rollout engine, in this process or in processes of `launcher`; all its answers are checked."""
     engine: RolloutEngine

@@ -29,8 +29,7 @@ class Inputs:
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
-    copies: int = 1
-    """Copies of each held-out problem in the file, if all problems have equally many; else 1."""
+    copies: int = 1  # copies of each held-out problem in the file, if all problems have equally many; else 1
 
 
 def read_inputs(

@@ -19,11 +19,7 @@ ASSUMED_GIB = 80.0
 
 
 def resolve_auto(
-    config: Config,
-    *,
-    cuda: bool | None = None,
-    training: bool = True,
-    log: Callable[[str], None] = lambda text: None,
+    config: Config, *, cuda: bool | None = None, training: bool = True, log: Callable[[str], None] = lambda text: None
 ) -> Config:
     """Replace `auto` by its value on this machine, for this model and this data.
 

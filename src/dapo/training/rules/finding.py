@@ -18,16 +18,12 @@ class Finding:
 
     name: str
     severity: Severity
-    cause: str
-    """The problem and its reason in plain words, with the numbers that matter most."""
+    cause: str  # the problem and its reason in plain words, with the numbers that matter most
     evidence: Mapping[str, float]
     """The metrics that show it, as means over the steps unless the rule's page says otherwise."""
-    change: tuple[str, ...]
-    """Options with values that would fix it, `reward.workers=8`, the likeliest first."""
-    steps: tuple[int, int]
-    """The first and the last step of the window."""
-    advice: str = ""
-    """The remedy where an option alone is not enough."""
+    change: tuple[str, ...]  # options with values that would fix it, `reward.workers=8`, the likeliest first
+    steps: tuple[int, int]  # the first and the last step of the window
+    advice: str = ""  # the remedy where an option alone is not enough
 
     def one_line(self) -> str:
         """The cause and the remedy on one line."""
@@ -40,12 +36,10 @@ class Symptom:
     """A finding without its steps and the name of its rule; its fields are those of `Finding`."""
 
     cause: str
-    evidence: Mapping[str, float | None]
-    """Values that are None are left out of the finding."""
+    evidence: Mapping[str, float | None]  # values that are None are left out of the finding
     change: tuple[str, ...] = ()
     advice: str = ""
-    severity: Severity | None = None
-    """The severity where it differs from the rule's."""
+    severity: Severity | None = None  # the severity where it differs from the rule's
 
 
 @dataclass(frozen=True)

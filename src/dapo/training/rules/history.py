@@ -43,10 +43,8 @@ class MetricHistory:
     from the file equals the one that was kept while the run trained.
     """
 
-    step: int = 0
-    """The newest step."""
-    steps: int = 0
-    """The number of training steps added."""
+    step: int = 0  # the newest step
+    steps: int = 0  # the number of training steps added
     first: list[dict[str, float]] = field(default_factory=list)
     last: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=LONG))
     first_evaluation: EvaluationPoint | None = None

@@ -15,12 +15,13 @@ View.metrics = async (run) => {
   return found;
 };
 View.runs = () => runs;
+View.wholeRuns = () => runs.filter((r) => r.state !== "damaged");
 
 View.show = async () => {
   const state = View.state(), mine = ++turn, main = document.getElementById("main");
   if (!state.run || !runs.some((r) => r.name === state.run)) {
     if (state.run) { main.replaceChildren(View.empty(`There is no run ${state.run} here.`)); return; }
-    return View.go({ run: runs[0].name }, true);
+    return View.go({ run: (View.wholeRuns()[0] || runs[0]).name }, true);
   }
   drawHead(state);
   if (shown && shown.leave) shown.leave();
@@ -46,7 +47,7 @@ View.show = async () => {
 
 const drawHead = (state) => {
   const select = document.getElementById("run");
-  if (select.length !== runs.length) select.replaceChildren(...runs.map((r) => View.h("option", { value: r.name }, r.name)));
+  if (select.length !== runs.length) select.replaceChildren(...runs.map((r) => View.h("option", { value: r.name }, r.state === "damaged" ? `${r.name} (damaged)` : r.name)));
   select.value = state.run;
   const tabs = TABS.filter(([page]) => !(View.report && page === "compare"));
   document.getElementById("tabs").replaceChildren(...tabs.map(([page, title]) =>
@@ -55,14 +56,14 @@ const drawHead = (state) => {
 };
 
 const drawSummary = (s) => {
-  const kind = { running: "live", finished: "good", solved: "good", stopped: "warn", failed: "bad" }[s.state] || "plain";
+  const kind = { running: "live", finished: "good", solved: "good", stopped: "warn", failed: "bad", damaged: "bad" }[s.state] || "plain";
   const facts = [["model", s.model], ["data", s.data || "–"], ["held out", s.held_out || "none"], ["tokens", View.big(s.tokens)], ["time", View.seconds(s.seconds)]];
   document.getElementById("summary").replaceChildren(
     View.badge(s.state, kind, s.note && s.note !== s.state ? s.note : undefined),
     View.h("span", {}, "step ", View.h("b", {}, `${View.count(s.steps)}${s.num_steps ? ` of ${View.count(s.num_steps)}` : ""}`)),
     s.seconds_left !== null && s.seconds_left !== undefined ? View.h("span", {}, "about ", View.h("b", {}, View.seconds(s.seconds_left)), " left") : "",
     ...facts.map(([name, value]) => View.h("span", {}, `${name} `, View.h("b", {}, value))),
-    s.note && (s.state === "stopped" || s.state === "failed") ? View.h("span", {}, s.note) : "");
+    s.note && ["stopped", "failed", "damaged"].includes(s.state) ? View.h("span", {}, s.note) : "");
 };
 
 const follow = async () => {

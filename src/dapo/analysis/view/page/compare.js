@@ -17,7 +17,7 @@ const shownValue = (value) => (value === null || value === undefined ? View.h("s
 View.pages.compare = {
   title: "Compare",
   async show(main, state) {
-    const names = View.runs().map((r) => r.name);
+    const names = View.wholeRuns().map((r) => r.name);
     const head = View.h("div", { class: "head-row" }, View.h("h1", {}, "Compare"));
     if (names.length < 2) { main.replaceChildren(head, View.empty("Only one run is shown. To compare runs: dapo view RUN OTHER_RUN, or dapo view in the folder that contains runs/.")); return {}; }
     const chosen = (state.runs ? state.runs.split(",") : names.slice(0, 4)).filter((n) => names.includes(n));

@@ -56,7 +56,10 @@ const pairedTable = (found, binary, state) => {
 View.pages.evaluation = {
   title: "Evaluation",
   async show(main, state) {
-    const lists = await Promise.all(View.runs().map(async (r) => (await View.get("evaluations", { run: r.name })).evaluations.map((e) => ({ ...e, run: r.name }))));
+    const lists = await Promise.all(View.runs().map(async (r) => {
+      const found = await View.get("evaluations", { run: r.name }).catch((error) => { if (r.name === state.run) throw error; return { evaluations: [] }; });
+      return found.evaluations.map((e) => ({ ...e, run: r.name }));
+    }));
     const all = lists.flat().filter((e) => !e.problem), own = all.filter((e) => e.run === state.run);
     const damaged = lists.flat().filter((e) => e.problem && e.run === state.run);
     const head = View.h("div", { class: "head-row" }, View.h("h1", {}, "Evaluation"));

@@ -1,0 +1,100 @@
+"""Reads Parquet tables that somebody else may have written: kind, types and size are checked before values are read."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dapo.core.files import damage_of, open_no_link
+
+MAX_BYTES, MAX_EXPANSION = 2**28, 16
+"""A table may unpack to MAX_BYTES, or to MAX_EXPANSION times its own bytes if that is more."""
+_MAX_COLUMN_CHUNKS = 10**6
+_VALUE_BYTES = (64, 8)  # a value becomes a Python object; a value in a list stays in an array
+
+
+@contextmanager
+def stored_table(path: str | Path, schema: pa.Schema | None = None) -> Iterator["StoredTable"]:
+    """Open a table. Raises DataError for one that is missing, damaged or of another schema, also in the block."""
+    with damage_of(path, pa.ArrowException), open_no_link(path, "rb") as source:
+        metadata = pq.read_metadata(source)
+        if metadata.num_columns * metadata.num_row_groups > _MAX_COLUMN_CHUNKS:
+            raise ValueError(f"it has {metadata.num_row_groups:,} chunks of {metadata.num_columns:,} columns")
+        with pq.ParquetFile(source, metadata=metadata, read_dictionary=_dictionaries(metadata)) as file:
+            yield StoredTable(file, schema)
+
+
+class StoredTable:
+    """An open table, whose rows come in chunks."""
+
+    def __init__(self, file: pq.ParquetFile, schema: pa.Schema | None) -> None:
+        self._file, self._metadata = file, file.metadata
+        self._present: pa.Schema = file.metadata.schema.to_arrow_schema()
+        self._schema = self._present if schema is None else schema
+        self._leaves: dict[str, list[int]] = {}
+        self._stored, self._unpacked = 0, 0  # bytes of all reads
+        for index in range(self._metadata.num_columns):
+            name = self._metadata.schema.column(index).path.partition(".")[0]
+            self._leaves.setdefault(name, []).append(index)
+        self.names = [name for name in self._schema.names if name in self._leaves]
+        """The columns of the schema that the table has."""
+        for field in self._schema:
+            if field.name in self._leaves or not field.nullable:
+                self._require_type(field.name)
+        self.chunk_rows = [self._metadata.row_group(i).num_rows for i in range(self._metadata.num_row_groups)]
+        """The number of rows of each chunk."""
+        self.chunks = range(len(self.chunk_rows))
+
+    def read(self, columns: Sequence[str], chunks: Sequence[int] | None = None) -> pa.Table:
+        """Read columns of some chunks, or of all. Raises ValueError if they are missing, ill-typed or too large."""
+        chunks = self.chunks if chunks is None else chunks
+        for name in columns:
+            self._require_type(name)
+        found = [self._metadata.row_group(i).column(leaf) for i in chunks for c in columns for leaf in self._leaves[c]]
+        self._stored += sum(c.total_compressed_size for c in found)
+        self._count(c.total_uncompressed_size + c.num_values * _VALUE_BYTES["." in c.path_in_schema] for c in found)
+        table = self._file.read_row_groups(list(chunks), columns=list(columns), use_threads=False)
+        self._count(map(_repeated_bytes, table.columns))
+        fields = [self._schema.field(name) for name in columns]
+        table = pa.Table.from_arrays(
+            [table.column(each.name).cast(each.type) for each in fields], schema=pa.schema(fields)
+        )
+        table.validate(full=True)
+        for column, each in zip(table.columns, fields, strict=True):
+            if column.null_count and not each.nullable:
+                raise ValueError(f"{column.null_count} rows have no {each.name}")
+            if pa.types.is_list(each.type) and pc.list_flatten(column).null_count:
+                raise ValueError(f"a list in {each.name} lacks a value")
+        return table
+
+    def _count(self, sizes: Iterable[int]) -> None:
+        self._unpacked += sum(sizes)
+        if self._unpacked > (most := max(MAX_BYTES, MAX_EXPANSION * self._stored)):
+            raise ValueError(f"it unpacks to more than {most:,} bytes")
+
+    def _require_type(self, name: str) -> None:
+        if name not in self._leaves:
+            raise ValueError(f"it has no column {name}")
+        found, wanted = self._present.field(name).type, self._schema.field(name).type
+        if not found.equals(wanted):
+            raise ValueError(f"its column {name} holds {found} instead of {wanted}")
+
+
+def _dictionaries(metadata: pq.FileMetaData) -> list[str]:
+    """The columns of texts that name their values by number: a short column may stand for gigabytes."""
+    found = set()
+    for chunk in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(chunk.column, range(metadata.num_columns)):
+            if column.physical_type == "BYTE_ARRAY" and any("DICTIONARY" in each for each in column.encodings):
+                found.add(column.path_in_schema)
+    return sorted(found)
+
+
+def _repeated_bytes(column: pa.ChunkedArray) -> int:
+    """The bytes that the texts of a column with a dictionary take without one."""
+    if not pa.types.is_dictionary(column.type):
+        return 0
+    return sum(pc.sum(pc.binary_length(c.dictionary).take(c.indices)).as_py() or 0 for c in column.chunks)
