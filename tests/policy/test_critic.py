@@ -139,15 +139,16 @@ def test_any_cut_into_microbatches_gives_the_gradient_of_the_whole(
     values = torch.cat(plain_values(network, critic, rows))
     factors = torch.cat([torch.full((len(row.mask),), row.weight, dtype=torch.float64) for row in rows])
     weights = factors * mask / mask.sum()
-    loss, sums = value_loss(values, **flat, mask=mask, weights=weights, clip_range=clip_range)
-    loss.backward()
+    mean, sums = value_loss(values, **flat, mask=mask, weights=weights, clip_range=clip_range)
+    mean.backward()
     expected = {f"base_model.{name}": p.grad for name, p in network.base_model.named_parameters() if p.grad is not None}
     for microbatch_tokens in (1, 20, 10_000):
-        critic = make_critic(microbatch_tokens=microbatch_tokens, clip_range=clip_range)
+        loss = {"aggregate": "sequence"}  # of the policy: the critic's is a mean over tokens in any case
+        critic = make_critic(microbatch_tokens=microbatch_tokens, clip_range=clip_range, loss=loss)
         found = critic.backward(rows)
         gradients = {name: weight.grad for name, weight in critic._optimizer.master_weights.items()}
         assert_close({name: gradients[name] for name in expected}, expected, relative=1e-10)
-        assert found["loss"] == pytest.approx(float(loss.detach()), abs=1e-12)
+        assert found["loss"] == pytest.approx(float(mean.detach()), abs=1e-12)
         assert (found["tokens"], found["clipped"]) == (int(mask.sum()), int(sums["clipped"]))
 
 
