@@ -60,7 +60,14 @@ def test_a_request_under_another_host_name_is_refused(client, host):
 @pytest.mark.parametrize("origin", ["http://example.org", "null", "https://127.0.0.1:{port}", "http://127.0.0.1:1"])
 def test_a_request_of_another_origin_is_refused(client, origin):
     assert client.request("/api/overview", headers={"Origin": origin.format(port=client.port)})[0] == 403
-    assert client.request("/api/overview", headers={"Sec-Fetch-Site": "cross-site"})[0] == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/app.js", "/api/overview"])
+def test_other_sites_get_nothing_not_even_the_page_itself(client, path):
+    for site in ("cross-site", "same-site"):
+        assert client.request(path, headers={"Sec-Fetch-Site": site})[0] == 403
+    for site in ("none", "same-origin"):
+        assert client.request(path, headers={"Sec-Fetch-Site": site})[0] == 200
 
 
 def test_the_own_names_of_this_machine_are_answered(client):

@@ -22,3 +22,14 @@ def test_every_error_escapes_what_would_control_a_terminal():
 def test_an_error_from_another_process_is_the_same_error():
     error = RewardError(HOSTILE)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_long_value_is_not_echoed_whole():
+    for value in ("x" * 5_000, "x " * 5_000, "\n".join(map(str, range(5_000))), list(range(5_000))):
+        shown = str(DapoError(f"option optim.lr: expected a number, got {value!r}"))
+        assert shown.startswith("option optim.lr: expected a number, got ")
+        assert len(shown) < 2_000
+    several = str(DapoError("first line\n" + "\n".join(f"problem {number}" for number in range(5_000))))
+    assert several.startswith("first line\nproblem 0\n")
+    assert "lines left out" in several
+    assert several.endswith("\nproblem 4999")

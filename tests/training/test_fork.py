@@ -1,6 +1,7 @@
 """A fork begins as its parent to the byte, draws as it does, and neither run can change the other."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,24 @@ def test_a_parent_that_removes_the_checkpoint_leaves_no_half_made_run_and_may_go
     resume_run(path, [])
     assert equal_to_parent(path, parent) == []
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["fork"]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "pipe"])
+def test_what_a_strangers_run_links_to_is_not_copied(parent: Path, tmp_path: Path, kind: str):
+    run, secret = tmp_path / "run", tmp_path / "secrets" / "key.txt"
+    shutil.copytree(parent, run)
+    secret.parent.mkdir()
+    secret.write_text("sk-secret")
+    planted = run / "code" / "helper.py"
+    planted.parent.mkdir(exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(planted)
+    else:
+        planted.symlink_to(secret if kind == "file" else secret.parent)
+    with pytest.raises(CheckpointError, match=r"helper\.py cannot be copied"):
+        fork_of(run, tmp_path / "fork")
+    assert not [path for path in (tmp_path / "fork").rglob("*") if path.is_file() and b"sk-secret" in path.read_bytes()]
+    assert not (tmp_path / "fork" / "config.yaml").exists()
 
 
 def test_a_new_path_of_data_is_that_of_the_folder_where_the_fork_is_made(
