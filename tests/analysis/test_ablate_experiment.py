@@ -61,6 +61,16 @@ def test_a_base_is_looked_for_next_to_the_file_and_then_among_the_shipped_ones(t
     assert load_experiment(path).runs()[0].config.train.num_steps == 5
 
 
+def test_each_place_overrides_the_ones_before(tmp_path: Path):
+    text = FILE.replace("[train.num_steps=2]", "[train.num_steps=2, loss.clip_high=0.5, loss.clip_low=0.5]")
+    text = text.replace("clean: []", "clean: [loss.clip_high=0.4, loss.clip_low=0.4]")
+    runs = load_experiment(written(tmp_path, text)).runs()
+    grpo, higher = (run.config.loss for run in runs[:2])
+    assert (grpo.clip_high, higher.clip_high) == (0.4, 0.28)  # the condition, then the variant
+    assert {run.config.loss.clip_low for run in runs if run.condition == "clean"} == {0.4}
+    assert {run.config.loss.clip_low for run in runs if run.condition == "short"} == {0.5}
+
+
 def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
     plain = load_experiment(written(tmp_path, FILE))
     text = FILE + "claims: [{{text: b is more accurate, anything: else}}]\n"

@@ -259,6 +259,14 @@ def test_many_answers_are_no_error_under_a_verifier_that_refuses_them():
     assert (warning.severity, warning.change) == ("warning", ())
 
 
+def test_the_first_steps_are_compared_with_none_of_themselves():
+    history = MetricHistory()
+    for step in range(1, 2 * FIRST + 1):
+        assert history.first_mean("reward/accuracy") is None
+        history.add({**HEALTHY, "step": step, "reward/accuracy": step / 10})
+    assert history.first_mean("reward/accuracy") == pytest.approx(0.2)
+
+
 def test_one_gradient_far_beyond_the_usual_ones_is_named_with_its_step():
     history = MetricHistory()
     for step in range(1, 11):
@@ -325,7 +333,7 @@ def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():
     assert "0.44 above the audit's on the same responses; a gap of at most 0.1 would look like this" in gap.cause
     assert audited(0.3, 0.3, 0.3, 0.3, 0.3) == []  # five equal means are no proof
     assert audited(*[0.1] * 1000, problems=500) == []
-    assert audited(*[0.5] * 4, *[0.05] * WINDOW, problems=16) == []  # it is past
+    assert audited(*[0.5] * 40, *[0.05] * WINDOW, problems=16) == []  # it is past, whatever the evidence was
     assert len(audited(*[0.0] * 500, *[0.5] * 20, problems=16)) == 1  # it begins late
     assert len(audited(*[0.4] * 60, problems=1)) == 1
     assert audited(*[0.9, -0.9] * 100, problems=16) == []  # two verifiers that disagree, and neither pays more
