@@ -10,8 +10,12 @@ import pytest
 from helpers.fork_server import ForkServer
 from helpers.launchers import SHARED_WORKERS
 
-with suppress(ImportError):  # vLLM's environment has none
-    import hypothesis  # noqa: F401  its random numbers cannot be registered after `gc.freeze`, which a run calls
+with suppress(ImportError):  # vLLM's environment has none; after `gc.freeze`, which a run calls, it cannot be imported
+    from hypothesis import HealthCheck, settings
+
+    # the same examples on every machine, however busy it is
+    settings.register_profile("dapo", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("dapo")
 
 SLOW_FILES = (
     "system/test_contributing.py",

@@ -113,7 +113,7 @@ ESTIMATORS: list[Callable[[torch.Tensor], torch.Tensor]] = [rloo_advantages, rei
 REWARDS = st.lists(st.floats(-10, 10), min_size=2, max_size=16).map(lambda found: torch.tensor(found).double())
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(REWARDS)
 def test_rloo_is_g_over_g_minus_one_times_the_centred_reward(rewards):
     size, numbers = len(rewards), rewards.tolist()
@@ -123,7 +123,7 @@ def test_rloo_is_g_over_g_minus_one_times_the_centred_reward(rewards):
     torch.testing.assert_close(rloo_advantages(rewards), centred * size / (size - 1), rtol=0, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(REWARDS.filter(lambda rewards: rewards.std() > 0.1), st.floats(-100, 100), st.floats(0.5, 4))
 def test_a_shift_of_all_rewards_changes_nothing_and_a_scale_only_rloo(rewards, shift, scale):
     for estimate in ESTIMATORS:
@@ -143,7 +143,7 @@ def test_a_batch_of_three_groups_is_whitened_as_one():
     assert uneven.tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)  # mean -0.5, std 1
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(REWARDS)
 def test_a_whitened_batch_has_mean_zero_and_standard_deviation_one(rewards):
     advantages = reinforce_pp_advantages(rewards)
@@ -169,7 +169,7 @@ def batch_of(groups: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([reward for of_group in groups for reward in of_group], dtype=torch.float64), torch.tensor(ids)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(GROUPED)
 def test_with_a_baseline_the_mean_is_of_the_group_and_the_std_of_the_batch(groups):
     rewards, ids = batch_of(groups)

@@ -116,7 +116,7 @@ def test_loss_and_gradient_equal_those_of_the_double_loop(aggregate, dual_clip):
     assert sum(g != 0 for g in flat(gradient)) > 30  # and most are not
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     aggregate=st.sampled_from(AGGREGATES),
     cut=st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2)), min_size=4, max_size=4),
@@ -247,7 +247,7 @@ def test_group_ids_are_names_of_any_value_in_any_order(ids):
     assert weights.tolist() == [1 / 8, 1 / 16, 1 / 8, 1 / 16]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     aggregate=st.sampled_from(AGGREGATES),
     responses=st.lists(st.tuples(st.integers(0, 60), st.integers(-3, 3)), min_size=1, max_size=12),

@@ -116,7 +116,7 @@ def generate(responses: Sequence[Sequence[int]], limit: int) -> tuple[int, int]:
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(TOKENS, min_size=1, max_size=9), st.integers(1, 5))
 def test_row_steps_are_the_distinct_beginnings_in_any_number_of_rows(responses: list[list[int]], limit: int) -> None:
     steps, most = generate(responses, limit)

@@ -128,7 +128,7 @@ def test_every_pass_at_j_is_a_mean_over_the_same_problems_those_with_k_verdicts(
     assert nothing_complete["complete_problems"] == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(marks=st.lists(st.text("013", min_size=4, max_size=4), min_size=1, max_size=6))
 def test_pass_at_j_grows_with_j_whatever_is_right_wrong_or_an_error(marks: list[str]):
     summary = evaluated(dict(enumerate(marks))).summary()

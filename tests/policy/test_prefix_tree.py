@@ -34,7 +34,7 @@ def beginnings(samples: list[Sample]) -> set[tuple[int, ...]]:
     return {ids[: end + 1] for ids in whole for end in range(len(ids) - 1)}
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(groups=GROUPS)
 def test_every_distinct_beginning_is_computed_once(groups: list[tuple[tuple[int, ...], list[tuple[int, ...]]]]) -> None:
     samples = samples_of(groups)
@@ -50,7 +50,7 @@ def test_every_distinct_beginning_is_computed_once(groups: list[tuple[tuple[int,
     assert microbatch.positions.tolist() == [len(beginning) - 1 for beginning in found]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(groups=GROUPS)
 def test_each_beginning_that_predicts_is_scored_once_and_every_response_token_is_there(
     groups: list[tuple[tuple[int, ...], list[tuple[int, ...]]]],
@@ -78,7 +78,7 @@ def test_each_beginning_that_predicts_is_scored_once_and_every_response_token_is
         assert microbatch.rows.tolist()[of_row] == [row] * (of_row.stop - of_row.start)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(sequences=st.lists(TOKENS, min_size=1, max_size=8))
 def test_no_earlier_sequence_shares_more_than_the_one_before(sequences: list[tuple[int, ...]]) -> None:
     found = sorted_prefixes([token_array(each) for each in sequences])
@@ -94,7 +94,7 @@ def common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     )
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(groups=GROUPS, ranks=st.integers(1, 3), max_tokens=st.integers(1, 30))
 def test_a_pass_computes_no_more_than_its_tokens_unless_one_sequence_is_longer(
     groups: list[tuple[tuple[int, ...], list[tuple[int, ...]]]], ranks: int, max_tokens: int

@@ -65,7 +65,7 @@ def rows(states: Tensor) -> Tensor:
     return states[0].transpose(0, 1)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(
     groups=GROUPS,
     heads=st.sampled_from([(1, 1), (4, 2), (3, 1)]),

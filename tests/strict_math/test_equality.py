@@ -14,7 +14,7 @@ from dapo.rewards import get_verifier
 from dapo.types import Problem
 
 VERIFIER = get_verifier("math")
-PROPERTIES = settings(deadline=None, max_examples=60)
+PROPERTIES = settings(max_examples=60)
 INTEGERS = st.integers(min_value=-(10**30), max_value=10**30)
 RATIONALS = st.builds(Fraction, INTEGERS, st.integers(min_value=1, max_value=10**12))
 EXPONENTS = st.integers(min_value=-40, max_value=40)

@@ -97,7 +97,7 @@ def test_an_engine_that_finishes_short_answers_first_trains_on_the_same_lengths(
     assert len(short_first) == 3 * 20 * 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     slots=st.integers(1, 64),
     delays=st.lists(st.integers(1, 30), min_size=1, max_size=7),
