@@ -122,8 +122,8 @@ bench: install
 simulate: install
 	$(VENV)/bin/python -m benchmarks.simulate $(ARGS)
 
-# does a test notice each of the deliberate mistakes in benchmarks/mutants.toml? In twelve pieces of at most 30 minutes:
-# make mutants ARGS="--piece 2/12 --into outcomes.jsonl", and at the end ARGS="--report outcomes.jsonl"
+# does a test notice each of the deliberate mistakes in benchmarks/mutants.toml? In pieces of 30 minutes,
+# the same command again and again: make mutants ARGS="--into FILE --minutes 30", and at the end ARGS="--report FILE"
 mutants: install-dev
 	$(VENV)/bin/python -m benchmarks.mutants $(ARGS)
 

@@ -1,16 +1,18 @@
-"""Does a test notice each deliberate mistake? `python -m benchmarks.mutants [NAME ...] [--piece 2/12] [--jobs N]`.
+"""Does a test notice each deliberate mistake? `python -m benchmarks.mutants [NAME ...] [--into FILE --minutes 30]`.
 
 Every entry of `mutants.toml` is one mistake: a text of one file of the package, what replaces it, and the test files
 that must notice. Each is made in a copy of the repository, where those test files run until one fails. A mistake that
-no test notices survives, and the exit status is 1. Before the mistakes, the same test files run on the unchanged copy:
-a test that fails there would "catch" everything.
+no test notices survives, and the exit status is 1. Before the first mistake of some test files, they run on the
+unchanged copy: a test that fails there would "catch" everything.
 
-All mistakes take hours. `--piece 2/12` runs the second of twelve parts, each within 30 minutes on two cores, and
-`--into FILE` adds its outcomes to a file; `--report FILE` then lists what survives and what has not been run.
+All mistakes take hours. `--into FILE` adds each outcome to a file, and leaves out the mistakes that the file holds.
+`--minutes 30` begins no mistake that would end later, by the time that its test files take on the unchanged copy: the
+same command again is the next piece. `--report FILE` lists what survives and what has not been run.
 """
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -82,14 +84,11 @@ def read_mutants() -> list[Mutant]:
     return [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
 
 
-def piece_of(mutants: Sequence[Mutant], piece: str) -> list[Mutant]:
-    """The second of twelve parts for `2/12`; mutants of one test file stay together. Raises ValueError."""
-    number, _, count = piece.partition("/")
-    k, n = int(number), int(count)
-    if not 1 <= k <= n:
-        raise ValueError(f"--piece {piece}: expected 1/{n} to {n}/{n}")
-    ordered = sorted(mutants, key=lambda mutant: mutant.tests)
-    return ordered[(k - 1) * len(ordered) // n : k * len(ordered) // n]
+def remaining(mutants: Sequence[Mutant], into: Path | None) -> list[Mutant]:
+    """The mutants of which a file of outcomes holds none, those of the same test files together."""
+    lines = into.read_text(encoding="utf-8").splitlines() if into is not None and into.exists() else []
+    done = {json.loads(line)["mutant"] for line in lines}
+    return sorted((each for each in mutants if each.name not in done), key=lambda mutant: mutant.tests)
 
 
 @contextmanager
@@ -138,22 +137,22 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants whose name contains this; none: all of them")
     parser.add_argument("--jobs", type=int, default=2, help="copies in which mutants run at the same time")
     parser.add_argument("--thorough", action="store_true", help="name every test that fails, not the first one only")
-    parser.add_argument("--piece", default="1/1", metavar="K/N", help="the K-th of N parts, for example 2/12")
-    parser.add_argument("--into", type=Path, metavar="FILE", help="add the outcomes to a file, a JSON object per line")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end within this time; needs --into")
+    parser.add_argument(
+        "--into", type=Path, metavar="FILE", help="add the outcomes to a file, and leave out those in it"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE", help="only list the survivors of such a file")
     arguments = parser.parse_args()
     console = Console(soft_wrap=True)
     if arguments.report is not None:
         return report(arguments.report, console)
+    if arguments.minutes < math.inf and arguments.into is None:
+        parser.error("--minutes needs --into FILE, which tells the next piece what is done")
     chosen = [m for m in read_mutants() if not arguments.names or any(name in m.name for name in arguments.names)]
-    chosen = piece_of(chosen, arguments.piece)
-    tests = list(dict.fromkeys(name for mutant in chosen for name in mutant.tests))
-    with copy_of_repository() as first:
-        console.print(f"{len(chosen)} mutants; first {len(tests)} test files on the unchanged package ...")
-        if failed := failures(first, tests):
-            console.print(f"these tests fail without any mutant: {', '.join(failed)}")
-            return 2
-    outcomes = _run(chosen, console, jobs=arguments.jobs, thorough=arguments.thorough, into=arguments.into)
+    chosen = remaining(chosen, arguments.into)
+    console.print(f"{len(chosen)} mutants to run")
+    ends = time.monotonic() + 60 * arguments.minutes
+    outcomes = _run(chosen, console, jobs=arguments.jobs, thorough=arguments.thorough, into=arguments.into, ends=ends)
     table = Table(title=f"{len(outcomes)} mutants", title_justify="left")
     for column in ("mutant", "file", "caught by", "s"):
         table.add_column(column, justify="right" if column == "s" else "left", overflow="fold")
@@ -180,12 +179,22 @@ def report(path: Path, console: Console) -> int:
     return 1 if survivors or missing else 0
 
 
-def _run(mutants: Sequence[Mutant], console: Console, *, jobs: int, thorough: bool, into: Path | None) -> list[Outcome]:
+def _run(
+    mutants: Sequence[Mutant], console: Console, *, jobs: int, thorough: bool, into: Path | None, ends: float
+) -> list[Outcome]:
     copies: SimpleQueue[Path] = SimpleQueue()
+    unchanged: dict[tuple[str, ...], float] = {}
 
-    def one(mutant: Mutant) -> Outcome:
+    def one(mutant: Mutant) -> Outcome | None:
         root = copies.get()
         try:
+            if mutant.tests not in unchanged and time.monotonic() < ends:
+                began = time.monotonic()
+                if failed := failures(root, mutant.tests):
+                    raise SystemExit(f"these tests fail without any mutant: {', '.join(failed)}")
+                unchanged[mutant.tests] = time.monotonic() - began
+            if time.monotonic() + unchanged.get(mutant.tests, 0.0) >= ends:
+                return None
             outcome = judge(mutant, root, thorough=thorough)
         finally:
             copies.put(root)
@@ -202,7 +211,7 @@ def _run(mutants: Sequence[Mutant], console: Console, *, jobs: int, thorough: bo
                 copies.put(root)
                 return with_copies(count - 1)
         with ThreadPoolExecutor(jobs) as pool:
-            return list(pool.map(one, mutants))
+            return [outcome for outcome in pool.map(one, mutants) if outcome is not None]
 
     return with_copies(jobs)
 

@@ -1,6 +1,8 @@
 """The table of deliberate mistakes applies to the source as it stands now."""
 
 import json
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -32,14 +34,18 @@ def test_a_mistake_whose_text_is_gone_is_named(tmp_path: Path):
             mutants.Mutant("swap", "x.py", old, "b = 1", ("t",)).apply(tmp_path)
 
 
-def test_pieces_hold_every_mistake_once_and_those_of_a_test_file_together():
+def test_a_piece_leaves_out_what_its_file_holds_and_begins_nothing_after_its_time(tmp_path: Path):
     table = mutants.read_mutants()
-    pieces = [mutants.piece_of(table, f"{k}/12") for k in range(1, 13)]
-    assert sorted(m.name for piece in pieces for m in piece) == sorted(m.name for m in table)
-    assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
-    assert sum(len({m.tests for m in piece}) for piece in pieces) <= len({m.tests for m in table}) + 11
-    with pytest.raises(ValueError, match="expected 1/12 to 12/12"):
-        mutants.piece_of(table, "13/12")
+    path = tmp_path / "outcomes.jsonl"
+    assert len(mutants.remaining(table, path)) == len(table)
+    path.write_text(json.dumps({"mutant": table[0].name, "failed": [], "seconds": 1}) + "\n")
+    left = mutants.remaining(table, path)
+    assert sorted(m.name for m in left) == sorted(m.name for m in table[1:])
+    changes = sum(one.tests != other.tests for one, other in pairwise(left))
+    assert changes == len({m.tests for m in left}) - 1  # those of the same test files follow each other
+    console = Console(soft_wrap=True)
+    assert mutants._run(left, console, jobs=1, thorough=False, into=path, ends=time.monotonic()) == []
+    assert len(path.read_text().splitlines()) == 1
 
 
 def test_a_file_of_outcomes_gives_the_list_of_survivors(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
