@@ -81,14 +81,18 @@ def metrics_of(step: int, *, is_last: bool) -> dict[str, Any]:
 def evaluation(values: Sequence[float]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The summary and the table of an evaluation with these accuracies."""
     plan = {"temperature": 1.0, "top_p": 0.7, "max_response_tokens": 8, "seed": 0}
-    row = {"source": "sums", "question": "1 + 1", "answer": "2", "responses": [{"text": "2"}]}
+    response = {"text": "2", "correct": True, "score": 1.0, "tokens": 1, "error": None, "answer": "2", "finish": "stop"}
+    row = {"source": "sums", "question": "1 + 1", "answer": "2", "responses": [response]}
     table = [{"id": f"p{i}", "accuracy": value, **row} for i, value in enumerate(values)]
     summary = {
         "name": "held",
         "accuracy": sum(values) / len(values),
         "low": 0.0,
         "high": 1.0,
+        "interval_note": None,
+        "warning": None,
         "problems": len(values),
+        "complete_problems": len(values),
         "samples_per_problem": 4,
         "binary": True,
         "intervals": {},

@@ -82,8 +82,12 @@ def test_a_run_of_many_processes_cannot_be_reached_and_runs_no_file_of_the_curre
     assert [listener for listener in found if not is_private(listener)] == []
     assert set(answers) == {b""}
     assert not (hostile_folder / "ran").exists(), (hostile_folder / "ran").read_text()
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (hostile_folder / "run").rglob("*")}
-    assert {path: mode for path, mode in modes.items() if mode != (0o755 if path.is_dir() else 0o644)} == {}
+    run_dir = hostile_folder / "run"
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in run_dir.rglob("*")}
+    private = {path for name in ("code", "data", "logs") for path in (run_dir / name, *(run_dir / name).rglob("*"))}
+    usual = {path: 0o755 if path.is_dir() else 0o644 for path in modes}
+    expected = {path: mode & 0o700 if path in private else mode for path, mode in usual.items()}
+    assert {path: mode for path, mode in modes.items() if mode != expected[path]} == {}
     assert json.loads((hostile_folder / "run" / "summary.json").read_text())["exit_reason"] == "finished"
 
 

@@ -19,7 +19,6 @@ OTHER_FILES = {
     "distributed/weight_files.py": "the lock of a folder of weights",
     "cli/submit.py": "the configuration that a job is submitted with",
     "data/sources/readers.py": "the user's data",
-    "training/problem_stats.py": "a part of a checkpoint, which its writer reads",
     "training/prefetched_batch.py": "a part of a checkpoint, which its writer reads",
 }
 """Files that name or read something of the same name that is no file of a run."""
@@ -104,6 +103,7 @@ WRITING_METHODS = {"write_text", "write_bytes", "touch"}
 WRITING_FUNCTIONS = {"atomic_write_json": 0, "atomic_write_text": 0, "copy": 1, "copyfile": 1, "open": 0}
 """Functions that write a file, with the position of its path among their arguments."""
 DAMAGE = {
+    "analysis/test_damaged_runs.py:line": "a damaged last line of the metrics",
     "helpers/run_files.py:edit_options": "options that a user edits",
     "runs/test_directory.py:TestCheckpoints": "a damaged manifest of a checkpoint",
     "runs/test_directory.py:test_a_damaged_evaluation_is_named_and_left_out": "a damaged evaluation",

@@ -47,7 +47,7 @@ class GradientComparison:
             step: max(each for each in saved if each < step) for step in right_after or list(steps)[:1]
         }
         resolved = resolve_auto(new if new.loss.kl_coef > 0 else old)  # only with a KL term a policy has a reference
-        loaded = read_model(resolved, device_of(resolved))
+        loaded = read_model(resolved, device_of(resolved.train.device))
         self._encoder = PromptEncoder(loaded.tokenizer, resolved.data)
         self._policy = Policy(resolved, loaded)
         self._loaded_step = 0

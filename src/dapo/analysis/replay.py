@@ -87,7 +87,7 @@ class Replay:
     ) -> None:
         """Load the model of the plan's start. Raises ConfigError, CheckpointError or DataError."""
         self._directory, self._config, self._plan, self._log = directory, config, plan, log
-        loaded = read_model(config, device_of(config))
+        loaded = read_model(config, device_of(config.train.device))
         self.encoder = PromptEncoder(loaded.tokenizer, config.data)
         self._problems = RunProblems(config)
         self._policy = Policy(config, loaded)

@@ -68,7 +68,7 @@ def open_engine(*, config: Config, threads: int, gpu_processes: float = 1) -> Ro
     """Open the engine in its process. Raises ConfigError and EngineError for a model that it cannot load or serve."""
     torch.set_num_threads(threads)
     model, dtype = config.model, getattr(torch, config.model.dtype)
-    device = device_of(config, f"an engine on {socket.gethostname()}")
+    device = device_of(config.train.device, f"an engine on {socket.gethostname()}")
     loaded = load_model(model.name, dtype=dtype, device=device, trust_remote_code=model.trust_remote_code)
     return open_in_process(config.rollout, loaded.model, gpu_processes)
 

@@ -166,7 +166,7 @@ class TrainerWorker:
 
 def _device(config: Config, rank: int) -> torch.device:
     """The device of a rank, on the machine of this process: ranks of one machine take its GPUs in turn."""
-    if device_of(config, f"trainer rank {rank} on {socket.gethostname()}") == "cpu":
+    if device_of(config.train.device, f"trainer rank {rank} on {socket.gethostname()}") == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)

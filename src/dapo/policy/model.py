@@ -22,7 +22,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from dapo.config import Config
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.core.memory import explain_out_of_memory
@@ -65,20 +64,20 @@ LESS_ON_A_GPU = (
 )
 
 
-@explain_out_of_memory(torch.OutOfMemoryError, "loading the model", LESS_ON_A_GPU, then="start again")
-def device_of(config: Config, process: str = "torch") -> str:
-    """The device that `train.device` names on the machine of this process.
+def device_of(device: str, process: str = "torch") -> str:
+    """The device of `train.device` on the machine of this process.
 
     Raises ConfigError, which names the `process`, where CUDA is required and absent.
     """
     has_cuda = torch.cuda.is_available()
-    if config.train.device == "cuda" and not has_cuda:
+    if device == "cuda" and not has_cuda:
         raise ConfigError(f"train.device=cuda, but {process} finds no CUDA device; use train.device=auto or cpu")
-    if config.train.device == "auto":
+    if device == "auto":
         return "cuda" if has_cuda else "cpu"
-    return config.train.device
+    return device
 
 
+@explain_out_of_memory(torch.OutOfMemoryError, "loading the model", LESS_ON_A_GPU, then="start again")
 def load_model(
     name: str, *, dtype: torch.dtype, device: str | torch.device = "cpu", trust_remote_code: bool = False
 ) -> LoadedModel:

@@ -63,7 +63,7 @@ class RunProgress:
 @dataclass
 class _Running:
     run: PlannedRun
-    process: Process | None  # the command; None: another process holds the run, and this one waits for it
+    process: "Process | None"  # the command; None: another process holds the run, and this one waits for it
     started: float
 
 

@@ -99,7 +99,7 @@ def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedMod
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training:
         # a controller may have no GPU itself
-        device = device_of(config) if config.train.device == "auto" else config.train.device
+        device = device_of(config.train.device) if config.train.device == "auto" else config.train.device
         notes += padded_attention_notes(getattr(torch, config.model.dtype), device, has_kernel=has_operators)
     return stop_at_turn_end(loaded, encoder), encoder, notes
 
@@ -153,10 +153,10 @@ def device_for_inputs(config: Config, *, training: bool) -> str:
     in training the policy may be elsewhere too.
     """
     if not config.engine_processes:
-        return device_of(config)
+        return device_of(config.train.device)
     if not training:
         return "cpu"
-    return "meta" if config.uses_trainer_group else device_of(config)
+    return "meta" if config.uses_trainer_group else device_of(config.train.device)
 
 
 def read_model(config: Config, device: str) -> LoadedModel:

@@ -96,6 +96,6 @@ def multiplies_bfloat16_fast(device: str) -> bool:
 def require_hardware(config: Config) -> None:
     """Raise ConfigError if this machine lacks the GPU of the configuration, or a requirement of its engine."""
     if not config.uses_ray:
-        device_of(config)
+        device_of(config.train.device)
     if (require := config.rollout.engine_kind.require) is not None:
         pkgutil.resolve_name(require)(config)
