@@ -61,7 +61,7 @@ def test_a_base_is_looked_for_next_to_the_file_and_then_among_the_shipped_ones(t
     assert load_experiment(path).runs()[0].config.train.num_steps == 5
 
 
-def test_each_place_overrides_the_ones_before(tmp_path: Path):
+def test_a_later_source_of_options_overrides_an_earlier_one(tmp_path: Path):
     text = FILE.replace("[train.num_steps=2]", "[train.num_steps=2, loss.clip_high=0.5, loss.clip_low=0.5]")
     text = text.replace("clean: []", "clean: [loss.clip_high=0.4, loss.clip_low=0.4]")
     runs = load_experiment(written(tmp_path, text)).runs()
