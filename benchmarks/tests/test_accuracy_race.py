@@ -295,7 +295,7 @@ def test_tables_compare_race_by_race_and_a_target_out_of_reach_is_a_bound(raced)
     assert all(figure["unfinished"] for figure in accuracy_report.figures(part | {"target": 0.99}))
 
 
-@pytest.mark.parametrize("document", ["docs/lab/evidence.md", "docs/lab/performance.md"])
+@pytest.mark.parametrize("document", ["docs/lab/performance.md"])
 def test_documents_state_the_tokens_and_seconds_of_the_stored_races(document: str):
     results = json.loads((ROOT / "benchmarks" / "results" / "against.json").read_text(encoding="utf-8"))
     text = " ".join((ROOT / document).read_text(encoding="utf-8").split())

@@ -21,6 +21,6 @@ def test_runs_that_learn_nothing_or_lose_it_have_the_error_that_names_the_cause(
     wrong = [run for name, run in found.items() if any(row in name for row in NEVER_RIGHT)]
     assert len(wrong) >= 8
     assert all("too_hard" in run.errors() for run in wrong)
-    lost = [run for name, run in found.items() if "DAPO, entropy target" in name]
+    lost = [run for name, run in found.items() if "DAPO, entropy target, " in name]
     assert len(lost) >= 3
     assert all("overfit" in run.errors() for run in lost)

@@ -444,6 +444,7 @@ def test_a_ray_run_whose_driver_is_killed_is_resumed_and_ends_like_a_local_one(
     assert {path.name for path in (run / "logs").iterdir()} == {"engine-0.log", "trainer-0.log", "trainer-1.log"}
 
 
+@pytest.mark.timeout(900)  # 50 s alone, four runs
 @pytest.mark.parametrize("predict", ["proportional", "thompson"])
 def test_a_ray_run_that_predicts_signals_decides_and_trains_as_a_local_one(
     cluster: Any, tmp_path: Path, predict: str
