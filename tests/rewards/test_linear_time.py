@@ -153,9 +153,11 @@ def test_runs_in_frames_take_linear_time(name):
         if (row + column + turn) % 3:
             continue
         size = SIZE if (row + column + turn) % 14 == 0 else SIZE // 10
-        took = seconds(name, frame.format((run * (size // len(run) + 1))[:size]))
-        if took > MAX_CPU_S * size / SIZE:
-            slow.append((round(took, 2), size, run, frame))
+        text = frame.format((run * (size // len(run) + 1))[:size])
+        # a shared machine stalls single measurements of a hundredth of a second: a slow pattern is slow four times
+        takes = (seconds(name, text) for _ in range(4))
+        if not any(took <= MAX_CPU_S * size / SIZE for took in takes):
+            slow.append((size, run, frame))
     assert slow == []
 
 
