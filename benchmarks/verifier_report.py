@@ -22,6 +22,7 @@ TABLES: Mapping[str, str] = {
     "unseen": "math_unseen.jsonl",
     "subjects": "math_subjects.jsonl",
     "unseen 2": "math_unseen_2.jsonl",
+    "notations": "math_notations.jsonl",
 }
 MATH_VERIFY = "Math-Verify"
 VERIFIERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

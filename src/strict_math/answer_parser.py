@@ -32,6 +32,7 @@ from strict_math.token_lists import (
     is_bracketed,
     signs_expanded,
     split,
+    split_items,
     split_list,
     with_depth,
 )
@@ -193,7 +194,7 @@ class _Reader:
             return None
         if last.text not in CLOSING or not closes_at_end(tokens):
             return None
-        pieces = split(tokens[1:-1], ",") if first.text != "{set" else split_list(tokens[1:-1])[0]
+        pieces = split_items(tokens[1:-1]) if first.text != "{set" else split_list(tokens[1:-1])[0]
         if len(pieces) < 2 and first.text in "([":
             return None
         items = tuple(Part(self._value(piece)) for piece in pieces)
@@ -330,7 +331,7 @@ class _Reader:
         inner = tokens[1:-1]
         if tokens[0].is_sign("{set", "{"):
             return self._braces(inner)
-        pieces = split(inner, ",")
+        pieces = split_items(inner)
         if len(pieces) == 1 and tokens[0].is_sign("("):
             return self._real_set(inner)
         if len(pieces) != 2 or not tokens[0].is_sign("(", "[") or not tokens[-1].is_sign(")", "]"):

@@ -1,5 +1,6 @@
 """Compares answers with a reference."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -37,6 +38,10 @@ from strict_math.vocabulary import COUNTED
 
 _EXTRA_CHARS = 500
 """An answer that exceeds the reference by more characters matches nothing."""
+_DECIMAL_COMMA = re.compile(
+    r"(?<![\d.,])(?:(?=0,|\d{4}|\d+(?:,|\{,\})(?!\d{3}(?!\d))))(\d+)(?:,|\{,\})(\d+)(?![\d,]|\.\d)"
+)
+_BRACKET = frozenset("()[]{}<>|")
 _DEGREE: Unit = (("degree", 1),)
 _MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
 
@@ -98,7 +103,7 @@ class Reference:
         text = " ".join(answer.split())
         if len(text) > self.length + _EXTRA_CHARS:
             return False
-        forms = dict.fromkeys((text, digits_for_words(text)))
+        forms = dict.fromkeys((text, digits_for_words(text), *self._with_decimal_point(text)))
         stated = (value for form in forms if (value := value_in_sentence(form, self.question)))
         texts = dict.fromkeys((*forms, *stated))
         readings = (reading for each in texts for reading in self._readings(each))
@@ -117,6 +122,15 @@ class Reference:
         readings = self._readings(text) if len(text) <= self.length + _EXTRA_CHARS else []
         form = _normal_form(readings[0], units=True) if readings else "".join(text[:_EXTRA_CHARS].split()).casefold()
         return f"not {form}" if form == self.normal_form else form
+
+    def _with_decimal_point(self, text: str) -> Sequence[str]:
+        """The text with `2,75` as `2.75`, where the reference is one number and the comma separates no thousands."""
+        values = [part.value for part in self.answer.parts]
+        is_number = [isinstance(value, Quantity) and is_literal(value.node) for value in values] == [True]
+        if not is_number or text.count(",") != 1:
+            return ()
+        pointed = _DECIMAL_COMMA.sub(r"\1.\2", text)
+        return (pointed,) if _BRACKET.isdisjoint(pointed) else ()
 
     def _readings(self, text: str) -> list[Answer]:
         found: list[Answer] = []

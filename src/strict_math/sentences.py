@@ -40,6 +40,11 @@ _ANSWER = re.compile(
 )
 _NUMBER_OF = re.compile(r"(?:the |a )?(?:total )?(?:number|amount|count|total|value) of (?P<things>.+)", re.IGNORECASE)
 _VARIABLE = re.compile(r"(?:the value of )?[\\$(]*(?P<name>[A-Za-z])[\\$)]*", re.IGNORECASE)
+_OF_FIGURE = re.compile(r"(?:[Tt]he )?(?P<quantity>[a-z]+) of (?:(?P<kind>[a-z]+) )?\$?[A-Z]{2,8}\$?")
+_EXTREME = re.compile(
+    r"(?:the )?(?:smallest|largest|least|greatest|minimum|maximum)(?: possible)?(?: value of)? \$?[a-z]\$?",
+    re.IGNORECASE,
+)
 _PERSONS = word_set("he she they it we you i")
 _ANY_VERB = re.compile(
     r"has|have|had|will have|needs?|needed|takes?|took|costs?|makes?|made|gets?|got|totals?|travels?|traveled",
@@ -121,7 +126,11 @@ def _is_answer(subject: str, question: Question) -> bool:
 def _is_quantity(subject: str, question: Question) -> bool:
     """Whether a noun phrase is the quantity that the question asks for."""
     if question.is_known:
-        return question.quotes(subject)
+        return question.quotes(subject.replace("$", ""))
+    if figure := _OF_FIGURE.fullmatch(subject):
+        return figure["quantity"] in QUANTITIES and (not figure["kind"] or figure["kind"] in CONTAINERS)
+    if _EXTREME.fullmatch(subject):
+        return True
     words = [word for word in subject.lower().split() if word not in DETERMINERS]
     head, of, thing = " ".join(words).partition(" of ")
     return head in QUANTITIES and (not of or thing in CONTAINERS or canonical(thing) in COUNTED)

@@ -23,9 +23,13 @@ _ANSWER_LINE = re.compile(
     r"[ \t*_`}]*[:：][*_`}]*(?P<content>.*)",
     re.IGNORECASE,
 )
-_BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)  # \{ and \} are text
+_ANSWER_MATHEMATICS = re.compile(
+    r"[ \t>#*_`•\-]*(?:the\s+)?(?:final\s+|correct\s+)?answer[ \t*_`]+(?P<content>(?:\$|\\[(\[]).*)", re.IGNORECASE
+)
+_BRACE = re.compile(r"(?P<box>\\{1,2}(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)  # \{ and \} are text
 _JOINED = re.compile(r"[\s$*]*(?:\\[()\]\[])?\s*(?:[,;]|\\text\{\s*)?\s*(?:and|or)?\s*\}?\s*(?:\\[()\]\[])?[\s$*]*")
-"""Text between two boxes of one list."""
+"""Text between two boxes of one list, with its spacing as one blank."""
+_SPACING = re.compile(r"(?:\s|\\(?:q?quad(?![A-Za-z])|[,;:! ]))+")
 _ALTERNATIVE = re.compile(
     r"[^.\n\d]{0,80}\b(?:or(?! rather)|alternatively|maybe|perhaps|possibly|otherwise)\b[^.\n\d]{0,80}", re.IGNORECASE
 )
@@ -53,11 +57,19 @@ def answer_lines(text: str) -> list[str]:
     """The content of each `Answer:` line, or of the line or display after it if the line itself is empty.
 
     Case is ignored, and so are Markdown bold, headings, quotes and bullets around the word; `Final answer:` and `The
-    answer is:` count. `answer:` in the middle of a line does not.
+    answer is:` count, and `Answer $9$`, a line of mathematics. `answer:` in the middle of a line does not.
     """
     lines = text.splitlines()
-    marked = [(index, match["content"]) for index, line in enumerate(lines) if (match := _ANSWER_LINE.match(line))]
-    return [content.strip(" \t*_`") or _first_block(lines, index + 1) for index, content in marked]
+    found: list[str] = []
+    for index, line in enumerate(lines):
+        if marked := _ANSWER_LINE.match(line):
+            found.append(marked["content"].strip(" \t*_`") or _first_block(lines, index + 1))
+        elif bare := _ANSWER_MATHEMATICS.match(line):
+            content = bare["content"].strip().rstrip(".")
+            if content in ("$$", "\\["):
+                content = _first_block([content, *lines[index + 1 : index + _DISPLAY_LINES]], 0)
+            found += [content] if strip_formatting(content) != content else []
+    return found
 
 
 def answer_line(text: str) -> str | None:
@@ -118,7 +130,10 @@ def last_box_list(text: str) -> list[Box]:
     listed = found[-1:]
     for box, following in zip(reversed(found[:-1]), reversed(found[1:]), strict=True):
         between = text[box.end : following.start]
-        if not (_JOINED.fullmatch(between) or _ALTERNATIVE.fullmatch(between)) or box.end > following.start:
+        if (
+            not (_JOINED.fullmatch(_SPACING.sub(" ", between)) or _ALTERNATIVE.fullmatch(between))
+            or box.end > following.start
+        ):
             break
         listed.append(box)
     return listed[::-1]

@@ -35,6 +35,12 @@ def split(tokens: Sequence[Token], *signs: str) -> list[Sequence[Token]]:
     return list(pieces)
 
 
+def split_items(tokens: Sequence[Token]) -> list[Sequence[Token]]:
+    """The coordinates of a tuple: the pieces between commas, or between semicolons if it has no comma."""
+    pieces = split(tokens, ",")
+    return pieces if len(pieces) > 1 else split(tokens, ";")
+
+
 def with_depth(tokens: Sequence[Token]) -> Iterator[tuple[Token, int]]:
     """Each token with the number of brackets around it; a bracket itself counts as inside."""
     depth = 0

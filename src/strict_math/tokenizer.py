@@ -130,7 +130,7 @@ _PLAIN_SIGNS = frozenset("+-*/^_=<>()[]{}|,;:!'&%$€£¥°")
 
 def clean(text: str, *, thousands: bool = True) -> str:
     """The text without wrappers, spacing commands, the dollars of mathematics and thousands separators."""
-    text = strip_formatting(text)
+    text = strip_formatting(_with_single_backslashes(text))
     if not text.isascii():
         text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
         text = _nfkc_kept(text).translate(_CHARACTERS)
@@ -273,6 +273,13 @@ def _group_around(text: str, left: int, right: int) -> tuple[int, int]:
             break
         right += 1
     return start, right
+
+
+def _with_single_backslashes(text: str) -> str:
+    r"""The text with `\\\\frac` as `\\frac`, if every backslash is doubled, as after JSON was encoded twice."""
+    if not re.search(r"(?<!\\)\\\\(?:\\\\)*[A-Za-z]{2}", text) or any(len(run) % 2 for run in re.findall(r"\\+", text)):
+        return text
+    return text.replace("\\\\", "\\")
 
 
 def _nfkc(text: str) -> str:
