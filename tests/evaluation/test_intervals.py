@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_quantile
+from dapo.evaluation.scores import pass_at_k
 
 TRIALS = 10_000
 """The standard error of a coverage of 95 % is then 0.22 %."""
@@ -48,6 +49,20 @@ def test_an_interval_holds_its_mean_and_stays_within_zero_and_one(count: int):
 def test_proportions_have_wilsons_interval_with_the_trials_that_explain_their_variance():
     # mean 1/2, variance of the values 1/16: a mean of 4 of them varies like a fraction of 16 trials
     assert mean_interval([0.25, 0.75, 0.25, 0.75]) == pytest.approx(wilson(0.5, 16, 3.18245), abs=1e-4)
+
+
+@pytest.mark.parametrize("problems", [2, 10, 76, 1000])
+@pytest.mark.parametrize("nearly", [69 / 70, 0.9, 0.5, 0.0])
+def test_an_interval_near_all_or_none_is_no_narrower_than_where_all_are_equal(problems: int, nearly: float):
+    """pass@4 of 69/70 on one of 76 problems, and 1 on the others, is no 100.0 % (100.0 % to 100.0 %)."""
+    values = [nearly, *[1.0] * (problems - 1)]
+    low, high = mean_interval(values) or (0, 0)
+    solved, none_solved = mean_interval([1.0] * problems) or (0, 0), mean_interval([0.0] * problems) or (0, 0)
+    assert low <= solved[0]
+    assert high >= np.mean(values)
+    mirrored = mean_interval([1 - value for value in values]) or (0, 0)
+    assert mirrored == pytest.approx((1 - high, 1 - low))
+    assert mirrored[1] >= none_solved[1]
 
 
 @pytest.mark.parametrize("value", [0.0, 1 / 3, 0.5, 1.0])
@@ -121,6 +136,25 @@ def improved(rng: np.random.Generator, problems: int, k: int) -> Trials:
     second = np.where(rng.random(first.shape) < 0.3, first + 0.3 * (1 - first), first)
     for before, after in zip(first, second, strict=True):
         yield rng.binomial(k, after) / k - rng.binomial(k, before) / k, 0.3 * 0.3 * 0.5
+
+
+def pass_at_4(rng: np.random.Generator, problems: int, a: float, b: float) -> Trials:
+    """Estimates from 8 responses to each problem, whose chance to be solved has a beta distribution."""
+    truth = 1 - np.prod([(b + i) / (a + b + i) for i in range(4)])
+    estimates = np.array([pass_at_k(8, correct, 4) for correct in range(9)])
+    for rates in rng.beta(a, b, (TRIALS // 5, problems)):
+        yield estimates[rng.binomial(8, rates)], truth
+
+
+@pytest.mark.parametrize(("a", "b"), [(2.0, 1.0), (3.0, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize("problems", [10, 30, 76])
+def test_intervals_of_pass_at_4_cover_where_nearly_all_problems_are_solved(problems: int, a: float, b: float):
+    """Without the ends of equal values they cover 75 to 88 % at (2, 1) and (3, 1)."""
+    found = [
+        (mean_interval(values.tolist()), truth) for values, truth in pass_at_4(np.random.default_rng(7), problems, a, b)
+    ]
+    covered = np.mean([low <= truth <= high for (low, high), truth in found])
+    assert 0.915 <= covered <= 0.99
 
 
 SIMULATIONS: dict[str, tuple[Callable[..., Trials], tuple[float, ...]]] = {

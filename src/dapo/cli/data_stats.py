@@ -67,7 +67,7 @@ def model_pass_rates(
     """Measure prompt lengths in tokens, and the pass rates of a random subset of the problems, sampled as in training.
 
     Returns the length of every prompt, and the pass rate of each of `count` sampled problems, by problem id; with 0
-    `samples`, lengths only. The verifier is the default of the data source `spec` unless `overrides` name one.
+    `samples`, lengths only. `overrides` may name the verifier, else it is the run's, or the default of the source.
     """
     from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, open_engine_sampler, run_options
     from dapo.data.prompts import PromptEncoder

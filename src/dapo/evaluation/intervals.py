@@ -25,7 +25,8 @@ def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Inter
     Args:
         values: One value per problem.
         proportions: Whether each value is a proportion, from 0 to 1. If so, the interval is Wilson's, with the number
-            of trials that gives a proportion the variance of this mean. If not, it is Student's.
+            of trials that gives a proportion the variance of this mean (`proportions_interval`). If not, it is
+            Student's.
 
     Returns:
         The interval; (0, 1) for an empty list of proportions. None for scores that do not vary, or of fewer than two
@@ -40,7 +41,7 @@ def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Inter
     if not _varies(array) or set(array.tolist()) == {0.0, 1.0}:
         # for values that do not vary, assume that each problem is solved always or never, which is the widest
         return wilson_interval(mean, size, _NORMAL_QUANTILE)
-    return wilson_interval(mean, size * mean * (1 - mean) / deviation**2, student_quantile(size - 1))
+    return proportions_interval(mean, size * mean * (1 - mean) / deviation**2, student_quantile(size - 1), size)
 
 
 def difference_interval(differences: Sequence[float], *, proportions: bool = True) -> Interval | None:
@@ -116,6 +117,16 @@ def _student(mean: float, deviation: float, size: int) -> Interval:
     """Compute Student's interval of a mean; `deviation` is the standard deviation with divisor `size`."""
     half = student_quantile(size - 1) * deviation / sqrt(size - 1)
     return mean - half, mean + half
+
+
+def proportions_interval(mean: float, trials: float, quantile: float, problems: int) -> Interval:
+    """Compute Wilson's interval of a mean of proportions, which ends no closer to 1 and 0 than if all were 1, or 0.
+
+    Problems that are nearly all solved vary too little to show how often another one is not.
+    """
+    low, high = wilson_interval(mean, trials, quantile)
+    all_solved, none_solved = (wilson_interval(each, problems, _NORMAL_QUANTILE) for each in (1.0, 0.0))
+    return min(low, all_solved[0]), max(high, none_solved[1])
 
 
 def wilson_interval(fraction: float, trials: float, quantile: float) -> Interval:

@@ -24,7 +24,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_quantile, wilson_interval
+from dapo.evaluation import intervals
+from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_quantile
 
 Table: TypeAlias = Sequence[Sequence[float]] | NDArray[np.float64]
 """[seeds, problems]"""
@@ -56,7 +57,8 @@ def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:
     if len(table) < 2 or not variance > ROUNDING:
         interval = mean_interval(table.mean(axis=0).tolist(), proportions=proportions)
     elif proportions and 0 < mean < 1:
-        interval = wilson_interval(mean, mean * (1 - mean) / variance, student_quantile(freedom))
+        trials = mean * (1 - mean) / variance
+        interval = intervals.proportions_interval(mean, trials, student_quantile(freedom), table.shape[1])
     else:
         interval = _student(mean, variance, freedom)
     return _estimate(mean, interval, table)

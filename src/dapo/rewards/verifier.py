@@ -64,6 +64,12 @@ def _by_tests(name: str, options: Mapping[str, Any]) -> RowCheck:
     return partial(CodeVerifier.check_problem, options=options)
 
 
+def _by_fields(name: str, options: Mapping[str, Any]) -> RowCheck:
+    from dapo.rewards.verifiers.gym import missing_field
+
+    return missing_field
+
+
 def _always(options: Mapping[str, Any]) -> bool:
     return True
 
@@ -85,7 +91,7 @@ VERIFIERS: Mapping[str, Registration] = {
         markers=("answer:", "boxed", "####"),
         check=_by_verdict,
     ),
-    "gym": Registration("gym:GymVerifier"),
+    "gym": Registration("gym:GymVerifier", check=_by_fields),
     "json_schema": Registration("json_schema:JsonSchemaVerifier", binary=True, check=_by_verdict),
     "math": Registration("math:MathVerifier", binary=True, reads_answer=_always, markers=("answer:", "boxed")),
     "math_dapo": Registration("math_dapo:MathDapoVerifier", binary=True, reads_answer=_always, markers=("answer:",)),

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config import Config, DataSpec, build_config, parse_data_argument, parse_overrides
-from dapo.config.data_spec import BENCHMARKS, INSTRUCTION, kinds, parse_spec
-from dapo.core.errors import CheckpointError, ConfigError, DataError
+from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
+from dapo.config.load import resolve_auto_verifier
+from dapo.core.errors import CheckpointError, ConfigError, DataError, RewardError
 from dapo.core.files import atomic_write_json
 from dapo.core.journal import open_journal
 from dapo.core.terminal import print_text, warn
 from dapo.data.prepare.write import require_new
+from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
 from dapo.evaluation.pairing import paired_difference
@@ -53,6 +55,12 @@ class EvalRequest:
     on_second_interrupt: InterruptHandler = END_AT_ONCE
 
     @property
+    def named_verifier(self) -> Any:
+        """The `reward.verifier` of the overrides; None without one."""
+        reward = parse_overrides(self.overrides).get("reward")
+        return reward.get("verifier") if isinstance(reward, dict) else None
+
+    @property
     def sets_samples_per_problem(self) -> bool:
         overridden = parse_overrides(self.overrides).get("eval")
         is_overridden = isinstance(overridden, dict) and "samples_per_problem" in overridden
@@ -75,7 +83,11 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
     Each is a model, a run, or a file of `dapo eval --output` or a run. A run's options apply to both.
     """
     _require_writable(request.output)
-    base = run_options(first) or run_options(second)
+    base, other = run_options(first), run_options(second)
+    judges = [each["reward"]["verifier"] for each in (base, other) if each is not None]
+    if len(judges) == 2 and judges[0] != judges[1] and request.named_verifier is None:
+        print_text(f"the verifier of {first} judges both ({judges[0]}); {second} was trained with {judges[1]}")
+    base = base or other
     results = []
     for index, model in enumerate((first, second), start=1):
         if model.endswith(".json"):
@@ -97,7 +109,7 @@ def run_options(model: str) -> dict[str, Any] | None:
     """The options of a run; None if `model` is not a run directory."""
     if not RunDirectory.is_run(model):
         return None
-    return load_run_config(RunDirectory.open(model)).model_dump(mode="json")
+    return resolve_auto_verifier(load_run_config(RunDirectory.open(model))).model_dump(mode="json")
 
 
 def evaluation_config(
@@ -105,16 +117,16 @@ def evaluation_config(
 ) -> tuple[Config, Path | None]:
     """The options to evaluate a model or a run with and, for a run, its newest checkpoint.
 
-    They start from the options `base` of a run, or the defaults of the paper's evaluation; the overrides of the request
-    win. Raises CheckpointError if the run has no checkpoint yet.
+    They start from the options `base` of a run, whose verifier judges any problems, or from the defaults of the paper's
+    evaluation; the overrides of the request win. Raises CheckpointError if the run has no checkpoint yet.
     """
     checkpoint = None
     raw: dict[str, Any] = {"model": model, "data": {}, "overlong": {"mode": "off"}}
     raw["rollout"] = {"max_response_tokens": DEFAULT_TOKENS}
     if base is not None:
-        raw = json.loads(json.dumps(base))
-        if kinds(parse_spec(data)) != kinds(parse_spec(raw["data"]["train"])):
-            raw["reward"] = {}  # another kind of problem needs another verifier
+        raw = {**json.loads(json.dumps(base)), "audit": {}}
+        if (named := request.named_verifier) is not None and named != raw["reward"]["verifier"]:
+            raw["reward"] = {name: raw["reward"][name] for name in ("workers", "timeout_s", "memory_gib")}
     if RunDirectory.is_run(model):
         run = RunDirectory.open(model)
         checkpoint = run.checkpoints.latest(warn=warn)
@@ -124,10 +136,7 @@ def evaluation_config(
         raw["model"] = own["model"]
         raw["rollout"]["native"]["kernels"] = own["rollout"]["native"]["kernels"]  # those of its own evaluations
     elif base is not None:
-        raw["model"] = {
-            "name": model,
-            "dtype": raw["model"]["dtype"],
-        }  # without trust_remote_code, which is about one model
+        raw["model"] = {"name": model, "dtype": raw["model"]["dtype"]}  # trust_remote_code is about one model
         raw["rollout"]["native"]["kernels"] = None
     raw["data"] |= {"train": data, "eval": data}
     if isinstance(data, str) and data in BENCHMARKS and not raw["data"].get("instruction"):
@@ -144,14 +153,7 @@ def _evaluate(
     config, checkpoint = evaluation_config(model, data := evaluation_data(request, base), request, base)
     with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
-        if request.server is None:
-            inputs = _read_inputs(config, judge.needed_columns)
-            problems, copies = inputs.held_out, inputs.copies
-        else:  # nothing is loaded here
-            inputs = None
-            source = config.data.eval_source
-            assert source is not None
-            problems, copies = distinct(load_rows(config.data, config.reward, "eval", judge.needed_columns)[0], source)
+        inputs, problems, copies = _read_problems(config, request, judge.needed_columns, of_run=base is not None)
         plan = evaluation_plan(config, inputs.loaded.stop_ids if inputs is not None else ())
         if copies > 1 and not request.sets_samples_per_problem:
             print_text(
@@ -189,11 +191,30 @@ def _evaluate(
     }, result
 
 
-def _read_inputs(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Inputs:
-    inputs = read_inputs(config, needed_columns, training=False)
-    for note in inputs.notes:
+def _read_problems(
+    config: Config, request: EvalRequest, needed_columns: Mapping[str, Collection[str]], *, of_run: bool
+) -> tuple[Inputs | None, list[Problem], int]:
+    """Read the problems, with their copies, and the model unless a server has it. Raises DataError and RewardError."""
+    source = config.data.eval_source
+    assert source is not None
+    try:
+        if request.server is None:
+            inputs = read_inputs(config, needed_columns, training=False)
+            problems, copies, notes = inputs.held_out, inputs.copies, inputs.notes
+        else:
+            rows, notes = load_rows(config.data, config.reward, "eval", needed_columns)
+            inputs, (problems, copies) = None, distinct(rows, source)
+    except (DataError, RewardError) as error:
+        if not of_run or request.named_verifier is not None:
+            raise
+        load_problems(source, split="eval", require_answer=False)  # raises if no verifier could judge
+        raise type(error)(
+            f"{error}. An evaluation keeps the run's verifier, here {config.reward.verifier}; another one judges with "
+            'reward.verifier=NAME, in Python with reward={"verifier": "NAME"}'
+        ) from None
+    for note in notes:
         print_text(note)
-    return inputs
+    return inputs, problems, copies
 
 
 def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> DataSpec:

@@ -41,6 +41,12 @@ class Task:
         return float(self.score_answer(answer, entry))
 
 
+def missing_field(problem: Problem) -> str | None:
+    """Return why no answer to a problem can be scored; None for a problem of reasoning-gym."""
+    missing = [field for field in (TASK, ENTRY) if field not in problem.fields]
+    return f"problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym" if missing else None
+
+
 class GymVerifier:
     r"""Right if the task scores the answer 1; partial credit (a substring, a bonus for trying) is wrong.
 
@@ -64,9 +70,8 @@ class GymVerifier:
         self._task = lru_cache(_TASK_CACHE_SIZE)(self._load)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        missing = [field for field in (TASK, ENTRY) if field not in problem.fields]
-        if missing:
-            return error_verdict(f"gym: problem {problem.id!r} has no field {missing[0]}: it is not from reasoning-gym")
+        if (obstacle := missing_field(problem)) is not None:
+            return error_verdict(f"gym: {obstacle}")
         name, entry = problem.fields[TASK], problem.fields[ENTRY]
         task = try_call(lambda: self._task(name, json.dumps(problem.fields.get(CONFIG) or {}, sort_keys=True)))
         if isinstance(task, Failure):
