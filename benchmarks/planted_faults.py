@@ -134,6 +134,8 @@ class Case:
     """Plants the fault in the run, if no option can."""
     in_processes: bool = False
     """Whether verifiers run in processes of their own, as the command has them."""
+    never: tuple[str, ...] = ()
+    """Rules that would name a wrong cause, and options that would not help."""
 
 
 def _reward(name: str) -> str:
@@ -146,8 +148,20 @@ FAULTS = (
     Case("a reward that expects another form", "too_hard", (_reward("all_but_refuses"),)),
     Case("GRPO with a reward that accepts nearly all", "too_easy",
          ("preset=grpo", _reward("all_but_accepts"))),
-    Case("a verifier that fails on one response in five", "verifier_errors", (_reward("fails_often"),)),
-    Case("a reward with one score for all", "equal_rewards", (_reward("constant"),)),
+    Case("GRPO on problems that are all but solved", "too_easy", ("preset=grpo", "train.num_steps=12"),
+         rows="E" * 11 + "Q", never=("lr_too_low", "gradient_spike", "rollout.group_size")),
+    Case("truncated responses left out where nearly all are truncated", "truncation",
+         ("overlong.mode=filter", "dynamic_sampling.enabled=false", "rollout.max_response_tokens=24",
+          _reward("even_digit")), rows="T" * 12,
+         never=("lr_too_low", "too_hard", "too_easy", "equal_rewards", "optim.lr", "rollout.group_size")),
+    Case("a verifier that fails at once on one response in five", "verifier_errors", (_reward("fails_often"),),
+         in_processes=True, never=("reward.timeout_s",)),
+    Case("a reward with one score for all", "equal_rewards", (_reward("constant"),),
+         never=("rollout.group_size", "dynamic_sampling.predict")),
+    Case("GRPO with a reward of one score for all", "equal_rewards", ("preset=grpo", _reward("constant")),
+         never=("lr_too_low", "rollout.group_size", "dynamic_sampling.enabled")),
+    Case("a limit of the divergence that every update exceeds", "skipped_updates", ("loss.max_approx_kl=1e-9",),
+         never=("optim.lr", "lr_too_low")),
     Case("a limit of one token", "truncation", ("rollout.max_response_tokens=1", "overlong.buffer_tokens=1")),
     Case("a limit below what the model writes", "truncation",
          (_reward("even_digit"), "rollout.max_response_tokens=24"), rows="T" * 12),
@@ -279,7 +293,9 @@ HEALTHY_LOSSES = tuple(Case(name, None, (*options, *_STEPS)) for name, options i
 
 
 def judged_right(case: Case, diagnosis: Diagnosis) -> bool:
-    """Whether the doctor named the planted cause, or raised no alarm where there is none."""
+    """Whether the doctor named the planted cause and nothing of `never`, or raised no alarm where there is none."""
     if case.expected is None:
         return not diagnosis.issues
-    return case.expected in {found.finding.name for found in diagnosis.cases}
+    named = [each.finding for each in diagnosis.cases]
+    proposed = {text for each in named for text in (each.name, *(c.partition("=")[0] for c in each.change))}
+    return not proposed & set(case.never) and case.expected in {found.finding.name for found in diagnosis.cases}

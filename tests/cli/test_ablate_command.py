@@ -133,6 +133,19 @@ def test_a_plan_lists_rows_changes_and_options_without_effect(capsys: pytest.Cap
     assert not (tmp_path / "f").exists()
 
 
+def test_a_row_of_its_own_is_shown_by_its_difference_to_the_configuration(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    third = "{inherits: two, set: [loss.clip_low=0.1]}"
+    rows = f"{{one: [advantage.scale=none], two: [loss.max_approx_kl=null], three: {third}}}"
+    (tmp_path / "rows.yaml").write_text(f"base: {TINY}\nvariants: {rows}\n")
+    code, out, _ = run(capsys, "ablate", str(tmp_path / "rows.yaml"), "--dry-run")
+    assert code == 0
+    assert "  one: advantage.scale std -> none  (from tiny.yaml)\n" in out
+    assert "  two: loss.max_approx_kl 10.0 -> null  (from tiny.yaml)\n" in out
+    assert "  three: loss.clip_low 0.2 -> 0.1  (from two)\n" in out
+
+
 def test_a_ladder_is_shown_as_it_stands_and_faults_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     for name, path in shipped_ladders().items():
         assert run(capsys, "ablate", "--show", name) == (0, path.read_text(), "")

@@ -171,6 +171,127 @@ def test_a_rule_holds_beyond_its_threshold_and_not_before_it(
     assert name not in names(found(before, config))
 
 
+CUT = {"rollout/truncated_fraction": 0.94}
+EXCLUDED: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[str, Any]]] = [
+    # rule, metrics that show it, what else shows that the option is not the cause, options of both runs
+    ("lr_too_low", {"loss/approx_kl": 1e-9}, {FLAT: 0.5}, {}),  # two groups, in one of two updates
+    ("lr_too_low", {"loss/approx_kl": 1e-9}, {KEPT: 2}, {}),  # a short batch
+    ("lr_too_low", {"loss/approx_kl": 1e-9}, {"optim/lr": 1e-8}, {}),  # its schedule is at the end
+    ("lr_too_low", {"loss/approx_kl": 1e-9}, {"optim/skipped": 2}, {}),
+    ("lr_too_low", {"loss/approx_kl": 1e-9}, {FLAT: 0.9} | CUT, {"overlong__mode": "filter"}),
+    ("too_hard", {FLAT: 0.8, "reward/accuracy": 0.1}, CUT, {"dynamic_sampling__enabled": "false"}),
+    ("too_hard", {KEPT: 2, "rollout/groups_all_wrong": 5}, CUT, {}),
+    ("too_easy", {FLAT: 0.8, "reward/accuracy": 0.8}, CUT,
+     {"dynamic_sampling__enabled": "false", "overlong__mode": "filter"}),
+    ("too_hard", {FLAT: 0.8, "reward/accuracy": 0.1}, {"rollout/verifier_errors": 32},
+     {"dynamic_sampling__enabled": "false"}),
+    ("equal_rewards", {FLAT: 0.8, "reward/accuracy": None}, CUT, {"dynamic_sampling__enabled": "false"}),
+    ("truncation", {"rollout/truncated_fraction": 0.7}, {"rollout/looping_fraction": 0.5}, {}),
+    ("length_explosion", {"rollout/response_tokens_mean": 60.0}, {"reward/accuracy": 0.56}, {}),
+    ("gradient_spike", {"optim/grad_norm": 9.0}, {FLAT: 0.8, "reward/accuracy": 0.8},
+     {"dynamic_sampling__enabled": "false"}),  # of few groups whose norms are otherwise small
+    ("entropy_collapse", {"loss/entropy": 0.01}, {"rollout/entropy_estimate": 0.5}, {}),  # of the tokens that train
+    ("entropy_explosion", {"loss/entropy": 2.0}, {"rollout/entropy_estimate": 0.5}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shown", "more", "changed"), EXCLUDED)
+def test_a_rule_is_silent_where_something_else_explains_what_it_sees(
+    name: str, shown: dict[str, float | None], more: dict[str, float | None], changed: dict[str, Any]
+):
+    config, early = options(**changed), HEALTHY | {"rollout/entropy_estimate": 0.5}
+    if name == "gradient_spike":
+        assert name in names(spiked(shown, config, early))
+        assert name not in names(spiked(shown | more, config, early | {FLAT: 0.8}))
+        return
+    alike: dict[str, Any] = {"rollout/entropy_estimate": shown.get("loss/entropy", 0.5)}
+    assert name in names(found(alike | shown, config, early=early))
+    assert name not in names(found(alike | shown | more, config, early=early))
+
+
+def spiked(last: Mapping[str, float | None], config: Config, early: Mapping[str, Any]) -> list[Finding]:
+    """The findings after ten steps as `early` and one with `last` over that."""
+    history = MetricHistory()
+    for step in range(1, 11):
+        history.add({"step": step} | dict(early))
+    history.add({"step": 11} | dict(early) | dict(last))
+    return active_findings(history, config)
+
+
+def finding(name: str, late: dict[str, float | None], **changed: Any) -> Finding:
+    (case,) = [each for each in found(late, options(**changed)) if each.name == name]
+    return case
+
+
+def test_a_finding_proposes_no_value_that_an_option_has_and_no_option_without_effect():
+    looping: dict[str, float | None] = {"rollout/looping_fraction": 0.5}
+    assert finding("repeated_text", looping).change == ("overlong.mode=filter",)
+    assert finding("repeated_text", looping, overlong__mode="filter").change == ()
+    one: dict[str, float | None] = {"rollout/top_problem_fraction": 0.6}
+    assert finding("one_problem", one).change == ("loss.aggregate=sequence",)
+    assert finding("one_problem", one, loss__aggregate="sequence").change == ()
+    gap: dict[str, float | None] = {"rollout/engine_logprob_gap_mean": 0.2}
+    assert finding("sampler_gap", gap, model__dtype="float32").change == ("loss.engine_correction=tis",)
+    collapsed: dict[str, float | None] = {"loss/entropy": 0.01}
+    assert any(each.startswith("loss.clip_high") for each in finding("entropy_collapse", collapsed).change)
+    one_update = finding("entropy_collapse", collapsed, train__minibatch_groups=4)
+    assert [each.partition("=")[0] for each in one_update.change] == ["optim.lr"]
+    silent = {FLAT: 1.0, "reward/accuracy": None}
+    assert finding("equal_rewards", silent, dynamic_sampling__enabled="false").change == ()
+    waits: dict[str, float | None] = {"time/judge_wait_s": 6.0}
+    assert finding("slow_verifier", waits, reward__workers=5).change == ("reward.workers=16",)  # responses per step
+    assert finding("slow_verifier", waits, reward__workers=16).change == ()
+
+
+def test_a_longer_time_limit_is_proposed_only_where_calls_last_as_long():
+    errors: dict[str, float | None] = {"rollout/verifier_errors": 8}  # of 40
+    assert finding("verifier_errors", errors | {"time/verifier_call_s": 2.1}).change == ("reward.timeout_s=20",)
+    at_once = finding("verifier_errors", errors | {"time/verifier_call_s": 0.01})
+    assert at_once.change == ()
+    assert at_once.one_line().endswith("; dapo reward test shows what the verifier says")
+
+
+def test_skipped_updates_name_the_loss_or_the_limit_that_skips_them():
+    skipped: dict[str, float | None] = {"optim/skipped": 1}
+    assert finding("skipped_updates", skipped).change == ("optim.lr=1e-07",)
+    assert finding("skipped_updates", skipped, loss__max_approx_kl=1e-5).change == ("loss.max_approx_kl=1",)
+    own = finding("skipped_updates", skipped, loss__function="tests.losses:mine")
+    assert (own.change, "tests.losses:mine" in own.advice) == ((), True)
+
+
+def test_truncated_responses_that_are_right_go_on_after_their_answer():
+    right = finding("truncation", {"rollout/truncated_fraction": 0.9, "reward/accuracy": 0.8})
+    assert (right.change, right.cause.endswith("they go on after their answer")) == ((), True)
+    masked = finding("truncation", {FLAT: 0.95} | CUT, overlong__mode="filter", dynamic_sampling__enabled="false")
+    assert "do not train, so that 5% of the groups have a token with an advantage" in masked.cause
+
+
+def test_the_limit_of_the_evaluation_is_proposed_where_it_has_one():
+    history = MetricHistory()
+    history.add({"step": 0, "eval/held/accuracy": 0.1, "eval/held/low": 0, "eval/held/high": 1,
+                 "eval/held/truncated_fraction": 0.9})  # fmt: skip
+    (case,) = active_findings(history, options(eval__max_response_tokens=64))
+    assert case.change == ("eval.max_response_tokens=128",)
+
+
+def test_where_most_wrong_responses_are_cut_off_the_limit_is_named_before_the_problems():
+    case = next(each for each in found(NONE_RIGHT | CUT, early=HEALTHY | NONE_RIGHT) if each.name == "too_hard")
+    assert case.cause.startswith("94% of the responses reach 20480 tokens, the limit: every response to 320 prompts")
+    assert case.change == ("rollout.max_response_tokens=40960",)
+
+
+def test_a_gradient_that_is_clipped_like_all_others_is_no_spike():
+    assert "gradient_spike" in names(spiked({"optim/grad_norm": 90.0}, options(), HEALTHY | {"optim/grad_norm": 0.9}))
+    usual = HEALTHY | {"optim/grad_norm": 5.0}  # above max_grad_norm
+    assert "gradient_spike" not in names(spiked({"optim/grad_norm": 90.0}, options(), usual))
+
+
+def test_length_under_selection_is_judged_by_held_out_accuracy_alone():
+    long: dict[str, float | None] = {"rollout/response_tokens_mean": 60.0}
+    assert "length_explosion" in names(found(long))
+    assert "length_explosion" not in names(found(long, options(dynamic_sampling__predict="proportional")))
+
+
 @pytest.mark.parametrize(
     ("changed", "is_error"),
     [
@@ -255,6 +376,9 @@ def test_selection_keeps_accuracy_near_one_half_so_only_held_out_accuracy_proves
 def test_many_answers_are_no_error_under_a_verifier_that_refuses_them():
     hedging: dict[str, float | None] = {"rollout/many_answers_fraction": 0.5}
     assert [each.severity for each in found(hedging, options(reward__verifier="gsm8k"))] == ["error"]
+    assert finding("many_answers", hedging, reward__verifier="gsm8k").change == ("reward.verifier=math",)
+    for other in ("my_rewards:graded", "code"):  # math is no verifier of that task
+        assert finding("many_answers", hedging, reward__verifier=other).change == ()
     (warning,) = found(hedging, options(reward__verifier="math"))
     assert (warning.severity, warning.change) == ("warning", ())
 
@@ -297,7 +421,9 @@ def test_a_corrected_engine_may_differ():
     assert found({"rollout/engine_logprob_gap_mean": 0.5}, options(loss__engine_correction="tis")) == []
 
 
-def evaluated(*accuracies: float, training: tuple[float, float] = (0.4, 0.6)) -> list[Finding]:
+def evaluated(
+    *accuracies: float, training: tuple[float, float] = (0.4, 0.6), truncated: float = 0.0, **changed: Any
+) -> list[Finding]:
     """Findings of a run with an evaluation of these accuracies every other step, each with an interval of +-.05."""
     history = MetricHistory()
     steps = range(2 * len(accuracies))
@@ -305,17 +431,27 @@ def evaluated(*accuracies: float, training: tuple[float, float] = (0.4, 0.6)) ->
         record = {**HEALTHY, "reward/accuracy": training[0] if step <= FIRST else training[1]} if step else {}
         if step % 2 == 0:
             value = accuracies[step // 2]
-            ends = {"accuracy": value, "low": value - 0.05, "high": value + 0.05, "truncated_fraction": 0.0}
+            ends = {
+                "accuracy": value,
+                "low": value - 0.05,
+                "high": value + 0.05,
+                "truncated_fraction": truncated * step,
+            }
             record |= {f"eval/held/{name}": number for name, number in ends.items()}
         history.add({**record, "step": step})
-    return active_findings(history, options())
+    return active_findings(history, options(**changed))
 
 
 def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
     (overfit,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4)
     assert overfit.name == "overfit"
-    assert "from 70.0% at step 2 to 40.0% at step 8" in overfit.cause
+    assert "from 70.0% at step 2 to 40.0% at 8" in overfit.cause
     assert "train.num_steps=2" in overfit.change
+    assert overfit.change == ("train.num_steps=2", "loss.kl_coef=0.001")
+    assert evaluated(0.5, 0.7, 0.6, 0.5, 0.4, loss__kl_coef=0.002)[0].change[1] == "loss.kl_coef=0.02"
+    (cut,) = evaluated(0.5, 0.7, 0.6, 0.5, 0.4, truncated=0.03)  # 24 % at the end
+    assert "24% of its responses end at the limit of 20480 tokens, after 6%" in cut.cause
+    assert cut.change == ("eval.max_response_tokens=40960",)
     assert evaluated(0.5, 0.7, 0.65, 0.65, 0.65) == []  # within the intervals
     assert evaluated(0.5, 0.7, 0.6, 0.5, 0.4, training=(0.5, 0.5)) == []  # training falls as well, or stays
 

@@ -1,5 +1,6 @@
 """`dapo ablate`: makes the runs of an experiment, shows their progress and prints its table."""
 
+import json
 import re
 import shlex
 import signal
@@ -14,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.analysis.ablate.experiment import Experiment, load_experiment, shipped_ladders
+from dapo.analysis.ablate.experiment import Experiment, Variant, load_experiment, shipped_ladders
 from dapo.cli.formatting import number, plural, ruled_table
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError
@@ -240,16 +241,15 @@ def _print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
         if condition.name:
             print_text(f"\ncondition {condition.name}: {' '.join(condition.own) or 'nothing changed'}")
         for variant in experiment.variants:
-            run = experiment.run(experiment.seeds[0], condition, variant)
-            previous = experiment.predecessor(variant)
-            if previous is None:
-                own = " ".join(experiment.options_of(variant)) or "the configuration unchanged"
-                print_text(f"  {variant.name}: {own}")
-                continue
-            before = experiment.run(experiment.seeds[0], condition, experiment.variant(previous))
-            changed = option_differences(before.config, run.config)
-            shown = ", ".join(f"{name} {old} -> {new}" for name, (old, new) in changed.items())
-            print_text(f"  {variant.name}: {shown or 'no option changes'}  (from {previous})")
+            # a row adds to the one that it inherits, or to the configuration; it does not follow the row above
+            before = Variant("", (), None) if variant.inherits is None else experiment.variant(variant.inherits)
+            configs = [experiment.run(experiment.seeds[0], condition, each).config for each in (before, variant)]
+            changed = [
+                f"{name} {' -> '.join(json.dumps(value).strip(chr(34)) for value in values)}"
+                for name, values in option_differences(*configs).items()
+            ]
+            origin = variant.inherits or experiment.base.name
+            print_text(f"  {variant.name}: {', '.join(changed) or 'no option changes'}  (from {origin})")
     for line in _without_effect(experiment):
         print_text(f"note: {line}")
 

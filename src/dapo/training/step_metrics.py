@@ -104,6 +104,11 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     if errors:
         most_frequent = Counter(errors).most_common(1)[0][0]
         run.tracker.message(f"step {step}: {len(errors)} verifier errors, most often: {most_frequent}")
+    if step == 1 and "reward/accuracy" not in metrics and len(errors) < sum(group.size for group, _ in batch.judged):
+        run.tracker.message(
+            "step 1: the reward gives scores, neither correct nor wrong, so that there is no accuracy; "
+            "reward.threshold=1 would count scores of at least 1 as correct"
+        )
     state.entropy_collapse_steps = entropy_collapse_steps(metrics, state.entropy_collapse_steps)
     run.problem_stats.record((group for group, _ in batch.decided), step=step)
     state.empty_steps = 0 if batch.groups else state.empty_steps + 1
@@ -111,8 +116,8 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
 
 
 def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """Compute the fraction of trained groups without an advantage, and the top problem's share of trained tokens."""
-    with_signal = {sample.group_id for sample in samples if sample.has_signal}
+    """Compute the fraction of groups without a token that trains with an advantage, and the top problem's share."""
+    with_signal = {sample.group_id for sample in samples if sample.has_signal and sample.num_trained_tokens}
     flat = 1 - len(with_signal) / max(1, len(batch.groups))
     found = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
     return found | (_top_problem(batch, samples) if len(with_signal) >= MIN_GROUPS else {})

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal, TypeAlias
 
 from dapo.config import Config
@@ -58,5 +59,12 @@ class Rule:
         if found is None:
             return None
         evidence = {name: value for name, value in found.evidence.items() if value is not None}
+        change = tuple(each for each in found.change if not _is_set(each, config))
         severity = found.severity or self.severity
-        return Finding(self.name, severity, found.cause, evidence, found.change, history.span(), found.advice)
+        return Finding(self.name, severity, found.cause, evidence, change, history.span(), found.advice)
+
+
+def _is_set(change: str, config: Config) -> bool:
+    """Whether the option of `section.name=value` has that value already."""
+    name, _, value = change.partition("=")
+    return str(reduce(getattr, name.split("."), config)).lower() == value.lower()

@@ -17,6 +17,8 @@ LONG = 64
 """The number of last steps that define what is usual for the run."""
 MIN_STEPS = 3
 """Steps that a rule over means or rates needs: fewer are too few responses."""
+MIN_KEEP_RATE = 0.25
+"""The fraction of groups with a signal below which most of the sampling is wasted."""
 GAIN = 0.05
 """The gain in accuracy, or in the mean score, from which a run has learned."""
 AUDIT_GAP = 0.1

@@ -39,12 +39,20 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
     accuracy, before = history.mean(name), history.first_mean(name)
     if accuracy is None or before is None or accuracy - before < GAIN:
         return None
+    fell = f"held-out accuracy fell from {best.accuracy:.1%} at step {best.step} to {last.accuracy:.1%} at {last.step}"
+    evidence = {"eval accuracy": last.accuracy, "eval accuracy, best": best.accuracy, f"{name} at first": before}
+    if last.truncated - best.truncated >= (best.accuracy - last.accuracy) / 2:
+        limit = config.eval.max_response_tokens or config.rollout.max_response_tokens
+        return Symptom(
+            f"{fell}, where {last.truncated:.0%} of its responses end at the limit of {limit} tokens, after "
+            f"{best.truncated:.0%}: they are cut off, which is no overfitting yet",
+            evidence | {"eval truncated_fraction": last.truncated},
+            (f"eval.max_response_tokens={2 * limit}",),
+        )
     return Symptom(
-        f"held-out accuracy fell from {best.accuracy:.1%} at step {best.step} to {last.accuracy:.1%} at step "
-        f"{last.step}, beyond both intervals, while training went from {before:.3g} to {accuracy:.3g} ({name})",
-        {"eval accuracy": last.accuracy, "eval accuracy, best": best.accuracy, f"{name} at first": before}
-        | history.means(name, "rollout/epoch"),
-        (f"train.num_steps={max(best.step, 1)}", "loss.kl_coef=0.001"),
+        f"{fell}, beyond both intervals, while training went from {before:.3g} to {accuracy:.3g} ({name})",
+        evidence | history.means(name, "rollout/epoch"),
+        (f"train.num_steps={max(best.step, 1)}", f"loss.kl_coef={10 * config.loss.kl_coef or 0.001:g}"),
         advice="more problems, or problems like those of the evaluation; the best checkpoint is kept",
     )
 
@@ -58,10 +66,12 @@ def slow_verifier(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     per_call = history.mean("time/verifier_call_s")
     call = "" if per_call is None else f", {per_call:.2g} s per call"
+    workers = min(4 * config.reward.workers, config.rollout.prompts_per_step * config.rollout.group_size)
+    change = (f"reward.workers={workers}",) if workers > config.reward.workers else ()  # one per response at most
     return Symptom(
         f"the engine waited {waited:.1f} of {training_s:.1f} s per step for verdicts{call}: the verifier is slower "
         "than the model",
         history.means("time/judge_wait_s", "time/step_s", "time/verifier_call_s"),
-        (f"reward.workers={4 * config.reward.workers}",),
-        advice="or make it faster: dapo reward test times it",
+        change,
+        advice="make it faster: dapo reward test times it",
     )

@@ -1,13 +1,12 @@
 """Rules over a run's sampling: groups without a signal, verifier errors, and the responses' form."""
 
 from dapo.config import Config
+from dapo.rewards.verifier import VERIFIERS
 from dapo.training.rules.finding import Symptom
-from dapo.training.rules.history import GAIN, LONG, MIN_STEPS, MetricHistory
+from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, MetricHistory
 
 MIN_GROUPS = 32
 """Judged groups that are enough for a keep rate, however few their steps."""
-MIN_KEEP_RATE = 0.25
-"""The keep rate below which most of the sampling is wasted."""
 ERROR_RATE = 0.05
 """The fraction of responses without a verdict above which a run warns."""
 TRUNCATED = 0.5
@@ -43,9 +42,13 @@ def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
     if _starvation_cause(history, config) != "too_hard":
         return None
     result = "all that is learned is the penalty on length" if keep_rate else "nothing is learned"
+    truncated, limit = history.mean("rollout/truncated_fraction") or 0.0, config.rollout.max_response_tokens
+    is_cut = truncated > TRUNCATED
+    cause = f"{truncated:.0%} of the responses reach {limit} tokens, the limit" if is_cut else "problems are too hard"
     return Symptom(
-        f"problems are too hard: every response to {groups:,} prompts is wrong, so {result}",
+        f"{cause}: every response to {groups:,} prompts is wrong, so {result}",
         {"rollout/keep_rate": keep_rate} | history.means("reward/accuracy", "rollout/truncated_fraction"),
+        (f"rollout.max_response_tokens={2 * limit}",) if is_cut else (),
         advice=f"{EASIER_PROBLEMS}; if it should solve these, read its responses: an answer that is cut off, or in a "
         "form that the reward does not expect, is wrong too",
         severity="error",
@@ -58,9 +61,13 @@ def starvation(history: MetricHistory, config: Config, name: str) -> Symptom | N
     is_sure = not keep_rate or len(history.window()) >= MIN_STEPS or _decided(history) >= MIN_GROUPS
     if keep_rate is None or keep_rate >= MIN_KEEP_RATE or not is_sure:
         return None
-    if _starvation_cause(history, config) != name:
+    if _starvation_cause(history, config) != name or _is_cut_off(history, config, name):
         return None
     cause, change, advice = _STARVATION[name]
+    if keep_rate:  # without any signal larger groups have none either, and dynamic sampling fills no batch
+        change = (*_sampling_change(config), *change)
+    elif name != "filtered":
+        change = ()
     sides = history.means("rollout/all_correct_fraction", "rollout/all_wrong_fraction")
     if config.dynamic_sampling.enabled and name in ("too_easy", "too_hard"):
         cause += " (all correct in {:.0%} of the groups, all wrong in {:.0%})".format(*sides.values())
@@ -68,7 +75,7 @@ def starvation(history: MetricHistory, config: Config, name: str) -> Symptom | N
     return Symptom(
         f"only {keep_rate:.0%} of the judged groups carry a signal, as {cause}",
         {"rollout/keep_rate": keep_rate} | sides | history.means("rollout/shortfall_groups", "reward/accuracy"),
-        (*_sampling_change(config), *(option.format(bigger=bigger) for option in change)),
+        tuple(option.format(bigger=bigger) for option in change),
         advice=advice,
     )
 
@@ -95,6 +102,13 @@ _STARVATION = {
 }
 
 
+def _is_cut_off(history: MetricHistory, config: Config, name: str) -> bool:
+    """Whether groups lack a signal because their responses are truncated, which `truncation` reports."""
+    truncated = history.mean("rollout/truncated_fraction") or 0.0
+    may_hide = name in ("too_hard", "equal_rewards") or config.overlong.mode == "filter"
+    return may_hide and truncated > TRUNCATED and len(history.window()) >= MIN_STEPS
+
+
 def _sampling_change(config: Config) -> tuple[str, ...]:
     """The option of dynamic sampling that would leave out problems without a signal, if one is unused."""
     sampling = config.dynamic_sampling
@@ -105,10 +119,10 @@ def _sampling_change(config: Config) -> tuple[str, ...]:
 
 def signal_rate(history: MetricHistory, config: Config) -> float | None:
     """The fraction of judged groups with an advantage other than 0; None before the first."""
+    decided, flat = _decided(history), history.total("rollout/zero_advantage_fraction") / max(1, len(history.window()))
     if not config.dynamic_sampling.enabled and history.window():
-        return 1 - history.total("rollout/zero_advantage_fraction") / len(history.window())
-    decided = _decided(history)
-    return history.total("rollout/groups_trained") / decided if decided else None
+        return 1 - flat
+    return (1 - flat) * history.total("rollout/groups_trained") / decided if decided else None
 
 
 def _decided(history: MetricHistory) -> float:
@@ -118,6 +132,8 @@ def _decided(history: MetricHistory) -> float:
 def _starvation_cause(history: MetricHistory, config: Config) -> str:
     """The most frequent outcome of the groups without a signal."""
     if not config.dynamic_sampling.enabled:
+        if _error_rate(history, config) > 1 - MIN_KEEP_RATE:
+            return "verifier_errors"
         accuracy = history.mean("reward/accuracy")
         return "equal_rewards" if accuracy is None else "too_easy" if accuracy > 0.5 else "too_hard"
     counts = {
@@ -130,38 +146,54 @@ def _starvation_cause(history: MetricHistory, config: Config) -> str:
     return max(counts, key=lambda name: counts[name])
 
 
+def _error_rate(history: MetricHistory, config: Config) -> float:
+    """The fraction of responses without a verdict."""
+    responses = _decided(history) * config.rollout.group_size
+    return history.total("rollout/verifier_errors") / responses if responses else 0.0
+
+
 def verifier_errors(history: MetricHistory, config: Config) -> Symptom | None:
     """Many responses have no verdict."""
-    responses = _decided(history) * config.rollout.group_size
-    errors = history.total("rollout/verifier_errors")
-    if not responses or errors <= ERROR_RATE * responses or len(history.window()) < MIN_STEPS:
+    rate, per_call, limit = _error_rate(history, config), history.mean("time/verifier_call_s"), config.reward.timeout_s
+    if rate <= ERROR_RATE or len(history.window()) < MIN_STEPS:
         return None
+    may_time_out = per_call is None or per_call >= rate * limit / 2  # calls that end at the limit last that long
     return Symptom(
-        f"{errors / responses:.0%} of the responses have no verdict, and train nothing: the verifier fails on them",
-        {"rollout/verifier_errors": history.mean("rollout/verifier_errors")},
-        (f"reward.timeout_s={2 * config.reward.timeout_s:g}",),
+        f"{rate:.0%} of the responses have no verdict, and train nothing: the verifier fails on them",
+        history.means("rollout/verifier_errors", "time/verifier_call_s"),
+        (f"reward.timeout_s={2 * limit:g}",) if may_time_out else (),
         advice="dapo reward test shows what the verifier says",
     )
 
 
 def truncation(history: MetricHistory, config: Config) -> Symptom | None:
-    """Most responses end at the limit."""
+    """Most responses end at the limit, and not because they repeat themselves."""
     truncated, evaluation = history.mean("rollout/truncated_fraction"), history.last_evaluation
-    limit, steps = config.rollout.max_response_tokens, len(history.window())
-    penalty, sampled = " and are penalised" if config.overlong.mode == "soft" else "", ""
-    evidence = history.means("rollout/truncated_fraction", "rollout/response_tokens_mean")
+    steps, loops = len(history.window()), history.total("rollout/looping_fraction")
     if truncated is None and evaluation is not None:  # of the untrained model, before the first step
-        truncated, limit = evaluation.truncated, config.eval.max_response_tokens or limit
-        sampled, penalty, steps = " of the first evaluation", "", MIN_STEPS
-        evidence = {"eval truncated_fraction": truncated}
-    if truncated is None or not truncated > TRUNCATED or steps < MIN_STEPS:
+        option = "rollout" if config.eval.max_response_tokens is None else "eval"
+        return _cut_off(evaluation.truncated, evaluation.accuracy, config, option, " of the first evaluation")
+    if truncated is None or steps < MIN_STEPS or loops > truncated * steps / 2:
         return None
+    effect = {"soft": " and are penalised", "filter": " and do not train"}.get(config.overlong.mode, "")
+    if config.overlong.mode == "filter" and (rate := signal_rate(history, config) or 0.0) < MIN_KEEP_RATE:
+        effect += f", so that {rate:.0%} of the groups have a token with an advantage"
+    return _cut_off(truncated, history.mean("reward/accuracy"), config, "rollout", "", effect)
+
+
+def _cut_off(
+    truncated: float, accuracy: float | None, config: Config, section: str, sampled: str, effect: str = ""
+) -> Symptom | None:
+    if not truncated > TRUNCATED:
+        return None
+    limit: int = getattr(config, section).max_response_tokens
+    has_answered = accuracy is not None and accuracy > 1 - truncated / 2  # so most truncated responses are right
+    reason = "they go on after their answer" if has_answered else "they are judged before they have answered"
     return Symptom(
-        f"{truncated:.1%} of the responses{sampled} end at the limit of {limit} tokens{penalty}: they are judged "
-        "before they have answered",
-        evidence,
-        (f"rollout.max_response_tokens={2 * limit}",),
-        advice="or request shorter answers in data.instruction",
+        f"{truncated:.1%} of the responses{sampled} end at the limit of {limit} tokens{effect}: {reason}",
+        {"eval truncated_fraction" if sampled else "rollout/truncated_fraction": truncated, "accuracy": accuracy},
+        () if has_answered else (f"{section}.max_response_tokens={2 * limit}",),
+        advice="request shorter answers in data.instruction",
     )
 
 
@@ -171,9 +203,11 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     length, before = history.mean(name), history.first_mean(name)
     if length is None or before is None or length < max(LENGTH_GROWTH * before, before + _MANY_TOKENS):
         return None
-    accuracy, at_first = history.mean("reward/accuracy"), history.first_mean("reward/accuracy")
-    gain = None if accuracy is None or at_first is None else accuracy - at_first
-    if gain is not None and gain >= GAIN:
+    accuracy = history.mean("reward/accuracy")
+    gain = None if accuracy is None else history.gain
+    # selection keeps the accuracy of sampled problems near one half, and takes harder ones, whose solutions are longer
+    is_unknown = config.predicts_signal and history.evaluations < 2
+    if is_unknown or (gain is not None and gain >= GAIN):
         return None
     result = (
         "the reward gives only scores: it may pay for length" if gain is None else f"accuracy changed by {gain:+.1%}"
@@ -212,12 +246,14 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
     rate = history.total("rollout/many_answers_fraction") / max(1, len(history.window()))
     if rate <= MANY_ANSWERS or len(history.window()) < MIN_STEPS:
         return None
-    refuses_several = config.reward.verifier == "math"
+    verifier = config.reward.verifier
+    refuses_several = verifier == "math"
+    reads_marks = isinstance(verifier, str) and verifier in VERIFIERS and bool(VERIFIERS[verifier].markers)
     return Symptom(
         f"{rate:.0%} of the responses mark three or more answers (Answer:, \\boxed or ####): the model hedges, and a "
         "verifier that takes any of them pays for guessing",
         {"rollout/many_answers_fraction": rate},
-        () if refuses_several else ("reward.verifier=math",),
+        ("reward.verifier=math",) if reads_marks else (),  # other tasks need other verifiers
         advice="take a verifier that refuses several answers: dapo reward test tries `several marked answers`",
         severity="warning" if refuses_several else None,
     )

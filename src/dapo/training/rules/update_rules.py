@@ -1,11 +1,13 @@
 """Rules over a run's updates: entropy, step size, gradients, and the gap between sampler and trainer."""
 
+import math
+from collections.abc import Mapping
 from statistics import fmean, median
 
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import Config
 from dapo.training.rules.finding import Symptom
-from dapo.training.rules.history import GAIN, LONG, MIN_STEPS, MetricHistory
+from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, MetricHistory
 
 ENTROPY_FRACTION = 0.1
 """The fraction of the first steps' entropy below which it has collapsed."""
@@ -32,6 +34,8 @@ MANY_SKIPPED = 0.1
 """The fraction of skipped updates that is an error; a rare one costs a run nothing."""
 LOW_KL = 1e-8
 """Nats per token below which the policy does not move."""
+MIN_LR_FRACTION = 0.1
+"""The fraction of optim.lr below which the rate of a step is low by design."""
 
 
 def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
@@ -45,7 +49,7 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     is_low = entropy < ENTROPY_FRACTION * before or (entropy < LOW_ENTROPY and entropy < before / 2)
     is_accuracy = performance == "reward/accuracy"
-    if not is_low or (is_accuracy and now >= SOLVED):
+    if not is_low or (is_accuracy and now >= SOLVED) or not _has_changed(history, below=1.0):
         return None
     has_lost = _has_halved(history) and not config.predicts_signal
     has_gained = history.gain >= GAIN and not has_lost
@@ -54,6 +58,8 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     result = "has halved" if has_lost else "can rise further" if has_gained else "has not risen"
     wrong = f": {1 - now:.0%} of the responses are wrong" if is_accuracy else ""
     warmer = ("rollout.temperature=1.0",) if config.rollout.temperature < 1 else ()
+    # without ratios, or in a loss without that bound, nothing is clipped
+    wider = (f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}",) if config.clips_high else ()
     return Symptom(
         f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
         f"steps, {'if' if has_gained else 'and'} {performance} {result}{wrong}",
@@ -63,10 +69,20 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
             performance: now,
             f"{performance} at first": history.first_mean(performance),
         },
-        (*warmer, f"loss.clip_high={max(0.28, 1.25 * config.loss.clip_high):.2g}", _lower_lr(config)),
+        (*warmer, *wider, _lower_lr(config)),
         # a score has no known maximum; selection keeps the accuracy of sampled problems near one half
         severity="warning" if has_gained or (config.predicts_signal and history.evaluations < 2) else None,
     )
+
+
+def _has_changed(history: MetricHistory, *, below: float = math.inf, above: float = 0.0) -> bool:
+    """Whether the entropy over all responses has changed by a factor in these bounds since the first steps.
+
+    `loss/entropy` is the mean over the tokens that train: it changes with their choice as well. True where it is not
+    known.
+    """
+    now, before = (get("rollout/entropy_estimate") for get in (history.mean, history.first_mean))
+    return not now or not before or above < now / before < below
 
 
 def _has_halved(history: MetricHistory) -> bool:
@@ -84,7 +100,7 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     largest = max(ENTROPY_GROWTH * before, before + ENTROPY_RISE, ENTROPY_GROWTH * (loss.entropy_target or 0.0))
     has_learned = not loss.entropy_coef and (history.gain or 0.0) >= GAIN and not _has_halved(history)
-    if entropy <= largest or has_learned:
+    if entropy <= largest or has_learned or not _has_changed(history, above=1.0):
         return None
     bonus = (f"loss.entropy_coef={loss.entropy_coef / 10:.2g}",) if loss.entropy_coef else ()
     reason = (
@@ -105,6 +121,7 @@ def inert_clipping(history: MetricHistory, config: Config) -> Symptom | None:
     if (
         config.reuses_samples
         or config.loss.function
+        or not SURROGATES[config.loss.surrogate].bounds
         or "loss/ratio_mean" not in {name for record in history.window() for name in record}
     ):
         return None
@@ -141,11 +158,17 @@ def skipped_updates(history: MetricHistory, config: Config) -> Symptom | None:
     updates = config.updates_per_step * len(history.window())
     means = history.means("optim/grad_norm", "loss/approx_kl")
     shown = ", ".join(f"{name} {value:.3g}" for name, value in means.items() if value is not None) or "no gradient"
+    limit, moved, change, advice = config.loss.max_approx_kl, means["loss/approx_kl"], _lower_lr(config), ""
+    if config.loss.function is not None:
+        change, advice = "", f"check that {config.loss.function} returns finite values for every ratio and advantage"
+    elif limit is not None and limit <= HIGH_KL and moved is not None and moved <= HIGH_KL:  # a usual step
+        change = f"loss.max_approx_kl={max(1.0, 10 * limit):g}"
     return Symptom(
         f"{skipped:.0f} of {updates} updates skipped, with {shown} on average: the loss or the gradient was not "
         "finite, or the policy too far from the one that sampled",
         {"optim/skipped": skipped} | means,
-        (_lower_lr(config),),
+        (change,) if change else (),
+        advice,
         severity=None if skipped > MANY_SKIPPED * updates else "warning",
     )
 
@@ -158,7 +181,8 @@ def gradient_spike(history: MetricHistory, config: Config) -> Symptom | None:
     if len(norms) < SPIKE_STEPS or not recent:
         return None
     usual, largest = median(norms), max(recent)
-    if largest <= max(SPIKE * usual, config.optim.max_grad_norm):
+    is_clipped_anyway = usual >= config.optim.max_grad_norm  # every update has that norm, this one as well
+    if is_clipped_anyway or largest <= max(SPIKE * usual, config.optim.max_grad_norm) or trains_little(history):
         return None
     at = [record.get(name) for record in history.window()].index(largest)
     scale = ("advantage.scale=std",) if config.advantage.scale == "none" else ()
@@ -201,25 +225,33 @@ def _clipped_tokens(history: MetricHistory, config: Config) -> float:
 
 
 def lr_too_low(history: MetricHistory, config: Config) -> Symptom | None:
-    """The policy does not move."""
-    divergence = history.mean("loss/approx_kl")
+    """The policy does not move, although it trains."""
+    divergence, rate = history.mean("loss/approx_kl"), history.mean("optim/lr")
     is_warm = history.step - len(history.window()) >= config.optim.warmup_steps
-    is_full = not history.total("rollout/shortfall_groups")  # a short batch may be one update, whose ratios are 1
-    is_sure = config.reuses_samples and is_full and is_warm and len(history.window()) >= MIN_STEPS
-    if divergence is None or not is_sure or has_no_advantages(history) or not divergence <= LOW_KL:
+    is_decayed = rate is not None and rate < MIN_LR_FRACTION * config.optim.lr  # by its schedule, or for the critic
+    trained = [record for record in history.window() if _trains_twice(record, config)]
+    is_sure = is_warm and not is_decayed and len(trained) >= MIN_STEPS and not history.total("optim/skipped")
+    if divergence is None or not is_sure or not divergence <= LOW_KL:
         return None
     return Symptom(
         f"the policy does not move: after a step's updates it is {max(divergence, 0.0):.1e} nats per token from where "
         "the step began",
-        {"loss/approx_kl": divergence, "optim/lr": history.mean("optim/lr")},
+        {"loss/approx_kl": divergence, "optim/lr": rate},
         (f"optim.lr={100 * config.optim.lr:.2g}",),
     )
 
 
-def has_no_advantages(history: MetricHistory) -> bool:
-    """Whether no group in the window had an advantage: then the learning rate is not the cause."""
-    steps = len(history.window())
-    return history.total("rollout/zero_advantage_fraction") == steps
+def _trains_twice(record: Mapping[str, float], config: Config) -> bool:
+    """Whether tokens with an advantage trained in two updates of a step: before that every ratio is 1."""
+    with_advantage = record.get("rollout/groups_trained", 0.0) * (
+        1 - record.get("rollout/zero_advantage_fraction", 0.0)
+    )
+    return config.reuses_samples and with_advantage > config.train.minibatch_groups
+
+
+def trains_little(history: MetricHistory) -> bool:
+    """Whether most groups that train have no token with an advantage."""
+    return history.total("rollout/zero_advantage_fraction") > (1 - MIN_KEEP_RATE) * len(history.window())
 
 
 def _lower_lr(config: Config) -> str:
