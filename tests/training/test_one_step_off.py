@@ -72,7 +72,7 @@ class WaitingEngine(ScriptedEngine):
 
     def __init__(self, step: int, when: threading.Event, then: Callable[[], None] = lambda: None) -> None:
         super().__init__(random_script)
-        self._thread, self._when, self._then = f"dapo-batch-{step}", when, then
+        self._thread, self._when, self._then = f"dapo-batch-{step}_0", when, then
 
     def poll(self) -> list[Generation]:
         if threading.current_thread().name == self._thread:
@@ -85,7 +85,7 @@ class UnresponsiveEngine(ScriptedEngine):
     """Never answers the thread that samples the batch of step 3."""
 
     def poll(self) -> list[Generation]:
-        return [] if threading.current_thread().name == "dapo-batch-3" else super().poll()
+        return [] if threading.current_thread().name == "dapo-batch-3_0" else super().poll()
 
 
 def gone() -> None:
@@ -461,7 +461,7 @@ def test_a_signal_to_the_process_saves_and_loses_nothing(
 
 def wait_for_thread(step: int) -> None:
     for thread in threading.enumerate():
-        if thread.name == f"dapo-batch-{step}":
+        if thread.name == f"dapo-batch-{step}_0":
             thread.join(20)
 
 

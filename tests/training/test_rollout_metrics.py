@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dapo.training.rollout_metrics import prediction_metrics, rollout_metrics, shared_tokens
+from dapo.training.selection import Prediction
 from dapo.types import Generation, Group, Problem, Verdict
 
 
@@ -94,4 +95,6 @@ def test_the_entropy_estimate_is_over_the_tokens_of_all_judged_responses():
     ("weights", "groups"), [([2.0, 2.0, 2.0], 3.0), ([1.0, 2.0, 3.0], 36 / 14), ([5.0, 0.0], 1.0), ([0.25], 1.0)]
 )
 def test_equal_weights_of_any_size_are_as_many_effective_groups(weights: list[float], groups: float):
-    assert prediction_metrics(0, 0.0, [], weights)["rollout/effective_groups"] == pytest.approx(groups)
+    assert prediction_metrics(Prediction(weights=dict(enumerate(weights))))[
+        "rollout/effective_groups"
+    ] == pytest.approx(groups)

@@ -69,9 +69,9 @@ def test_the_share_is_sampled_by_key_and_leaves_out_responses_without_a_verdict(
     groups = [group(position, *[RIGHT] * 15, ERROR) for position in range(200)]
     with InlineJudge("helpers.reward_functions:yes_or_no") as judge:
         audit = Audit(judge, share=0.1, seed=7)
-        found = audit.submit(groups, step=3).result()
-        again = audit.submit(groups[100:], step=3).result()
-        other = audit.submit(groups[100:], step=4).result()
+        found = audit.submit(groups, step=3)()
+        again = audit.submit(groups[100:], step=3)()
+        other = audit.submit(groups[100:], step=4)()
     chosen = [(each.id, i) for each, i, _ in found.responses]
     assert 240 < len(chosen) < 360  # 10 % of 3,000, +- 3.6 standard deviations
     assert all(i < 15 for _, i in chosen)

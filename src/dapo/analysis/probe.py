@@ -6,8 +6,6 @@ moments together with activations. Further batches are sampled with the weights 
 judged.
 """
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +23,7 @@ from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
-from dapo.training.assemble.build import build_engine, build_sampling, open_launcher, open_policy, value_function_of
+from dapo.training.assemble.build import build_engine, build_sampling, open_launcher, open_policy
 from dapo.training.assemble.inputs import Inputs
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling, collect
@@ -35,6 +33,7 @@ from dapo.training.rules.history import MetricHistory
 from dapo.training.selection import make_selector
 from dapo.training.state import TrainablePolicy
 from dapo.training.step_metrics import batch_metrics
+from dapo.training.step_timer import peak_memory_gib
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Group
 
@@ -216,9 +215,7 @@ def _steps(
             sampling.engine.load_weights(policy.weights(version=step - 1), version=step - 1)
             load_s = time.perf_counter() - started
         sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
-        sampling.selector = make_selector(
-            config.dynamic_sampling, stats, step=step, group_size=config.rollout.group_size, seed=config.train.seed
-        )
+        sampling.selector = make_selector(config, stats, step=step)
         started = time.perf_counter()
         batch = collect(sampling, step=step)
         generate_s = time.perf_counter() - started
@@ -235,8 +232,7 @@ def _steps(
 def _update(config: Config, policy: TrainablePolicy, batch: Batch, *, step: int) -> tuple[int, float]:
     """Trained tokens and seconds of a step's updates; 0 if the batch has no group to train on."""
     started = time.perf_counter()
-    critic = value_function_of(policy)
-    samples = estimate_advantages(batch.groups, policy, config, step=step, weights=batch.weights, critic=critic)
+    samples = estimate_advantages(batch.groups, policy, config, step=step, weights=batch.weights)
     if not samples:
         return 0, 0.0
     for minibatch in prepare_updates(samples, policy, config, step=step):
@@ -328,5 +324,4 @@ def _peak_memory_gib(config: Config) -> float:
 
     if config.train.device == "cuda" and not config.uses_trainer_group:
         return float(torch.cuda.max_memory_allocated() / GIB)
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GIB
+    return peak_memory_gib()

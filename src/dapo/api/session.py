@@ -26,14 +26,14 @@ from dapo.policy.policy import Policy
 from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
-from dapo.training.assemble.build import build_engine, build_sampling, evaluation_plan, open_policy, value_function_of
+from dapo.training.assemble.build import build_engine, build_sampling, evaluation_plan, open_policy
 from dapo.training.assemble.inputs import drop_long, read_model_and_encoder, require_fit
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.training.preflight import load_rows
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.signals import Interrupted, signals_as_requests
-from dapo.training.stopping import require_groups, reward_test_command
+from dapo.training.stopping import require_groups
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem
 
@@ -103,10 +103,7 @@ class Session:
             progress("sample", unit="groups", after_s=SHOW_AFTER_S) as show,
         ):
             batch = collect(sampling, step=step, on_progress=lambda done, total, note: show(done, total), check=check)
-        critic = value_function_of(self._policy)
-        samples = estimate_advantages(
-            batch.groups, self._policy, self.config, step=step, weights=batch.weights, critic=critic
-        )
+        samples = estimate_advantages(batch.groups, self._policy, self.config, step=step, weights=batch.weights)
         return CollectedBatch(step, batch, tuple(samples), self._encoder.decode_prompt)
 
     def update(self, batch: CollectedBatch, *, loss: LossFunction | str | None = None) -> dict[str, float]:
@@ -133,13 +130,7 @@ class Session:
             )
         custom = load_loss(loss) if isinstance(loss, str) else CustomLoss(loss, _name_of(loss)) if loss else None
         config, step = self.config, self.step + 1
-        require_groups(
-            batch.batch,
-            on_shortfall=config.dynamic_sampling.on_shortfall,
-            step=step,
-            empty_steps=self._empty_steps,
-            reward_test=reward_test_command(config.reward, config.data),
-        )
+        require_groups(batch.batch, config, step=step, empty_steps=self._empty_steps)
         self._engine.drop_weights()
         self._engine_version = None
         updates = prepare_updates(batch.samples, self._policy, config, step=step)

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from dapo.core.errors import DapoError
@@ -26,9 +27,9 @@ class CheckpointWriter:
 
     def __init__(self, run: RunDirectory, *, log: Callable[[str], None]) -> None:
         self._run, self._log = run, log
-        self._thread: threading.Thread | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="dapo-checkpoint", initializer=_lower_thread_priority)
+        self._pending: Future[object] | None = None
         self._step = 0
-        self._error: BaseException | None = None
         self._failures = 0
 
     @property
@@ -42,9 +43,7 @@ class CheckpointWriter:
         The data that `save` writes must not change before `join` has returned.
         """
         self.join()
-        self._step = step
-        self._thread = threading.Thread(target=self._work, args=(save,), name="dapo-checkpoint")
-        self._thread.start()
+        self._step, self._pending = step, self._pool.submit(save)
 
     def save_now(self, step: int, save: Callable[[], object]) -> None:
         """Save before returning. Raises StorageError if that fails."""
@@ -56,7 +55,7 @@ class CheckpointWriter:
         self._failures = 0
 
     def poll(self) -> None:
-        if self._thread is not None and not self._thread.is_alive():
+        if self._pending is not None and self._pending.done():
             self.join()
 
     def join(self) -> None:
@@ -64,24 +63,15 @@ class CheckpointWriter:
 
         Raises StorageError at the `MAX_FAILED_SAVES`-th failure in a row, and any error that is not an OSError.
         """
-        if self._thread is None:
+        if self._pending is None:
             return
-        self._thread.join()
-        self._thread = None
-        error, self._error = self._error, None
+        error, self._pending = self._pending.exception(), None
         if error is None:
             self._failures = 0
         elif isinstance(error, OSError):
             self._count_failure(error)
         else:
             raise error
-
-    def _work(self, save: Callable[[], object]) -> None:
-        _lower_thread_priority()
-        try:
-            save()
-        except BaseException as error:  # raised or logged by `join`
-            self._error = error
 
     def _count_failure(self, error: OSError) -> None:
         self._failures += 1

@@ -119,21 +119,16 @@ def is_logged(checkpoint: Path) -> bool:
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Read the counts of a checkpoint with the state of its stream and sampler. Raises CheckpointError."""
-    state = _read(checkpoint / STATE_FILE)
-    if missing := sorted({"train_state", "stream", "sampler"} - state.keys()):
-        raise CheckpointError(f"{checkpoint / STATE_FILE} was not written by a run: it lacks {', '.join(missing)}")
-    return state
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a checkpoint. Raises CheckpointError for anything else."""
+    path = checkpoint / STATE_FILE
     try:
-        value = read_json(path)
+        state = read_json(path)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} was not written by a run: it holds a {type(value).__name__}")
-    return value
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} was not written by a run: it holds a {type(state).__name__}")
+    if missing := sorted({"train_state", "stream", "sampler"} - state.keys()):
+        raise CheckpointError(f"{path} was not written by a run: it lacks {', '.join(missing)}")
+    return state
 
 
 def _read_problem_stats(path: Path) -> ProblemStats:

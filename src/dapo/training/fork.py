@@ -67,13 +67,10 @@ class ForkPlan:
 
 
 def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *, branch: int | None = None) -> ForkPlan:
-    """Plan a fork of a run at one of its checkpoints.
+    """Plan a fork of a run, which may be training, at the step of one of its checkpoints.
 
-    Args:
-        parent: The run; it may be training.
-        step: The step of one of its checkpoints.
-        overrides: Options to change after the step, as `key=value`.
-        branch: The number of a branch; its seed is a function of the run's seed and this number.
+    `overrides` change options after the step, as `key=value`. The seed of a `branch` is a function of the run's seed
+    and this number.
 
     Raises:
         ConfigError: An option is wrong, or cannot change within a run.
@@ -176,7 +173,8 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
 def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
     """Link the parent's checkpoint, except a prefetched batch that the fork would sample differently."""
     changed, start = plan.fork.changed, read_prefetched_start(plan.checkpoint)
-    drops_batch = start is not None and not _keeps_next_batch(changed)
+    keeps_batch = all(name.startswith(_KEEPS_NEXT_BATCH) and name != "train.seed" for name in changed)
+    drops_batch = start is not None and not keeps_batch
     omitted = {plan.parent.manifest.name}
     if drops_batch:
         omitted |= {PREFETCHED_BATCH_FILE, RESPONSES_FILE}
@@ -193,11 +191,6 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
     if _moves_stream(changed):
         state["stream"] = {"epoch": 0, "offset": 0}
     atomic_write_json(folder / STATE_FILE, state)
-
-
-def _keeps_next_batch(changed: Mapping[str, Any]) -> bool:
-    """Whether the fork would sample the same next batch as its parent."""
-    return all(name.startswith(_KEEPS_NEXT_BATCH) and name != "train.seed" for name in changed)
 
 
 def _moves_stream(changed: Mapping[str, Any]) -> bool:

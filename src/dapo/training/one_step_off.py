@@ -29,11 +29,11 @@ other half is always finished, even if a signal comes, because its policy will b
 no prefetched batch and begins, like the first, by sampling from the newest policy.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from threading import Event
 
 from dapo.core.errors import EngineError, ShortfallError
 from dapo.training.checkpointing import save_if_due, save_now
@@ -166,11 +166,10 @@ class PendingBatch:
     seconds = 0.0  # the duration of the sampling
 
     def __init__(self, run: Run, *, step: int) -> None:
-        self._is_cancelled = threading.Event()
+        self._is_cancelled = Event()
         self._progress = (0, run.sampling.sampler.prompts_per_step, "")
-        self._future: Future[PrefetchedBatch] = Future()
-        self._thread = threading.Thread(target=self._sample, args=(run, step), name=f"dapo-batch-{step}")
-        self._thread.start()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"dapo-batch-{step}")
+        self._future = self._pool.submit(self._sample, run, step)
 
     def raise_if_failed(self) -> None:
         """Raise the thread's error if it has failed."""
@@ -181,28 +180,23 @@ class PendingBatch:
         """Wait for the batch. Raises the thread's error if it has failed."""
         while not wait([self._future], timeout=_POLL_INTERVAL_S).done:
             on_progress(*self._progress)
-        self._thread.join()
         return self._future.result()
 
     def cancel(self) -> None:
         """End the thread, and wait for its end."""
         self._is_cancelled.set()
-        self._thread.join()
+        self._pool.shutdown()
 
-    def _sample(self, run: Run, step: int) -> None:
+    def _sample(self, run: Run, step: int) -> PrefetchedBatch:
         def check() -> None:
             run.stop.check()
             if self._is_cancelled.is_set():
                 raise SamplingCancelled
 
         started = time.perf_counter()
-        try:
-            batch = sample(run, step=step, on_progress=self._on_progress, check=check)
-        except BaseException as error:  # raised where the loop waits for the batch
-            self._future.set_exception(error)
-        else:
-            self.seconds = time.perf_counter() - started
-            self._future.set_result(batch)
+        batch = sample(run, step=step, on_progress=self._on_progress, check=check)
+        self.seconds = time.perf_counter() - started
+        return batch
 
     def _on_progress(self, accepted: int, wanted: int, outcomes: str) -> None:
         self._progress = (accepted, wanted, outcomes)

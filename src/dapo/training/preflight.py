@@ -2,12 +2,12 @@
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from dapo.config import Config, DataConfig, RewardConfig
+from dapo.config import Config, DataConfig, RewardConfig, ScoreThresholdsConfig
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
@@ -22,7 +22,7 @@ from dapo.rewards.verifiers.function import require_columns
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import require_new_run
-from dapo.types import Problem, Prompt
+from dapo.types import Group, Problem, Prompt
 
 NO_COLUMNS: Mapping[str, Collection[str]] = {}
 
@@ -32,15 +32,9 @@ def load_rows(
 ) -> tuple[list[Problem], list[str]]:
     """Load the rows of `data.train` or `data.eval`, with warnings about rows that the reward cannot judge.
 
-    Args:
-        data: The options of the data.
-        verifier: The options of the reward, with `auto` resolved.
-        split: `train` or `eval`.
-        needed_columns: The columns that each user function of the reward requires (`VerifierPool`).
-
-    Raises:
-        DataError: Rows lack a column that the reward reads.
-        RewardError: The reward can judge no row.
+    In the options of the reward `auto` is resolved. `needed_columns` are those that each user function of the reward
+    requires (`VerifierPool`). Raises DataError if rows lack a column that the reward reads, and RewardError if it can
+    judge no row.
     """
     source = data.train_source if split == "train" else data.eval_source
     assert source is not None
@@ -84,11 +78,8 @@ def open_judge(
 ) -> Iterator[VerifierPool]:
     """Check everything that needs neither torch nor the data, and open the verifiers of a run.
 
-    Args:
-        config: The configuration, with or without `auto`.
-        run_dir: The directory of a new run.
-        elsewhere: Whether the run is for another machine, so that packages and models may be missing here.
-        prepared: Names in `run_dir` that were written for the run.
+    `run_dir` is the directory of a new run, in which the names in `prepared` were written for it. If the run is for a
+    machine `elsewhere`, packages and models may be missing here.
 
     Raises:
         ConfigError: A package, a model, or a user's filter or loss is missing.
@@ -100,8 +91,7 @@ def open_judge(
     if not elsewhere:
         _require_packages(config)
         _require_model(config.model.name)
-    if isinstance(name := config.dynamic_sampling.filter, str):
-        load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
+    load_filter(config.dynamic_sampling.filter)
     if config.loss.function is not None:
         from dapo.policy.custom_loss import load_loss  # imports torch, as the user's module does
 
@@ -109,6 +99,13 @@ def open_judge(
     with VerifierPool(resolve_auto_verifier(config).reward, output=VerifierOutput()) as judge:
         judge.needed_columns = {**judge.needed_columns, **_columns_of_audit(config)}
         yield judge
+
+
+def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:
+    """Load the user's filter if `dynamic_sampling.filter` is `module:function`. Raises ConfigError."""
+    if not isinstance(name, str):
+        return None
+    return load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")
 
 
 def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:

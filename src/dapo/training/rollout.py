@@ -320,7 +320,9 @@ class _Collector:
             if outcome == "trained":
                 self.accepted.append(group)
             self.count_group(group, outcome)
-            self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step, self.outcomes_so_far())
+            dropped = count_dropped(self.counts)
+            note = f"{len(self.judged)} judged: {dropped}" if dropped else ""
+            self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step, note)
 
     def abort_excess(self) -> None:
         """Close the batch right after its last decided group: drop and count later groups, and rewind the stream.
@@ -350,11 +352,6 @@ class _Collector:
         self.judged.append((group, outcome))
         self.counts[outcome] += 1
         self.tokens[outcome] += group.num_tokens
-
-    def outcomes_so_far(self) -> str:
-        """Return the outcomes of the decided groups as text; empty while all of them train."""
-        message = count_dropped(self.counts)
-        return f"{len(self.judged)} judged: {message}" if message else ""
 
 
 def sampling_plan(rollout: RolloutConfig, stop_ids: Sequence[int], *, seed: int) -> SamplingPlan:

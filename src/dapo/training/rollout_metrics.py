@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dapo.runs.metric_table import metric_of
 from dapo.runs.rollout_table import storable
+from dapo.training.selection import Prediction
 from dapo.types import Generation, Group
 
 REFLECTION = (
@@ -34,12 +35,9 @@ def rollout_metrics(
 ) -> dict[str, float]:
     """The metrics of one step's generation: `reward/*` and most of `rollout/*`.
 
-    Args:
-        decided: The judged groups with their outcomes, without the excess: no metric may depend on the number of
-            groups in flight when the batch closed.
-        group_counts: The number of groups by outcome, of everything generated.
-        token_counts: The number of response tokens by outcome, of everything generated.
-        shortfall: The number of groups missing from a full batch.
+    `decided` are the judged groups without the excess: no metric may depend on the number of groups in flight when the
+    batch closed. Groups and response tokens of everything generated are counted by outcome; `shortfall` groups are
+    missing from a full batch.
     """
     groups = [group for group, _ in decided]
     generations = [generation for group in groups for generation in group.generations]
@@ -127,30 +125,18 @@ def chance_bin(chance: float) -> str:
     return f"{low}_{low + width}"
 
 
-def prediction_metrics(
-    skipped: int, skipped_chance: float, calibration: Sequence[tuple[float, bool]], weights: Sequence[float]
-) -> dict[str, float]:
-    """Compute the metrics of one step's selection: skipped problems, and the accuracy of predictions.
-
-    Args:
-        skipped: The number of skipped problems.
-        skipped_chance: The sum of their predicted chances.
-        calibration: The predicted chance of each group of the calibration sample, and whether it carried a signal.
-        weights: The loss weight of each group that trains; empty where all weigh the same.
-    """
-    metrics: dict[str, float] = {"rollout/problems_skipped": skipped, "rollout/skipped_chance": skipped_chance}
+def prediction_metrics(found: Prediction) -> dict[str, float]:
+    """Compute the metrics of one step's selection: skipped problems, and the accuracy of predictions."""
+    metrics = {"rollout/problems_skipped": found.skipped, "rollout/skipped_chance": found.skipped_chance}
     bins: dict[str, list[tuple[float, bool]]] = {}
-    for chance, had_signal in sorted(calibration):
+    for chance, had_signal in sorted(found.calibration):
         bins.setdefault(chance_bin(chance), []).append((chance, had_signal))
-    for name, found in bins.items():
-        chances, signals = zip(*found, strict=True)
-        sums = {
-            "calibration_groups": len(found),
-            "calibration_chance": fsum(chances),
-            "calibration_signals": sum(signals),
-        }
-        metrics |= {f"rollout/{kind}_{name}": value for kind, value in sums.items()}
-    if weights:
+    for name, of_bin in bins.items():
+        chances, signals = zip(*of_bin, strict=True)
+        metrics[f"rollout/calibration_groups_{name}"] = len(of_bin)
+        metrics[f"rollout/calibration_chance_{name}"] = fsum(chances)
+        metrics[f"rollout/calibration_signals_{name}"] = sum(signals)
+    if weights := list(found.weights.values()):
         metrics["rollout/effective_groups"] = fsum(weights) ** 2 / fsum(weight**2 for weight in weights)
     return metrics
 

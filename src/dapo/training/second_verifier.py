@@ -1,7 +1,6 @@
 """The audit: a second verifier judges a keyed sample of the responses that train; its verdicts never train."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -21,34 +20,22 @@ class Audit:
     seed: int  # the run's seed
     output: VerifierOutput | None = None  # the output of the judge; None where it goes to the console
 
-    def submit(self, groups: Sequence[Group], *, step: int) -> "PendingAudit":
-        """Judge the sampled responses of a step's trained groups in the background."""
+    def submit(self, groups: Sequence[Group], *, step: int) -> "Callable[[], AuditedStep]":
+        """Judge sampled responses of a step's trained groups, in the background; the result waits for the verdicts.
+
+        The responses are sampled like their tokens, keyed by seed, step and position.
+        """
         pending = []
         for group in groups:
-            if indices := self._sampled(group, step):
+            uniforms = keyed_uniforms(keyed_seed(self.seed, "audit", step, group.id), group.size)
+            if indices := [i for i, v in enumerate(group.verdicts) if v.error is None and uniforms[i] < self.share]:
                 texts = [group.texts[i] for i in indices]
                 token_ids = [group.generations[i].token_ids for i in indices]
                 pending.append((group, indices, self.judge.submit(group.problem, texts, token_ids)))
-        return PendingAudit(pending)
-
-    def _sampled(self, group: Group, step: int) -> list[int]:
-        """Sample the responses of a group to audit, keyed like their tokens by seed, step and position."""
-        uniforms = keyed_uniforms(keyed_seed(self.seed, "audit", step, group.id), group.size)
-        return [i for i, verdict in enumerate(group.verdicts) if verdict.error is None and uniforms[i] < self.share]
-
-
-@dataclass(frozen=True)
-class PendingAudit:
-    """The audit of a step, which may not be finished."""
-
-    pending: Sequence[tuple[Group, Sequence[int], "Future[tuple[Verdict, ...]]"]]
-
-    def result(self) -> "AuditedStep":
-        """Wait for the verdicts."""
-        return AuditedStep(
+        return lambda: AuditedStep(
             [
                 (group, i, verdict)
-                for group, indices, future in self.pending
+                for group, indices, future in pending
                 for i, verdict in zip(indices, future.result(), strict=True)
             ]
         )
@@ -87,14 +74,10 @@ class AuditedStep:
             "audit/mean": fmean(_value(verdict, decides) for _, _, verdict in judged),
             "audit/gap": fmean(gaps),
         }
-        return metrics | dict(_ends(gaps, decides))
+        if (interval := difference_interval(gaps, proportions=decides)) is not None:
+            metrics["audit/gap_low"], metrics["audit/gap_high"] = interval
+        return metrics
 
 
 def _value(verdict: Verdict, decides: bool) -> float:
     return float(verdict.correct is True) if decides else verdict.score
-
-
-def _ends(gaps: Sequence[float], decides: bool) -> Iterator[tuple[str, float]]:
-    """Yield the ends of the gap's interval, if it has one."""
-    if (interval := difference_interval(gaps, proportions=decides)) is not None:
-        yield from zip(("audit/gap_low", "audit/gap_high"), interval, strict=True)

@@ -22,7 +22,7 @@ from math import fsum
 from typing import Any
 
 from dapo.algo.chance import UNIFORM, Beta, beta_cdf, expected_chance, fit_beta, largest_chance, likely_interval
-from dapo.config.rollout_options import DynamicSamplingConfig
+from dapo.config import Config
 from dapo.core.errors import RewardError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.training.problem_stats import OutcomeHistory, ProblemStats, discount
@@ -110,21 +110,15 @@ class ProblemSelector:
         decisions: Sequence[Decision],
         judged: Sequence[Group],
         trained: Sequence[Group],
-        *,
         scale: float | None = None,
     ) -> Prediction:
-        """Summarize the decisions on a batch and the outcomes of its calibration sample.
+        """Summarize the decisions on all problems of the stream from a batch's first to its last, and its calibration.
 
         With `dynamic_sampling.weights: inverse` the weight of a group is K / q. Weights of 1 / q make the expected
         gradient the one of sampling every problem. K keeps its length: with K = sum q chance / sum chance the mean
         weight of trained groups is 1 if predictions hold. The sums are over earlier batches, because a K of the batch
         itself is small where the batch closed on likely problems, which biases small batches towards unlikely ones.
-
-        Args:
-            decisions: The decisions on all problems of the stream from the batch's first to its last.
-            judged: The judged groups.
-            trained: The judged groups that train.
-            scale: K; None before the first batch: q of a problem about which nothing is known.
+        `scale` is K; None before the first batch: q of a problem about which nothing is known.
         """
         carried = {group.id: group.is_informative for group in judged if group.size - group.num_errors >= 2}
         skipped = [each.chance for each in decisions if not each.is_sampled]
@@ -173,17 +167,11 @@ def _probability(admitted: float) -> float:
     return CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * admitted
 
 
-def make_selector(
-    sampling: DynamicSamplingConfig, problem_stats: ProblemStats, *, step: int, group_size: int, seed: int
-) -> ProblemSelector | None:
+def make_selector(config: Config, problem_stats: ProblemStats, *, step: int) -> ProblemSelector | None:
     """Make the selector of a step; None where every problem is sampled."""
-    if sampling.predict == "off":
+    predict, weights = config.dynamic_sampling.predict, config.dynamic_sampling.weights
+    if predict == "off":
         return None
-    return ProblemSelector(
-        problem_stats.history(),
-        step=step,
-        predict=sampling.predict,
-        group_size=group_size,
-        seed=seed,
-        weights=sampling.weights,
-    )
+    size, seed = config.rollout.group_size, config.train.seed
+    history = problem_stats.history()
+    return ProblemSelector(history, step=step, predict=predict, group_size=size, seed=seed, weights=weights)

@@ -23,7 +23,7 @@ from dapo.training.second_verifier import Audit
 from dapo.training.selection import make_selector
 from dapo.training.signals import StopRequest
 from dapo.training.step_timer import StepTimer, profiled_step
-from dapo.training.updates import ValueFunction, estimate_advantages, prepare_updates
+from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem, Sample
 
 T = TypeVar("T")
@@ -115,7 +115,6 @@ class Run:
     stop: StopRequest = field(default_factory=StopRequest)
     state: TrainState = field(default_factory=TrainState)
     timer: StepTimer = field(default_factory=StepTimer)  # seconds per phase of the step at hand
-    critic: ValueFunction | None = None  # the value function of `advantage.estimator: gae`
     audit: Audit | None = None  # the second verifier; None in a run without one
     live_rules: LiveRules | None = None
     """The rules over the run's last steps; None before the first metrics of this process."""
@@ -167,10 +166,8 @@ class Run:
 
     def estimate_advantages(self, batch: Batch, *, step: int) -> list[Sample]:
         """Algorithm 1, line 9: turn a batch into samples with advantages (`updates.py`)."""
-        weights, critic = batch.weights, self.critic
-        return estimate_advantages(
-            batch.groups, self.policy, self.config, step=step, weights=weights, critic=critic, phase=self.phase
-        )
+        groups, weights = batch.groups, batch.weights
+        return estimate_advantages(groups, self.policy, self.config, step=step, weights=weights, phase=self.phase)
 
     def prepare_updates(self, samples: Sequence[Sample], *, step: int) -> list[list[Sample]]:
         """Algorithm 1, line 10: cut a step into minibatches, with pi_old of Eq. 6 from the second one on."""
@@ -182,13 +179,7 @@ class Run:
         Call it from the thread that trains, because the loop changes the history while another thread samples.
         """
         self.sync_engine()
-        self.sampling.selector = make_selector(
-            self.config.dynamic_sampling,
-            self.problem_stats,
-            step=step,
-            group_size=self.config.rollout.group_size,
-            seed=self.config.train.seed,
-        )
+        self.sampling.selector = make_selector(self.config, self.problem_stats, step=step)
 
     def sync_engine(self) -> None:
         """Load the policy's weights into the engine, unless it has them."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.core.text import one_line, shorten
 from dapo.evaluation.evaluate import EngineSampler, evaluate
-from dapo.evaluation.scores import Evaluation, JudgedProblem, question_text
+from dapo.evaluation.scores import Evaluation, question_text
 from dapo.rewards.combine import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import verdict_word
@@ -26,7 +26,7 @@ from dapo.training.rollout_metrics import (
 )
 from dapo.training.second_verifier import AuditedStep
 from dapo.training.state import Run
-from dapo.training.stopping import describe_short_batch, entropy_collapse_steps, require_groups, reward_test_command
+from dapo.training.stopping import describe_short_batch, entropy_collapse_steps, require_groups
 from dapo.training.updates import critic_metrics
 from dapo.types import Sample
 
@@ -55,20 +55,14 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
         may_begin.wait(HEAD_START_S)
         decided = [group for group, _ in batch.decided]
         text_metrics.update(reflection_metrics(decided) | response_metrics(decided))
-        audited = NO_AUDIT if audit is None else audit.result()
+        audited = NO_AUDIT if audit is None else audit()
         if audit is not None:
             text_metrics.update(audited.metrics())
         _write_rollouts(run, batch, samples, audited, step=step)
 
     with in_background(work, name="dapo-rollouts") as pending:
         try:
-            require_groups(
-                batch,
-                on_shortfall=run.config.dynamic_sampling.on_shortfall,
-                step=step,
-                empty_steps=run.state.empty_steps,
-                reward_test=reward_test_command(run.config.reward, run.config.data),
-            )
+            require_groups(batch, run.config, step=step, empty_steps=run.state.empty_steps)
             if batch.shortfall:
                 run.tracker.message(f"step {step}: short batch: {describe_short_batch(batch)}")
             yield text_metrics
@@ -96,9 +90,7 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     metrics = batch_metrics(batch, samples)
     if (found := batch.prediction) is not None:
-        metrics |= prediction_metrics(
-            found.skipped, found.skipped_chance, found.calibration, list(found.weights.values())
-        )
+        metrics |= prediction_metrics(found)
     metrics |= mean_of_updates(state.updates) | _signal_metrics(batch, samples) | dict(more)
     errors = [v.error for group, _ in batch.judged for v in group.verdicts if v.error is not None]
     if errors:
@@ -116,22 +108,22 @@ def report_step(run: Run, batch: Batch, samples: Sequence[Sample], more: Mapping
 
 
 def _signal_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """Compute the fraction of groups without a token that trains with an advantage, and the top problem's share."""
+    """Compute the fraction of groups without a token that trains with an advantage, and the top problem's share.
+
+    That is the largest share of one problem in those tokens, if it exceeds MIN_SHARE.
+    """
     with_signal = {sample.group_id for sample in samples if sample.has_signal and sample.num_trained_tokens}
     flat = 1 - len(with_signal) / max(1, len(batch.groups))
     found = {"rollout/zero_advantage_fraction": flat} if batch.groups and flat else {}
-    return found | (_top_problem(batch, samples) if len(with_signal) >= MIN_GROUPS else {})
-
-
-def _top_problem(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
-    """Compute the largest share of one problem in the tokens with an advantage, if it exceeds MIN_SHARE."""
+    if len(with_signal) < MIN_GROUPS:
+        return found
     problems = {group.id: group.problem.id for group in batch.groups}
     tokens: Counter[str] = Counter()
     for sample in samples:
         if sample.has_signal:
             tokens[problems[sample.group_id]] += sample.num_trained_tokens
     share = max(tokens.values(), default=0) / max(1, tokens.total())
-    return {"rollout/top_problem_fraction": share} if share > MIN_SHARE else {}
+    return found | ({"rollout/top_problem_fraction": share} if share > MIN_SHARE else {})
 
 
 def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
@@ -163,7 +155,9 @@ def evaluate_and_log(run: Run) -> None:
     if step > 0:
         run.timer.add("judge_wait", run.sampling.judge_wait_s)
         run.sampling.judge_wait_s = 0.0
-        metrics |= _verifier_seconds(run)
+        judge = run.sampling.judge  # its calls in an evaluation count as well
+        if isinstance(judge, TimedJudge) and (seconds := judge.pop_mean_latency()) is not None:
+            metrics["time/verifier_call_s"] = round(seconds, 6)
         timings = run.timer.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
         state.wall_s += timings["time/step_s"]
         metrics |= timings
@@ -171,13 +165,6 @@ def evaluate_and_log(run: Run) -> None:
         metrics["time/warnings"] = run.warn(metrics)
         run.tracker.log(step, metrics)
     state.pending_metrics, state.is_saved = None, False
-
-
-def _verifier_seconds(run: Run) -> dict[str, float]:
-    """Compute the mean seconds of a verifier's call since the last step; calls of an evaluation count as well."""
-    judge = run.sampling.judge
-    seconds = judge.pop_mean_latency() if isinstance(judge, TimedJudge) else None
-    return {} if seconds is None else {"time/verifier_call_s": round(seconds, 6)}
 
 
 def evaluate_last(run: Run) -> None:
@@ -206,26 +193,14 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
 
 def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
     """Show the first responses of the untrained model, where most problems of a new setup show."""
-    run.tracker.message(
-        f"step {run.state.step}: responses of the model as it is:\n" + "\n".join(_responses(evaluation))
-    )
-
-
-def _responses(evaluation: Evaluation) -> Iterator[str]:
-    shown = [problem for problem in evaluation.problems if problem.valid][:_SHOWN_RESPONSES]
-    for problem in shown:
-        yield f"  question   {_line(question_text(problem.problem.prompt))}"
-        yield f"  reference  {_line(problem.problem.answer)}"
-        yield f"  response   {_line(problem.valid[0].text)}  [{_mark(problem)}]"
-
-
-def _mark(problem: JudgedProblem) -> str:
-    response = problem.valid[0]
-    return f"score {response.score:g}" if response.correct is None else verdict_word(response.correct, None)
-
-
-def _line(text: str) -> str:
-    return shorten(one_line(text), _SHOWN_CHARS, keep="end")
+    lines = [f"step {run.state.step}: responses of the model as it is:"]
+    for judged in [each for each in evaluation.problems if each.valid][:_SHOWN_RESPONSES]:
+        problem, response = judged.problem, judged.valid[0]
+        texts = (question_text(problem.prompt), problem.answer, response.text)
+        question, reference, text = (shorten(one_line(each), _SHOWN_CHARS, keep="end") for each in texts)
+        mark = f"score {response.score:g}" if response.correct is None else verdict_word(response.correct, None)
+        lines += [f"  question   {question}", f"  reference  {reference}", f"  response   {text}  [{mark}]"]
+    run.tracker.message("\n".join(lines))
 
 
 def _write_rollouts(run: Run, batch: Batch, samples: Sequence[Sample], audited: AuditedStep, *, step: int) -> None:

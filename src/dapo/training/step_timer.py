@@ -40,10 +40,14 @@ class StepTimer:
         metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
         metrics["time/step_s"] = round(total, 4)
         metrics["time/tokens_per_s"] = round(tokens_generated / total, 2)
-        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        metrics["time/peak_memory_gib"] = round(peak / 2**30, 3)
+        metrics["time/peak_memory_gib"] = round(peak_memory_gib(), 3)
         return metrics
+
+
+def peak_memory_gib() -> float:
+    """The peak main memory of this process."""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kibibytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
 
 @contextmanager

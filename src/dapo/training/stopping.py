@@ -10,10 +10,9 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping
 
-from dapo.config import DataConfig, RewardConfig
+from dapo.config import Config
 from dapo.core.errors import NumericsError, ShortfallError
 from dapo.runs.outcomes import Outcome, count_dropped
-from dapo.training.dynamic_sampling import REWARD_TEST
 from dapo.training.rollout import Batch
 from dapo.training.rules.sampling_rules import EASIER_PROBLEMS
 from dapo.training.state import Run
@@ -41,23 +40,16 @@ class ProblemsSolved(ShortfallError):
     """Every response of a step's whole search was correct, so a run that has trained can learn nothing more."""
 
 
-def require_groups(
-    batch: Batch, *, on_shortfall: str, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST
-) -> None:
-    """Check that a step can train on its batch, which may be short.
+def require_groups(batch: Batch, config: Config, *, step: int = 1, empty_steps: int = 0) -> None:
+    """Check that a step, from 1, can train on its batch, which may be short.
 
-    Args:
-        batch: The step's batch.
-        on_shortfall: `dynamic_sampling.on_shortfall`.
-        step: The step, from 1.
-        empty_steps: The number of steps without a group directly before this one.
-        reward_test: The command that tests the run's reward.
+    `empty_steps` is the number of steps without a group directly before this one.
 
     Raises:
         ProblemsSolved: Every response was correct, and the run has trained.
         ShortfallError: The run must stop; the message has the counts and advice.
     """
-    has_trained = empty_steps < step - 1
+    on_shortfall, has_trained = config.dynamic_sampling.on_shortfall, empty_steps < step - 1
     found: Counter[Outcome] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
     if not batch.shortfall or (batch.groups and on_shortfall == "train"):
         return
@@ -69,14 +61,16 @@ def require_groups(
             )
         if on_shortfall == "train" and empty_steps + 1 < MAX_EMPTY_STEPS:
             return
-    raise ShortfallError(_explain(batch, found, step=step, empty_steps=empty_steps, reward_test=reward_test))
+    steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
+    advice = _ADVICE[found.most_common(1)[0][0]].replace("{reward_test}", reward_test_command(config))
+    raise ShortfallError(f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}")
 
 
-def reward_test_command(reward: RewardConfig, data: DataConfig) -> str:
+def reward_test_command(config: Config) -> str:
     """Return the command that tests a run's reward on its data; an inline data spec is shown as DATA."""
-    verifier = reward.verifier
+    verifier, train = config.reward.verifier, config.data.train
     name = verifier if isinstance(verifier, str) else next(iter(verifier))
-    source = data.train if isinstance(data.train, str) else "DATA"
+    source = train if isinstance(train, str) else "DATA"
     return f"dapo reward test {shlex.quote(name)} --data {shlex.quote(source)}"
 
 
@@ -88,13 +82,6 @@ def describe_short_batch(batch: Batch) -> str:
     cause = f" ({errors.total()} verifier errors, most often: {errors.most_common(1)[0][0]})" if errors else ""
     dropped = count_dropped(Counter(outcome for _, outcome in batch.decided))
     return f"{learn} to learn from, in {len(batch.decided)} groups: {dropped}{cause}"
-
-
-def _explain(batch: Batch, found: Counter[Outcome], *, step: int, empty_steps: int, reward_test: str) -> str:
-    """Return a line with the counts, and a line with advice."""
-    steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
-    advice = _ADVICE[found.most_common(1)[0][0]].replace("{reward_test}", reward_test)
-    return f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}"
 
 
 MAX_SKIPPED_UPDATES = 10

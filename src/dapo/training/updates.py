@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,8 +24,9 @@ from dapo.training.samples import (
 from dapo.types import Group, Sample
 
 
+@runtime_checkable
 class ValueFunction(Protocol):
-    """The methods of a critic that estimate future rewards."""
+    """The methods of a policy with a critic."""
 
     def values(self, samples: Sequence[Sample]) -> list[Sequence[float]]:
         """Compute V(s_t) of each response token of the samples."""
@@ -117,24 +118,19 @@ def estimate_advantages(
     *,
     step: int,
     weights: Mapping[int, float] = NO_WEIGHTS,
-    critic: ValueFunction | None = None,
     phase: Phase = _untimed,
 ) -> list[Sample]:
     """Line 9: turn the groups of a step into samples with advantages (Eq. 9 and 13, or by `advantage.estimator`).
 
-    Args:
-        groups: All groups that the step trains on.
-        policy: Scores responses where `loss.kl_in: reward` subtracts a divergence from the rewards.
-        config: The run's options.
-        step: The step, from 1.
-        weights: Factors of groups in the loss, by id.
-        critic: Estimates values where `advantage.estimator` is `gae`.
-        phase: Times a part of the work by its name.
+    `groups` are all that the step trains on, and `weights` their factors in the loss, by id. The policy scores
+    responses where `loss.kl_in: reward` subtracts a divergence from the rewards, and estimates values where
+    `advantage.estimator` is `gae`. `phase` times a part of the work by its name.
     """
     samples = with_advantages(groups, config, weights)
-    if critic is not None:
+    if config.has_critic:
+        assert isinstance(policy, ValueFunction)
         with phase("values"):
-            return with_token_advantages(samples, critic, config, step=step)  # PPO: Eq. 2, 3
+            return with_token_advantages(samples, policy, config, step=step)  # PPO: Eq. 2, 3
     if config.loss.has_kl_reward and samples:
         with phase("reference_kl"):
             return with_kl_in_rewards(samples, policy.response_kl(samples, step=step), config)

@@ -30,14 +30,14 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.sinks import Display, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
-from dapo.training.assemble.inputs import Inputs, load_filter
+from dapo.training.assemble.inputs import Inputs
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
+from dapo.training.preflight import load_filter
 from dapo.training.rollout import Sampling, sampling_plan
 from dapo.training.samples import shaped_reward
 from dapo.training.second_verifier import Audit
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.stopping import reward_test_command
-from dapo.training.updates import ValueFunction
 from dapo.types import Problem
 
 
@@ -64,7 +64,6 @@ def build_run(
             config=config,
             sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids),
             policy=policy,
-            critic=value_function_of(policy),
             tracker=Tracker(build_sinks(config, directory, first_step=first_step), display, listeners),
             directory=directory,
             held_out=inputs.held_out,
@@ -106,7 +105,7 @@ def dynamic_sampler(config: Config, *, max_error_rate: float = MAX_ERROR_RATE) -
         keep=load_filter(keep),
         thresholds=thresholds,
         max_error_rate=max_error_rate,
-        reward_test=reward_test_command(config.reward, config.data),
+        reward_test=reward_test_command(config),
     )
 
 
@@ -130,11 +129,6 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
         return
     with closing(TrainerGroup(config, launcher)) as trainer_group:
         yield trainer_group
-
-
-def value_function_of(policy: TrainablePolicy) -> ValueFunction | None:
-    """Return the policy as value function if it trains a critic, else None."""
-    return policy if isinstance(policy, Policy) and policy.critic is not None else None
 
 
 def build_engine(

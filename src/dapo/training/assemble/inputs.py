@@ -6,18 +6,16 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from dapo.config import Config, ScoreThresholdsConfig
+from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.core.errors import ConfigError
-from dapo.core.loading import load_callable
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
-from dapo.policy.lora import check_adapters
 from dapo.policy.model import LoadedModel, device_of, load_model
 from dapo.policy.varlen_attention import has_operators, padded_attention_notes
 from dapo.training.assemble.resolve import require_hardware
-from dapo.training.preflight import NO_COLUMNS, load_rows
-from dapo.types import Group, Problem
+from dapo.training.preflight import NO_COLUMNS, load_filter, load_rows
+from dapo.types import Problem
 
 
 @dataclass
@@ -58,7 +56,10 @@ def read_inputs(
         problems = drop_long(problems, encoder, notes, kind="training prompts", on_progress=on_progress)
     if held_out:
         held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
-    require_fit([*problems, *held_out], encoder, loaded, response_limit(config, training=training))
+    response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
+    if training:
+        response_tokens = max(response_tokens, config.rollout.max_response_tokens)
+    require_fit([*problems, *held_out], encoder, loaded, response_tokens)
     return Inputs(loaded, encoder, problems, held_out, notes, copies)
 
 
@@ -93,8 +94,6 @@ def require_fit(problems: Sequence[Problem], encoder: PromptEncoder, loaded: Loa
 def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedModel, PromptEncoder, list[str]]:
     """Load the model with its stop ids, the encoder of its prompts, and notes for the user. Raises ConfigError."""
     loaded = read_model(config, device_for_inputs(config, training=training))
-    if training and config.model.lora is not None:
-        check_adapters()
     encoder = PromptEncoder(loaded.tokenizer, config.data)
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training:
@@ -120,13 +119,7 @@ def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel
 
 
 def turn_end_notes(tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], turn_end: TurnEnd | None) -> list[str]:
-    """Note how responses end, if the chat template and the model's files differ.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        stop_ids: The end tokens that the model's files name.
-        turn_end: The text that the template puts after an assistant's turn; None without a template.
-    """
+    """Note how responses end, if the chat template (None: no template) differs from the model's files (`stop_ids`)."""
     if turn_end is None:
         return []
     known = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in stop_ids) or "none"
@@ -171,22 +164,9 @@ def read_model(config: Config, device: str) -> LoadedModel:
     )
 
 
-def response_limit(config: Config, *, training: bool) -> int:
-    """Return the length limit of the longest responses that the command samples."""
-    evaluation = config.eval.max_response_tokens or config.rollout.max_response_tokens
-    return max(evaluation, config.rollout.max_response_tokens) if training else evaluation
-
-
 def distinct(problems: Sequence[Problem], source: Source) -> tuple[list[Problem], int]:
     """Remove copies of problems; also return the copies per problem, if a file has equally many of each."""
     counted = unique_problems(problems)
     counts = {count for _, count in counted}
     copies = counts.pop() if len(counts) == 1 and kinds(source) <= {"path", "hub"} else 1
     return [problem for problem, _ in counted], copies
-
-
-def load_filter(name: str | ScoreThresholdsConfig | None) -> Callable[[Group], bool] | None:
-    """Load the user's filter if `dynamic_sampling.filter` is `module:function`. Raises ConfigError."""
-    if not isinstance(name, str):
-        return None
-    return load_callable(name, error=ConfigError, option="dynamic_sampling.filter=")

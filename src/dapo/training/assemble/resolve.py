@@ -2,13 +2,13 @@
 
 import pkgutil
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
+from dapo.core.processor import vector_extensions
 from dapo.distributed.engine_specs import processes_per_gpu
 from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
 from dapo.policy.model import device_of
@@ -25,14 +25,9 @@ def resolve_auto(
 
     On Ray the device stays `auto`: each process resolves it on its own machine.
 
-    Args:
-        config: The configuration.
-        cuda: Whether there is a GPU, maybe on another machine; None: whether this machine has one.
-        training: Also resolve the options that only an update needs: `train.microbatch_tokens` and `train.recompute`.
-        log: Called with a line about the choice for an update and its reason.
-
-    Raises:
-        ConfigError: An update does not fit on the GPU.
+    `cuda` tells whether there is a GPU, maybe on another machine; None: whether this machine has one. With `training`
+    the options that only an update needs are resolved, too (`train.microbatch_tokens` and `train.recompute`): `log`
+    gets a line with the reason, and ConfigError is raised if an update does not fit on the GPU.
     """
     cuda = torch.cuda.is_available() if cuda is None else cuda
     device = config.train.device if config.train.device != "auto" else "cuda" if cuda else "cpu"
@@ -85,12 +80,9 @@ def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
 
 def multiplies_bfloat16_fast(device: str) -> bool:
     """Whether the processor has bfloat16 instructions; without them it is several times slower than float32."""
-    path = Path("/proc/cpuinfo")
-    if path.is_file():
-        flags = set(path.read_text(encoding="utf-8").split("\n\n")[0].split())
-    else:  # not Linux; torch reports it since 2.12
-        flags = {name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has}
-    return device == "cuda" or bool({"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"} & flags)
+    # where the system does not report the flags, torch does since 2.12
+    flags = vector_extensions() or [name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has]
+    return device == "cuda" or not {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"}.isdisjoint(flags)
 
 
 def require_hardware(config: Config) -> None:
