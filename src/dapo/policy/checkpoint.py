@@ -171,8 +171,7 @@ def read_counters(directory: Path) -> dict[str, Any]:
     """The counters of a saved policy. Raises CheckpointError."""
     path = directory / COUNTERS_FILE
     with as_checkpoint_error(path):
-        counters: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return counters
+        return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _read_folder(path: Path) -> dict[str, Tensor]:

@@ -139,8 +139,7 @@ class StoredWeights:
     def rows(self, name: str, rows: slice) -> Tensor:
         """Read only these rows of a weight, along its first dimension."""
         with safe_open(self.files[name], framework="pt") as file:
-            found: Tensor = file.get_slice(name)[rows]
-        return found
+            return file.get_slice(name)[rows]
 
 
 def find_stored_weights(name_or_path: str | Path, model: PreTrainedModel) -> StoredWeights | None:

@@ -5,7 +5,7 @@ Engines and exports receive the merged weights W + s B A under the model's own n
 model is the initial one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +46,24 @@ class Adapters:
             return torch.zeros(rows, rank)
         return _uniform(rank, columns, self.seed, layer)
 
-    def merged(self, factors: Mapping[str, Tensor], dtype: torch.dtype) -> NamedWeights:
-        """The model's weights with `factors` (by their names in the model) merged into them, in `dtype`."""
+    def merged(
+        self, factors: Mapping[str, Tensor], dtype: torch.dtype, *, full: Callable[[Tensor], Tensor] = lambda each: each
+    ) -> NamedWeights:
+        """Every weight in `dtype`: W + s B A if `factors` has its A and B, by their names in the model, else W.
 
+        They are computed one at a time, in float32 or better; `full` gathers a sharded tensor.
+        """
+
+        @torch.no_grad()
         def read() -> Iterator[tuple[str, Tensor]]:
-            merged = merged_weights(self.frozen.items(), factors, self.settings)
-            return ((name, weight.to(dtype)) for name, weight in merged)
+            gathered = {name: full(factor).detach() for name, factor in factors.items()}
+            for name, weight in self.frozen.items():
+                wide = full(weight).detach().to(torch.promote_types(weight.dtype, torch.float32))
+                a_name, b_name = factor_names(name.removesuffix(".weight"))
+                if a_name in gathered:
+                    a, b = gathered[a_name].to(wide), gathered[b_name].to(wide)
+                    wide = torch.addmm(wide, b, a, alpha=self.settings["alpha"] / self.settings["rank"])
+                yield name, wide.to(dtype)
 
         return NamedWeights(read, layout_of(self.frozen, self.tied, dtype))
 
@@ -65,20 +77,6 @@ class Adapters:
         finally:
             for layer in self.layers:
                 layer.enable_adapters(True)
-
-
-@torch.no_grad()
-def merged_weights(
-    frozen: Iterable[tuple[str, Tensor]], factors: Mapping[str, Tensor], settings: Mapping[str, float]
-) -> Iterator[tuple[str, Tensor]]:
-    """Every weight by name, one at a time, in float32 or better: W + s B A if it has factors, else W."""
-    for name, weight in frozen:
-        wide = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
-        a_name, b_name = factor_names(name.removesuffix(".weight"))
-        if a_name in factors:
-            a, b = (factors[key].detach().to(wide) for key in (a_name, b_name))
-            wide = torch.addmm(wide, b, a, alpha=settings["alpha"] / settings["rank"])
-        yield name, wide
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Adapters:
@@ -100,11 +98,6 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> Ad
         for factor, linear in zip(factor_names(name), (layer.lora_A, layer.lora_B), strict=True):
             linear[ADAPTER].weight = nn.Parameter(adapters.initial_factor(factor).to(frozen[f"{name}.weight"]))
     return adapters
-
-
-def check_adapters() -> None:
-    """Raise ConfigError if peft is not installed."""
-    _peft()
 
 
 def adapted_layers(model: PreTrainedModel) -> list[str]:
@@ -130,11 +123,9 @@ def saved_weights(directory: str | Path, model: PreTrainedModel) -> SavedWeights
     saved = SavedWeights(directory)
     if saved.lora is None:
         return saved
-    frozen, settings = dict(model.named_parameters()), saved.lora
-    factors = _saved_factors(saved, directory, frozen)
-    wide = torch.promote_types(model.dtype, torch.float32)
-    layout = layout_of(frozen, tied_names(model), wide)
-    return NamedWeights(lambda: merged_weights(frozen.items(), factors, settings), layout)
+    adapters = Adapters(saved.lora, dict(model.named_parameters()), tied_names(model), layers=(), seed=0)
+    factors = _saved_factors(saved, directory, adapters.frozen)
+    return adapters.merged(factors, torch.promote_types(model.dtype, torch.float32))
 
 
 def export_adapter(directory: str | Path, source: LoadedModel, out_dir: str | Path) -> None:
@@ -172,7 +163,7 @@ def _peft() -> Any:
 def _peft_config(
     model: PreTrainedModel, layers: Sequence[str], settings: Mapping[str, float], name: str | None = None
 ) -> Any:
-    kinds, alpha = _kinds(layers), settings["alpha"]
+    kinds, alpha = {layer.rpartition(".")[2] for layer in layers}, settings["alpha"]
     matched = {found for found, _ in model.named_modules() if found.rpartition(".")[2] in kinds}
     return _peft().LoraConfig(
         r=settings["rank"],
@@ -184,10 +175,6 @@ def _peft_config(
         task_type="CAUSAL_LM",
         base_model_name_or_path=name,
     )
-
-
-def _kinds(names: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
 def _uniform(rows: int, columns: int, seed: int, layer: str) -> Tensor:

@@ -64,8 +64,7 @@ class TrainerMemory:
     @property
     def dtype(self) -> torch.dtype:
         """The type of weights and activations."""
-        found: torch.dtype = getattr(torch, self.config.model.dtype)
-        return found
+        return getattr(torch, self.config.model.dtype)
 
     @property
     def element_bytes(self) -> int:
@@ -201,15 +200,10 @@ def resolve_microbatches(
     """Resolve `train.microbatch_tokens` and `train.recompute`; returns the configuration and a line with the reason.
 
     There is no recomputation if a useful microbatch (USEFUL_TOKENS, and the longest sequence) fits; then as many tokens
-    as fit. If the model's sizes are unknown: CPU_TOKENS with recomputation.
+    as fit. If the model's `dimensions` are unknown (None): CPU_TOKENS with recomputation.
 
-    Args:
-        config: The configuration; `model.dtype` is resolved.
-        dimensions: The model's sizes; None: unknown.
-        gpu: The memory to fill; None: the policy trains on a CPU, where `auto` has fixed values.
-        lengths: Mean lengths; None: the expected lengths for the configuration.
-
-    Raises ConfigError if nothing fits.
+    `model.dtype` is resolved. `gpu` is the memory to fill; None: the policy trains on a CPU, where `auto` has fixed
+    values. `lengths` are mean lengths; None: the expected ones. Raises ConfigError if nothing fits.
     """
     tokens, recompute = config.train.microbatch_tokens, config.train.recompute
     if tokens is not None and recompute is not None:

@@ -123,14 +123,9 @@ def objective_sums(
 ) -> dict[str, Tensor | float]:
     """Sums over the trained tokens that describe the loss, on the tokens' device.
 
-    Masked tokens count as 0 instead of being left out: a selection would wait for the device.
-
-    Args:
-        logprobs: `[S]` of the policy that trains.
-        entropies: `[S]` in nats.
-        tokens: the argument of `gradient_terms`.
-        config: the options of the loss.
-        custom: for a custom loss, `add_values` of the sums that `objective_gradient` returned for all parts.
+    `logprobs` and `entropies`, in nats, are `[S]`, of the policy that trains; `tokens` are those of `gradient_terms`.
+    For a custom loss, `custom` is `add_values` of the sums that `objective_gradient` returned for all parts. Masked
+    tokens count as 0 instead of being left out: a selection would wait for the device.
     """
     mask, old = tokens["mask"], tokens.get("old", logprobs)
     corrected, about_correction = corrected_weights(old, tokens, config)

@@ -83,13 +83,13 @@ class MasterAdamW:
         """
         self._config, self._advice = config, advice
         self.lora = lora
-        self._working = self._trained(model)
+        self.model_weights = self._trained(model)  # by name, in the model's type: `master_weights`, rounded
         self.master_weights = {
             name: p if p.dtype in (torch.float32, torch.float64) else torch.nn.Parameter(p.detach().float())
-            for name, p in self._working.items()
+            for name, p in self.model_weights.items()
         }
-        self.tied = {name: stored for name, stored in tied_names(model).items() if stored in self._working}
-        pairs = zip(self._working.values(), self.master_weights.values(), strict=True)
+        self.tied = {name: stored for name, stored in tied_names(model).items() if stored in self.model_weights}
+        pairs = zip(self.model_weights.values(), self.master_weights.values(), strict=True)
         self._copies = [(working, master) for working, master in pairs if working is not master]
         for working, master in self._copies:
             working.register_post_accumulate_grad_hook(partial(_move_gradient, master))
@@ -105,7 +105,7 @@ class MasterAdamW:
 
     def zero_grad(self) -> None:
         """Drop all gradients, including those of an aborted update."""
-        for parameter in (*self._working.values(), *self.master_weights.values()):
+        for parameter in (*self.model_weights.values(), *self.master_weights.values()):
             parameter.grad = None
 
     def measure(self) -> dict[str, Tensor]:
@@ -169,11 +169,6 @@ class MasterAdamW:
     def _sums(self) -> Tensor:
         """The sum of each weight, which shows any inf and nan in one fast pass; finite weights may overflow it."""
         return torch.stack([master.sum() for master in self.master_weights.values()])
-
-    @property
-    def model_weights(self) -> dict[str, torch.nn.Parameter]:
-        """The trained weights by name in the model's type: `master_weights`, rounded."""
-        return self._working
 
     @torch.no_grad()
     def sync_from_master(self) -> None:

@@ -39,12 +39,9 @@ def check_packed_forward(
 ) -> None:
     """Raise ConfigError if log-probabilities of packed sequences differ from those of single sequences.
 
-    Args:
-        model: With packed attention.
-        plain: The name of the attention for single sequences.
-        logits: The model's own forward: `[1, T]` token ids -> `[1, T, V]`.
-        dtype: The type that the model computes in.
-        sharded: The wrapper that computes instead of `model` if its weights are sharded; every rank calls this.
+    `model` has packed attention and computes in `dtype`, `plain` names the attention for single sequences, and `logits`
+    is the model's own forward, `[1, T]` token ids -> `[1, T, V]`. If the weights are sharded, the wrapper `sharded`
+    computes instead of `model`, and every rank calls this.
     """
     try:
         difference = _packed_difference(model, plain, logits, sharded or model)

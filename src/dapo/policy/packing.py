@@ -243,7 +243,8 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, device: str | torch.devi
 def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device) -> Microbatch:
     """Make one stream of all samples in lexicographic order, without waiting for the device."""
     samples = rank_microbatch.samples
-    sequences = sequence_arrays(samples)
+    prompts = {sample.group_id: token_array(sample.prompt_ids) for sample in samples}
+    sequences = [np.concatenate([prompts[sample.group_id], token_array(sample.response_ids)]) for sample in samples]
     paths, segments = _stream_indices(sequences, sorted_prefixes(sequences))
     new_tokens = [(sequences[i][at : len(paths[i])], np.arange(at, len(paths[i]))) for i, at in segments]
     lengths = [len(sample.response_ids) for sample in samples]
@@ -263,7 +264,6 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
     input_ids, positions, *scored = to_device(joined, device).split([len(column) for column in columns])
     key_multiple = CUDA_KEY_MULTIPLE if device.type == "cuda" else 1
     plan = tuple(Segment(paths[i], len(paths[i]) - at) for i, at in segments)
-    prompts = {sample.group_id: len(sample.prompt_ids) for sample in samples}
     return Microbatch(
         indices=rank_microbatch.indices,
         lengths=tuple(lengths),
@@ -275,7 +275,7 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
         targets=scored[2],
         order=order,
         first_target=np.append(first, len(order)),
-        separate_tokens=sum(prompts.values()) + sum(lengths) - len(lengths),
+        separate_tokens=sum(map(len, prompts.values())) + sum(lengths) - len(lengths),
     )
 
 
@@ -350,12 +350,6 @@ def sorted_prefixes(sequences: Sequence[np.ndarray]) -> SortedPrefixes:
         equal = keys[before] == keys[i]
         shared[k] = len(sequences[i]) if equal else _common(sequences[before], sequences[i])
     return SortedPrefixes(order, shared)
-
-
-def sequence_arrays(samples: Sequence[Sample]) -> list[np.ndarray]:
-    """Prompt and response of each sample as a `token_array`."""
-    prompts = {sample.group_id: token_array(sample.prompt_ids) for sample in samples}
-    return [np.concatenate([prompts[sample.group_id], token_array(sample.response_ids)]) for sample in samples]
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:

@@ -26,7 +26,6 @@ from dapo.policy.checkpoint import State, as_checkpoint_error, require_same, sto
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.hf_io import NamedWeights, layout_of, rows_of_rank, tied_names
-from dapo.policy.lora import Adapters, merged_weights
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
@@ -192,8 +191,7 @@ class ShardedPolicy(PolicyCore):
         model: Any = sharded.model
 
         def logits(ids: Tensor) -> Tensor:
-            found: Tensor = sharded(lambda: model(input_ids=ids, use_cache=False).logits)
-            return found
+            return sharded(lambda: model(input_ids=ids, use_cache=False).logits)
 
         check_packed_forward(model, plain, logits, dtype=self._compute_dtype, sharded=sharded)
         sharded.reshard()  # type: ignore[operator]  # FSDP has added it
@@ -270,20 +268,10 @@ class ShardedPolicy(PolicyCore):
         """
         self._optimizer.require_finite()
         shards, dtype = self._optimizer.shards, self._compute_dtype
-        if self._adapters is None:
-            layout = layout_of(shards, self._optimizer.tied, dtype)
-            return NamedWeights(
-                lambda: ((name, _full_tensor(weight.detach().to(dtype))) for name, weight in shards.items()), layout
-            )
-        return self._merged(shards, self._adapters, dtype)
-
-    def _merged(self, shards: Mapping[str, Any], adapters: Adapters, dtype: torch.dtype) -> NamedWeights:
-        def read() -> Iterator[tuple[str, Tensor]]:
-            factors = {name: _full_tensor(weight) for name, weight in shards.items()}
-            frozen = ((name, _full_tensor(weight)) for name, weight in adapters.frozen.items())
-            return ((name, weight.to(dtype)) for name, weight in merged_weights(frozen, factors, adapters.settings))
-
-        return NamedWeights(read, layout_of(adapters.frozen, adapters.tied, dtype))
+        if self._adapters is not None:
+            return self._adapters.merged(shards, dtype, full=_full_tensor)
+        layout, named = layout_of(shards, self._optimizer.tied, dtype), shards.items()
+        return NamedWeights(lambda: ((name, _full_tensor(w.detach().to(dtype))) for name, w in named), layout)
 
     def snapshot(self) -> None:
         """Copy the state into main memory, over the previous copy. Raises NumericsError if a weight is not finite."""
