@@ -231,6 +231,10 @@ def test_memory_never_exceeds_what_is_free() -> None:
     assert {i: g.token_ids for i, g in done.items()} == {i: g.token_ids for i, g in plenty.items()}
 
 
+def admit(scheduler, rows):
+    return scheduler.admit(rows.sequences, rows.num_rows, rows.num_branches)
+
+
 def rows_of(groups: Sequence[list[RunningSequence]]) -> Rows:
     rows = Rows()
     for started in groups:
@@ -247,23 +251,23 @@ def test_admission_counts_rows_times_the_longest_reservation() -> None:
     scheduler.cache_tokens = 100
     small = [request(f"s{i}", prompt_ids=(*PROMPT, i), max_new_tokens=15) for i in range(7)]  # 20 positions each
     scheduler.submit([*small, request("big", max_new_tokens=46), request("last", max_new_tokens=1, top_p=0.5)])
-    started = scheduler.admit(rows_of([]))
+    started = admit(scheduler, rows_of([]))
     assert names(started) == ["s0", "s1", "s2", "s3", "s4"]  # 5 x 20
-    assert scheduler.admit(rows_of(started)) == []
+    assert admit(scheduler, rows_of(started)) == []
     # one of 50 beside two of 20 would take 3 x 50; nobody overtakes it
-    assert names(scheduler.admit(rows_of(started[:2]))) == ["s5", "s6"]
-    assert scheduler.admit(rows_of(started[:2])) == []
-    assert names(scheduler.admit(rows_of(started[:1]))) == ["big"]
+    assert names(admit(scheduler, rows_of(started[:2]))) == ["s5", "s6"]
+    assert admit(scheduler, rows_of(started[:2])) == []
+    assert names(admit(scheduler, rows_of(started[:1]))) == ["big"]
 
 
 def test_a_group_that_starts_counts_with_all_its_requests_and_later_with_its_branches() -> None:
     scheduler = Scheduler(slots=8, max_positions=None, vocabulary=200)
     groups = [group(letter, 5, prompt_ids=(*PROMPT, i)) for i, letter in enumerate("abcd")]
     scheduler.submit([r for each in groups for r in each])
-    started = scheduler.admit(rows_of([]))
+    started = admit(scheduler, rows_of([]))
     assert names(started) == ["a0 a1 a2 a3 a4", "b0 b1 b2 b3 b4"]  # with five of eight taken another may start
     # once each of them has drawn a token that all have drawn, they are two
-    assert names(scheduler.admit(rows_of(started))) == ["c0 c1 c2 c3 c4", "d0 d1 d2 d3 d4"]
+    assert names(admit(scheduler, rows_of(started))) == ["c0 c1 c2 c3 c4", "d0 d1 d2 d3 d4"]
     parted = Rows()
     parted.assign(Row([RunningSequence(groups[0][0])], paused=[[RunningSequence(r)] for r in groups[0][1:]]))
     parted.assign(
@@ -271,14 +275,14 @@ def test_a_group_that_starts_counts_with_all_its_requests_and_later_with_its_bra
     )
     assert parted.num_branches == 9
     scheduler.submit([request("e")])
-    assert scheduler.admit(parted) == []
+    assert admit(scheduler, parted) == []
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.5}, {"top_p": 0.5}, {"stop_ids": (1,)}, {"min_new_tokens": 1}])
 def test_only_requests_with_the_same_distributions_start_in_one_row(options: dict[str, object]) -> None:
     scheduler = Scheduler(slots=8, max_positions=None, vocabulary=200)
     scheduler.submit([request("a"), request("b", max_new_tokens=9), request("c", **options)])
-    assert names(scheduler.admit(rows_of([]))) == ["a b", "c"]
+    assert names(admit(scheduler, rows_of([]))) == ["a b", "c"]
 
 
 @pytest.mark.parametrize(

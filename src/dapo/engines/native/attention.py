@@ -172,24 +172,15 @@ def native_mask(
         if others.get("use_vmap"):  # set by transformers where a model extends its causal or sliding mask
             raise EngineError("a mask function of its own")
         return q_offset if local_size is None else replace(q_offset, window=local_size)
-    if isinstance(q_offset, SharedPrompts):
-        if local_size is not None:
-            raise EngineError("a window over a shared prompt")
-        mask = native_mask(
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset.positions,
-            mask_function=mask_function,
-            dtype=dtype,
-            device=device,
-        )
-        assert isinstance(mask, Tensor)
-        return replace(q_offset, mask=mask)
+    if isinstance(q_offset, SharedPrompts) and local_size is not None:
+        raise EngineError("a window over a shared prompt")
     keys = torch.arange(kv_length, device=device)[None, None, None, :]
     zero = torch.zeros((), dtype=torch.long, device=device)
-    if isinstance(q_offset, Tensor):
-        allowed = mask_function(zero, zero, q_offset[:, None, None, None], keys)
-        return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
+    if isinstance(q_offset, Tensor | SharedPrompts):
+        positions = q_offset if isinstance(q_offset, Tensor) else q_offset.positions
+        allowed = mask_function(zero, zero, positions[:, None, None, None], keys)
+        mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
+        return mask if isinstance(q_offset, Tensor) else replace(q_offset, mask=mask)
     if allow_is_causal_skip and q_offset == 0 and (local_size is None or q_length <= local_size):
         return None
     return mask_function(

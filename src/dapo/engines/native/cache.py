@@ -5,7 +5,7 @@ grow as needed, and all memory is freed when nothing runs. Growing replaces the 
 memory of the larger cache and of one old tensor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -126,8 +126,8 @@ class SlotCache(KeyValueCache):
     def store(self, prompts: PromptCache, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of prompt `sources[i]` into row `rows[i]`; call `reserve` before."""
         if not self.tensors:
-            self._allocate(prompts)
-        self._copy(self._as_stored(prompts), self._stored_parts(), sources, rows, length)
+            self.tensors = [self._resized(states[:0]) for states in self._as_stored(prompts)]
+        self._copy(self._as_stored(prompts), self.tensors, sources, rows, length)
 
     def move(self, sources: Sequence[int], rows: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
@@ -149,20 +149,12 @@ class SlotCache(KeyValueCache):
         self.tensors = []
         self.rows = self.capacity = 0
 
-    def _allocate(self, prompts: PromptCache) -> None:
-        """Allocate the slots for keys and values of the prompts' shapes."""
-        raise NotImplementedError
-
-    def _as_stored(self, prompts: PromptCache) -> list[Tensor]:
-        """The prompts' tensors with dimensions in the order of the slots."""
-        raise NotImplementedError
-
-    def _stored_parts(self) -> list[Tensor]:
-        """The views of the slots for the tensors of `_as_stored`."""
+    def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
+        """The prompts' keys and values, one tensor at a time, in the order and with the dimensions of the slots."""
         raise NotImplementedError
 
     def _copy(
-        self, source: list[Tensor], target: list[Tensor], sources: Sequence[int], rows: Sequence[int], length: int
+        self, source: Iterable[Tensor], target: list[Tensor], sources: Sequence[int], rows: Sequence[int], length: int
     ) -> None:
         device = self.tensors[0].device
         source_rows, target_rows = upload(np.array([sources, rows], dtype=np.int64), device).unbind()
@@ -176,9 +168,7 @@ class SlotCache(KeyValueCache):
         shape = list(tensor.shape)
         shape[0], shape[self.position_dim] = self.rows, self.capacity
         larger = tensor.new_zeros(shape)  # a masked position has weight 0, and 0 * nan is nan
-        n, length = (
-            min(a, b) for a, b in zip(_sizes(tensor, self.position_dim), _sizes(larger, self.position_dim), strict=True)
-        )
+        n, length = min(len(tensor), self.rows), min(tensor.shape[self.position_dim], self.capacity)
         larger[:n].narrow(self.position_dim, 0, length).copy_(tensor[:n].narrow(self.position_dim, 0, length))
         return larger
 
@@ -219,17 +209,8 @@ class MaskedSlots(SlotCache):
         """`[n]` position of each row's query, with the shared prompts; `attention.native_mask` reads it."""
         return self._query_offset
 
-    def _allocate(self, prompts: PromptCache) -> None:
-        self.tensors = [
-            states.new_zeros(self.rows, states.shape[1], self.capacity, states.shape[3])
-            for states in self._as_stored(prompts)
-        ]
-
-    def _as_stored(self, prompts: PromptCache) -> list[Tensor]:
-        return [*prompts.keys, *prompts.values]
-
-    def _stored_parts(self) -> list[Tensor]:
-        return self.tensors
+    def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
+        return (*prompts.keys, *prompts.values)
 
 
 class LengthSlots(SlotCache):
@@ -281,18 +262,5 @@ class LengthSlots(SlotCache):
         """The rows' lengths, which `attention.native_mask` accepts instead of positions."""
         return self._row_lengths
 
-    def _allocate(self, prompts: PromptCache) -> None:
-        self.tensors = [
-            states.new_zeros(self.rows, self.capacity, 2 * states.shape[1], states.shape[3]) for states in prompts.keys
-        ]
-
-    def _as_stored(self, prompts: PromptCache) -> list[Tensor]:
-        return [states.transpose(1, 2) for pair in zip(prompts.keys, prompts.values, strict=True) for states in pair]
-
-    def _stored_parts(self) -> list[Tensor]:
-        return [part for tensor in self.tensors for part in tensor.chunk(2, 2)]
-
-
-def _sizes(tensor: Tensor, position_dim: int) -> tuple[int, int]:
-    """(rows, positions)."""
-    return tensor.shape[0], tensor.shape[position_dim]
+    def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
+        return (torch.cat(pair, 1).transpose(1, 2) for pair in prompts.states)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
@@ -37,16 +37,10 @@ def patch_model(
 ) -> Forward:
     """Give the model the engine's attention and decoder layers, check its logits, and return its `Forward`.
 
-    Args:
-        model: The model to change, in evaluation mode.
-        rows: The usual number of rows of a decode step.
-        kernels: Kernels of prepacked weights by shape (`rollout.native.kernels`).
-        reproducible: Whether attention rounds independently of the rest of the batch.
-        model_kernels: Replaces the kernels for the model's device and type.
-
-    Raises:
-        EngineError: the engine cannot reproduce the model's plain forward; then the model's own attention is restored,
-            but its layers may stay fused.
+    The model is in evaluation mode. `rows` is the usual number of rows of a decode step, `kernels` are those of
+    prepacked weights by shape (`rollout.native.kernels`), and `model_kernels` replaces those for the model's device and
+    type. With `reproducible`, attention rounds independently of the rest of the batch. Raises EngineError if the engine
+    cannot reproduce the model's plain forward: its own attention is restored, but its layers may stay fused.
     """
     for problem in _known_problems(model):
         raise _unsupported_model_error(model, problem)
@@ -85,21 +79,15 @@ def _known_problems(model: PreTrainedModel) -> Iterator[str]:
         yield f"it has layers of type {', '.join(other)}"
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
         yield "it has attention sinks"
-    if found := LENGTH_DEPENDENT_ROPE & set(_rope_types(config)):
+    rope = getattr(config, "rope_parameters", None) or {}  # may differ between types of layers
+    entries = [entry for entry in (rope, *rope.values()) if isinstance(entry, dict)]
+    if found := LENGTH_DEPENDENT_ROPE & {entry.get("rope_type") for entry in entries}:
         # a response would depend on the lengths of other sequences in its batch
         yield f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest sequence in the batch"
     if not getattr(model, "_supports_attention_backend", False):
         yield "its attention cannot be replaced through transformers' AttentionInterface"
     if model.get_output_embeddings() is None:
         yield "it has no language-model head"
-
-
-def _rope_types(config: PretrainedConfig) -> Iterator[str]:
-    """The types of the rotary embeddings, which may differ between types of layers."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    for entry in (parameters, *parameters.values()):
-        if isinstance(entry, dict) and "rope_type" in entry:
-            yield entry["rope_type"]
 
 
 def _test_sequences(model: PreTrainedModel) -> list[list[int]]:

@@ -1,7 +1,5 @@
 """The memory of an engine's device: uploads without waiting, the cache's share, and freeing unused memory."""
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,16 +23,6 @@ PREFILL_WIDTHS = 4
 """The tensors of a layer's hidden and intermediate width that are in memory at the same time during a prefill."""
 
 
-class DeviceMemory(Protocol):
-    """The memory of an engine's device."""
-
-    def free_bytes(self) -> int:
-        """The bytes that this process could allocate now."""
-
-    def free_unused(self) -> None:
-        """Return the allocator's unused memory to the device, for other processes and other sizes."""
-
-
 class CudaMemory:
     """The memory of a GPU; free memory is divided equally among the processes that share it."""
 
@@ -42,11 +30,13 @@ class CudaMemory:
         self._device, self._processes = device, processes
 
     def free_bytes(self) -> int:
+        """The bytes that this process could allocate now."""
         self.free_unused()
         free: int = torch.cuda.mem_get_info(self._device)[0]
         return int(free / self._processes)
 
     def free_unused(self) -> None:
+        """Return the allocator's unused memory to the device, for other processes and other sizes."""
         torch.cuda.empty_cache()
 
 

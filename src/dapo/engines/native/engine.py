@@ -21,7 +21,7 @@ from dapo.engines.native.attention import SharedPrompts
 from dapo.engines.native.cache import PromptCache
 from dapo.engines.native.cache_rows import BranchGroup, Row, RowCopies, Rows, flat
 from dapo.engines.native.compatibility import patch_model
-from dapo.engines.native.device_memory import CudaMemory, DeviceMemory, cache_token_bound, step_bytes, upload
+from dapo.engines.native.device_memory import CudaMemory, cache_token_bound, step_bytes, upload
 from dapo.engines.native.forward import Prefilled, PromptPrefix, common_prefix
 from dapo.engines.native.model_kernels import ModelKernels
 from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS
@@ -64,17 +64,13 @@ class NativeEngine(EngineState):
         *,
         reproducible: bool = True,
         model_kernels: ModelKernels | None = None,
-        memory: DeviceMemory | None = None,
+        memory: CudaMemory | None = None,
     ) -> None:
-        """Raises EngineError for a model that the engine cannot serve (see `compatibility`).
+        """Take ownership of the model: its weights, attention and layers are replaced.
 
-        Args:
-            model: The engine takes ownership of it: its weights, attention and layers are replaced.
-            config: The section `rollout.native`.
-            reproducible: See `compatibility.patch_model`.
-            model_kernels: See `compatibility.patch_model`.
-            memory: The memory of the device, whose free part bounds the cache; None: the GPU's if the model is on one,
-                else the cache grows with the running sequences.
+        `reproducible` and `model_kernels` are those of `compatibility.patch_model`, which raises EngineError for a
+        model that the engine cannot serve. The free part of `memory` bounds the cache; None: the GPU's if the model is
+        on one, else the cache grows with the running sequences.
         """
         super().__init__(version=0)
         model.eval().requires_grad_(False)
@@ -140,7 +136,8 @@ class NativeEngine(EngineState):
         finished = self._decode() if self._rows else []
         self._drop_prompts()
         self._assign_rows()
-        started = self._scheduler.admit(self._rows) if self._scheduler.waiting else []
+        rows, waiting = self._rows, self._scheduler.waiting
+        started = self._scheduler.admit(rows.sequences, rows.num_rows, rows.num_branches) if waiting else []
         self._copy(self._rows.compact(spare=len(started)))
         finished += self._start(started)
         self._free_buffers()
@@ -348,7 +345,7 @@ class NativeEngine(EngineState):
         if self._memory is not None:
             self._memory.free_unused()
 
-    def _cache_token_bound(self, memory: DeviceMemory) -> int:
+    def _cache_token_bound(self, memory: CudaMemory) -> int:
         """The number of positions that the cache may hold, from the free memory without a cache."""
         model, position_bytes = self._forward.model, self._forward.position_bytes
         needed = step_bytes(

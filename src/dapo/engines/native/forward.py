@@ -15,7 +15,7 @@ from dapo.engines.native.cache import PromptCache, SlotCache
 from dapo.engines.native.device_memory import upload
 from dapo.engines.native.fused_weight_layers import FusedWeightKernels
 from dapo.engines.native.model_kernels import ModelKernels
-from dapo.engines.native.prepacked_linear import drop_prepacked, prepacked_weights
+from dapo.engines.native.prepacked_linear import prepacked_weights
 from dapo.engines.request_checks import require_all_weights, require_shape
 
 
@@ -110,7 +110,8 @@ class Forward:
 
     def drop_weights(self) -> None:
         """Free the memory of the weights that `load_weights` fills: prepacked weights, on a GPU all weights."""
-        drop_prepacked(self.model)
+        for layer in prepacked_weights(self.model).values():
+            layer.drop()
         if self.model_kernels.fuses_weights and not self._dropped:
             storages = {p.untyped_storage()._cdata: p.untyped_storage() for p in self.model.parameters()}
             self._dropped = [(storage, storage.nbytes()) for storage in storages.values()]

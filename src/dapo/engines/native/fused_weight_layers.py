@@ -64,13 +64,8 @@ class FusedWeightKernels:
     def refresh(self) -> None:
         """Recompute the values derived from parameters: the factors of norms."""
         layer, attention = self._layer, self._attention
-        names = [
-            "input_layernorm",
-            "post_attention_layernorm",
-            "pre_feedforward_layernorm",
-            "post_feedforward_layernorm",
-        ]
-        self._norm_weights = {name: _norm_weight(getattr(layer, name)) for name in names if hasattr(layer, name)}
+        norms = ((name, norm) for name, norm in layer.named_children() if name.endswith("_layernorm"))
+        self._norm_weights = {name: _norm_weight(norm) for name, norm in norms}
         width, weight = attention.head_dim, attention.o_proj.weight
         # (x1, -x2, x1, x2) contains both x and its rotation (-x2, x1) as views
         factors = weight.new_ones(2, width)
@@ -155,5 +150,4 @@ def _norm_weight(norm: Any) -> Tensor:
 
 
 def _epsilon(norm: Any) -> float:
-    epsilon: float = norm.eps if isinstance(norm, Gemma3RMSNorm) else norm.variance_epsilon
-    return epsilon
+    return norm.eps if isinstance(norm, Gemma3RMSNorm) else norm.variance_epsilon

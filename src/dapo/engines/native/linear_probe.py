@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.files import atomic_write_json, cache_folder, open_no_link
 from dapo.core.processor import cpu_model, vector_extensions
-from dapo.engines.native.prepacked_linear import KERNELS, PrepackedWeight, default_kernel, multiplies, shape_name
+from dapo.engines.native.prepacked_linear import KERNELS, default_kernel, multiplies, shape_name
 
 MIN_ELEMENTS = 2**18
 """The smallest weight that is timed. Smaller ones use the default kernel: a call takes longer than the product."""
@@ -144,11 +144,7 @@ def measure_kernels(names: Iterable[str], outputs: int, inputs: int, rows: int, 
     seconds = dict.fromkeys(kernels, float("inf"))
     for _ in range(ROUNDS):
         for name, kernel in kernels.items():
-            seconds[name] = min(seconds[name], _seconds(kernel, x))
+            started = time.perf_counter()
+            kernel.multiply(x, None)
+            seconds[name] = min(seconds[name], time.perf_counter() - started)
     return seconds
-
-
-def _seconds(kernel: PrepackedWeight, x: Tensor) -> float:
-    started = time.perf_counter()
-    kernel.multiply(x, None)
-    return time.perf_counter() - started

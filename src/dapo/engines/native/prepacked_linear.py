@@ -150,9 +150,6 @@ class PrepackedLinear(nn.Module):
         """The product times `other`."""
         return self._prepacked.times(inputs, self.bias, other)
 
-    def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
-
 
 class FusedQKVLinear:
     """Layers with the same inputs as one product, whose last dimension concatenates theirs.
@@ -203,12 +200,6 @@ def prepack_linears(model: nn.Module, *, rows: int, kernels: Mapping[str, str] =
 def prepacked_weights(model: nn.Module) -> dict[int, PrepackedLinear]:
     """The layers that hold a parameter's values in its place, by the identity of that parameter."""
     return {id(module.weight): module for module in model.modules() if isinstance(module, PrepackedLinear)}
-
-
-def drop_prepacked(model: nn.Module) -> None:
-    """Free the memory of all prepacked layers until new values are loaded."""
-    for layer in prepacked_weights(model).values():
-        layer.drop()
 
 
 def can_prepack(layer: nn.Module) -> bool:

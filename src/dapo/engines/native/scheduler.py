@@ -4,7 +4,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,19 +73,6 @@ class RunningSequence:
         return Generation(self.request.id, self.token_ids, float_array(self.logprobs), finish, version)
 
 
-class Running(Protocol):
-    """The running sequences as the scheduler sees them; `rows.Rows`."""
-
-    @property
-    def sequences(self) -> Sequence[RunningSequence]: ...
-
-    @property
-    def num_rows(self) -> int: ...
-
-    @property
-    def num_branches(self) -> int: ...
-
-
 class Scheduler:
     """The waiting requests, and the bound on the rows of running ones: `slots`, with `cache_tokens` positions in total.
 
@@ -118,13 +104,15 @@ class Scheduler:
         """The maximum number of rows if the longest reservation has `longest` positions; at least 1."""
         return self.slots if self.cache_tokens is None else max(1, min(self.slots, self.cache_tokens // longest))
 
-    def admit(self, running: Running) -> list[list[RunningSequence]]:
-        """Take groups that may start, in one row each, from the head of the queue; nothing overtakes the head."""
+    def admit(self, running: Sequence[RunningSequence], rows: int, branches: int) -> list[list[RunningSequence]]:
+        """Take groups that may start, in one row each, from the head of the queue; nothing overtakes the head.
+
+        `rows` and `branches` are the numbers of those of the running sequences.
+        """
         started: list[list[RunningSequence]] = []
-        rows, branches = running.num_rows, running.num_branches
         if branches >= self.slots:
             return started
-        sequences = list(running.sequences)
+        sequences = list(running)
         for _, adjacent in groupby(self.waiting.values(), key=_distributions):
             group = self._group(list(adjacent))
             sequences += group
