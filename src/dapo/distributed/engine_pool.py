@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
 from dapo.core.terminal import print_text
-from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec, wait_for_result
+from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest
@@ -103,7 +103,11 @@ class EngineHandle:
         """The pending call's result, or what the engine raised. Raises WorkerDied if there is none by the deadline."""
         assert self.pending_call is not None
         try:
-            return wait_for_result(self.pending_call, timeout_s=self.timeout_s, what=self.name, since=self.sent_at)
+            return self.pending_call.result(max(0.0, self.deadline - time.monotonic()))
+        except TimeoutError:
+            if self.pending_call.done():  # the method itself raised it
+                raise
+            raise WorkerDied(f"{self.name} gave no answer within {self.timeout_s:g} s") from None
         except WorkerFault as error:
             raise EngineError(
                 f"{self.name} failed with {len(self.in_flight)} requests in flight: {error} (its log has the traceback)"

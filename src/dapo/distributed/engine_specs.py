@@ -42,8 +42,7 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
 def _engine_spec(config: Config, *, threads: int, gpus: int) -> WorkerSpec:
     """The spec of every engine of a run whose processes share `gpus` GPUs, none of them assigned yet."""
     make = pkgutil.resolve_name(config.rollout.engine_kind.worker_spec)
-    spec: WorkerSpec = make(config, threads=threads, gpu_processes=processes_per_gpu(config, gpus))
-    return spec
+    return make(config, threads=threads, gpu_processes=processes_per_gpu(config, gpus))
 
 
 def processes_per_gpu(config: Config, gpus: int) -> float:
@@ -76,8 +75,7 @@ def open_engine(*, config: Config, threads: int, gpu_processes: float = 1) -> Ro
 def open_in_process(rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1) -> RolloutEngine:
     """Open the engine around a model, which it owns from then on."""
     assert rollout.engine_kind.open is not None, f"rollout.engine={rollout.engine} needs a process of its own"
-    engine: RolloutEngine = pkgutil.resolve_name(rollout.engine_kind.open)(rollout, model, gpu_processes)
-    return engine
+    return pkgutil.resolve_name(rollout.engine_kind.open)(rollout, model, gpu_processes)
 
 
 def engine_threads(config: Config, available: int) -> int:

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -48,9 +47,8 @@ def wait_until_ready(future: "Future[Any]", *, since: float, timeout_s: float, w
     """The result of one stage of a start; the message of the LaunchError at the deadline names `what` and `see`."""
     try:
         return future.result(max(since + timeout_s - time.monotonic(), 0.0))
-    except FutureTimeoutError as error:
-        late = f"{what} was not ready within {timeout_s:g} s"
-        raise LaunchError(f"{late}; {see}") from error
+    except TimeoutError as error:
+        raise LaunchError(f"{what} was not ready within {timeout_s:g} s; {see}") from error
 
 
 def import_path(spec: WorkerSpec) -> str:

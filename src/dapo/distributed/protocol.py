@@ -1,14 +1,10 @@
 """The interface between the controller and the other processes of a run: remote objects that answer calls."""
 
-import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
-
-from dapo.core.errors import WorkerDied
 
 if TYPE_CHECKING:
     from dapo.engines.engine import WeightSource
@@ -85,16 +81,3 @@ class Launcher(Protocol):
 
     def close(self) -> None:
         """End all workers and remove published weights."""
-
-
-def wait_for_result(future: "Future[Any]", *, timeout_s: float, what: str, since: float | None = None) -> Any:
-    """The result of a call. Raises WorkerDied if the worker died, or is silent for `timeout_s`, which it survives.
-
-    The time counts from `since`, by `time.monotonic`; None: from now. `what` is the worker's name, for the message.
-    """
-    try:
-        return future.result(timeout_s if since is None else max(0.0, since + timeout_s - time.monotonic()))
-    except FutureTimeoutError:
-        if future.done():  # the method itself raised it
-            raise
-        raise WorkerDied(f"{what} gave no answer within {timeout_s:g} s") from None

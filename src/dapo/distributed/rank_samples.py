@@ -123,12 +123,10 @@ class RankSamples:
         self._exchange = exchange
         self._samples: dict[int, Sample] = {}
 
-    def store(self, buffers: Buffers, *, first: int) -> None:
-        """Replace the samples from number `first` on by encoded ones."""
-        self._samples = {number: sample for number, sample in self._samples.items() if number < first}
-        self.add(buffers)
-
-    def add(self, buffers: Buffers) -> None:
+    def store(self, buffers: Buffers, *, first: int | None) -> None:
+        """Replace the samples from number `first` on by encoded ones; None: add these."""
+        if first is not None:
+            self._samples = {number: sample for number, sample in self._samples.items() if number < first}
         self._samples |= decode(buffers)
 
     def add_columns(self, buffers: Buffers) -> None:

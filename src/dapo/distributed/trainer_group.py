@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,10 @@ class TrainerGroup:
             self._workers: Sequence[Worker] = launcher.start(names, specs, together=True)
             can_access = self._all("can_access", self._folder.path)
             self._has_shared_memory = bool(can_access[0])
-            self._init_process_group(on_one_machine=all(can_access))
+            rendezvous: Any = self._folder.path / "rendezvous"
+            if not all(can_access):  # several machines
+                [rendezvous] = self._answers([self._workers[0].call("open_gate")], START_TIMEOUT_S)
+            self._all("init_process_group", rendezvous, timeout_s=self._timeout_s)
         except BaseException:
             self._folder.close()
             raise
@@ -119,12 +122,9 @@ class TrainerGroup:
         self, numbered: Sequence[Mapping[int, Sample]], passes: Sequence[Sequence[NumberedPass]], *, is_first: bool
     ) -> list[Future[Any]]:
         """Send each rank the tokens of its passes, and have it score them."""
-
-        def arguments() -> Iterator[list[Any]]:
-            for samples, own in zip(numbered, passes, strict=True):
-                yield [encode({i: samples[i] for each in own for i in each.numbers}, IDS), own]
-
-        return self._request_each("score", arguments(), is_first=is_first)
+        pairs = zip(numbered, passes, strict=True)
+        arguments = ([encode({i: of[i] for each in own for i in each.numbers}, IDS), own] for of, own in pairs)
+        return self._request_each("score", arguments, is_first=is_first)
 
     def _number(
         self, partitions: Sequence[Sequence[RankMicrobatch]], number_of: Callable[[int, Sample], int]
@@ -188,13 +188,6 @@ class TrainerGroup:
         for worker in self._workers:
             worker.close()
         self._folder.close()
-
-    def _init_process_group(self, *, on_one_machine: bool) -> None:
-        rendezvous: Any = self._folder.path / "rendezvous"
-        if not on_one_machine:
-            request = self._workers[0].call("open_gate")
-            [rendezvous] = self._answers([request], START_TIMEOUT_S)
-        self._all("init_process_group", rendezvous, timeout_s=self._timeout_s)
 
     def _write(self, directory: Path) -> None:
         self._all("start_writing", directory.absolute())

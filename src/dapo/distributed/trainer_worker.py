@@ -89,10 +89,7 @@ class TrainerWorker:
 
     def score(self, buffers: Buffers, passes: Sequence[NumberedPass], *, is_first: bool) -> None:
         """Store samples with their log-probabilities under the current policy; the first of a step replace all."""
-        if is_first:
-            self._samples.store(buffers, first=0)
-        else:
-            self._samples.add(buffers)
+        self._samples.store(buffers, first=0 if is_first else None)
         scores = self._policy.logprobs(self._samples.microbatches(passes))
         for each, rows in zip(passes, scores, strict=True):
             # not strict: a dummy microbatch has a row of scores and no number

@@ -8,8 +8,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,18 @@ PRESTART = ("RAY_prestart_worker_first_driver", "RAY_enable_worker_prestart")
 
 def connect(address: str | None) -> "PrivateCluster | None":
     """Join the cluster at `address`, or start a private one and return it. Raises LaunchError."""
-    with _preserve_signal_handlers():
-        private = PrivateCluster() if address is None else None
-        try:
-            _init(address, private)
-        except BaseException:
-            if private is not None:
-                private.close()
-            raise
-        return private
+    private = PrivateCluster() if address is None else None
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        _init(address, private)
+    except BaseException:
+        if private is not None:
+            private.close()
+        raise
+    finally:  # Ray installs a handler of its own
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+    return private
 
 
 def import_ray() -> Any:
@@ -160,17 +162,3 @@ def _check_reachable(address: str) -> None:
         raise ConnectionError("no Ray is running on this machine")
     host, _, port = found.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
-
-
-@contextmanager
-def _preserve_signal_handlers() -> Iterator[None]:
-    """Keep the run's own handlers: Ray installs one for SIGTERM."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)

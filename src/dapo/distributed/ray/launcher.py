@@ -54,7 +54,11 @@ class RayWorker:
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
         """Like Worker.call; a positional argument may be published weights. Raises EngineError if they are gone."""
-        return self.send("call", method, [self._sendable(argument) for argument in arguments], options)
+        sent = [
+            each.for_worker(reads_files=self._known_info.reads_files) if isinstance(each, RayWeights) else each
+            for each in arguments
+        ]
+        return self.send("call", method, sent, options)
 
     def send(self, entry: str, /, *arguments: Any) -> "Future[Any]":
         """Call one of WorkerActor's own methods."""
@@ -82,11 +86,6 @@ class RayWorker:
     def _known_info(self) -> ActorInfo:
         assert self.info is not None, f"{self.name} has not answered the handshake"
         return self.info
-
-    def _sendable(self, value: Any) -> Any:
-        if isinstance(value, RayWeights):
-            return value.for_worker(reads_files=self._known_info.reads_files)
-        return value
 
     def _complete(self, future: "Future[Any]", done: "Future[Any]") -> None:
         from ray.exceptions import RayActorError, RayTaskError, RuntimeEnvSetupError

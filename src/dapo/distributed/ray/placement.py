@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import Node, WorkerSpec
@@ -28,7 +27,7 @@ class Reservation:
         """Whether the cluster has granted the placement group within the timeout."""
         try:
             self.group.ready().future().result(timeout_s)
-        except FutureTimeoutError:
+        except TimeoutError:
             return False
         return True
 
