@@ -55,11 +55,8 @@ def reinforce_pp_advantages(rewards: Tensor, group_ids: Tensor | None = None) ->
         A_i = (R_i - mean of the batch) / (std of the batch + 1e-6)
 
     A response is also compared with those to other problems, so the responses of a group with equal rewards train too.
-    Each response counts once, whatever its length. `std` has the divisor N - 1, as in Eq. 9.
-
-    Args:
-        rewards: `[N]`, shaped rewards of all responses of a step; else as of `group_advantages`.
-        group_ids: ignored; the argument of `reinforce_pp_baseline_advantages`.
+    Each response counts once, whatever its length. `std` has the divisor N - 1, as in Eq. 9. `rewards` are `[N]`, of
+    all responses of a step, else as for `group_advantages`; `group_ids` are ignored.
     """
     _check(rewards, "[N], a batch of at least 2 responses")
     return group_advantages(rewards)

@@ -70,18 +70,12 @@ def group_branches(branches: Sequence[Branch]) -> list[BranchVariance]:
         if len(members) < 2:
             continue
         by_number = {each.fork.branch: each.accuracy for each in members}
-        found.append(_summarize(parent, step, members, _change(first, by_number)))
+        both = [number for number in first if number in by_number]
+        pairs = [first[i] for i in both], [by_number[i] for i in both]
+        change = paired(*pairs).as_json() if len(both) > 1 else None
         first = first or by_number
+        values = [each.accuracy for each in members]
+        low, high = mean_interval(values, proportions=False) or (None, None)
+        facts = (parent, step, members[0].options, [each.path for each in members], values)
+        found.append(BranchVariance(*facts, fmean(values), stdev(values), low, high, change))
     return found
-
-
-def _change(first: Mapping[int | None, float], group: Mapping[int | None, float]) -> dict[str, Any] | None:
-    both = [number for number in first if number in group]
-    return paired([first[i] for i in both], [group[i] for i in both]).as_json() if len(both) > 1 else None
-
-
-def _summarize(parent: str, step: int, members: Sequence[Branch], change: dict[str, Any] | None) -> BranchVariance:
-    values = [each.accuracy for each in members]
-    low, high = mean_interval(values, proportions=False) or (None, None)
-    options, runs = members[0].options, [each.path for each in members]
-    return BranchVariance(parent, step, options, runs, values, fmean(values), stdev(values), low, high, change)

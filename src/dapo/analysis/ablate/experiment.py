@@ -153,13 +153,9 @@ def load_experiment(
 ) -> Experiment:
     """Read an experiment, or make one of a plain configuration and a ladder, and check every configuration in it.
 
-    Args:
-        path: An experiment file, which has `variants`; or a configuration, or a shipped one's name.
-        overrides: `key=value` for every run; they override `set`, and conditions and variants override them.
-        ladder: The shipped ladder to run on a configuration; None: `table1`.
-        seeds: The seeds, instead of the file's.
-
-    Raises ConfigError for an invalid name, value or configuration; nothing has been written.
+    `path` is an experiment file, which has `variants`; or a configuration, or a shipped one's name, on which `ladder`
+    is run (None: `table1`). `overrides`, `key=value` for every run, override `set`, and conditions and variants
+    override them; `seeds` replace the file's. Raises ConfigError for an invalid name, value or configuration.
     """
     path = find_config(path)
     raw = read_options(path)

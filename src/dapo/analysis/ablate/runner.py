@@ -100,24 +100,16 @@ def run_experiment(
     on_finished: Callable[[Mapping[str, str]], None] = lambda failures: None,
     start: Callable[[Sequence[str], Path], Process] = start_process,
 ) -> dict[str, str]:
-    """Run the missing runs, the first seeds of all rows first.
+    """Run the missing runs of a valid experiment, `jobs` at a time, the first seeds of all rows first.
 
-    Args:
-        experiment: The experiment, whose configurations are valid.
-        folder: The folder of its runs.
-        jobs: The number of runs at a time.
-        stop: Reports a signal, on which the runs save their states and stop.
-        display: Shows the progress.
-        on_finished: Called with the failures so far when a run has ended.
-        start: Starts a command.
-
-    Returns the reasons of failed runs, by name. Raises ConfigError if an option of an existing run has changed, before
-    any run starts, and Interrupted after a signal.
+    On a signal, which `stop` reports, the runs save their states and stop. `on_finished` gets the failures so far when
+    a run has ended; `start` starts a command. Returns the reasons of failed runs, by name. Raises ConfigError if an
+    option of an existing run has changed, before any run starts, and Interrupted after a signal.
     """
     require_same_options(experiment, folder)
     for name in ("runs", "logs", "options"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    runner = _Runner(experiment, folder, jobs, display, on_finished, start)
+    runner = _Runner(experiment.runs(), folder, jobs, display, on_finished, start)
     try:
         runner.run(stop)
     except (Interrupted, KeyboardInterrupt):
@@ -143,46 +135,43 @@ def available_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@dataclass
 class _Runner:
     """The state of `run_experiment`."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: Path,
-        jobs: int,
-        display: Display,
-        on_finished: Callable[[Mapping[str, str]], None],
-        start: Callable[[Sequence[str], Path], Process],
-    ) -> None:
-        self._folder, self._jobs, self._display = folder, jobs, display
-        self._on_finished, self._start = on_finished, start
-        runs = experiment.runs()
-        self._waiting = deque(run for run in runs if not is_finished(folder, run))
-        self._running: list[_Running] = []
-        self._seconds: dict[str, list[float]] = {}
-        for run in runs:
-            if is_finished(folder, run):
+    runs: Sequence[PlannedRun]
+    folder: Path
+    jobs: int
+    display: Display
+    on_finished: Callable[[Mapping[str, str]], None]
+    start: Callable[[Sequence[str], Path], Process]
+    running: list[_Running] = field(default_factory=list)
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # of the finished runs, by variant
+    next_figures: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(run for run in self.runs if not is_finished(self.folder, run))
+        for run in self.runs:
+            if run not in self.waiting:
                 self._note_seconds(run)
-        self.progress = RunProgress(len(runs), finished=len(runs) - len(self._waiting))
-        self._next_figures = 0.0
+        self.progress = RunProgress(len(self.runs), finished=len(self.runs) - len(self.waiting))
 
     def run(self, stop: StopRequest) -> None:
-        while self._waiting or self._running:
+        while self.waiting or self.running:
             stop.check()
-            while self._waiting and len(self._running) < self._jobs:
-                self._begin(self._waiting.popleft())
-            for each in [each for each in self._running if self._has_ended(each)]:
-                self._running.remove(each)
+            while self.waiting and len(self.running) < self.jobs:
+                self._begin(self.waiting.popleft())
+            for each in [each for each in self.running if self._has_ended(each)]:
+                self.running.remove(each)
                 self._report(each)
-                self._next_figures = 0.0  # the running ones have changed
+                self.next_figures = 0.0  # the running ones have changed
             self._refresh()
-            if self._running:
+            if self.running:
                 time.sleep(_POLL_S)
 
     def stop_all(self) -> None:
         """Let every run save and end, and wait for it; a further Ctrl-C ends them at once."""
-        own = [each.process for each in self._running if each.process is not None]
+        own = [each.process for each in self.running if each.process is not None]
         try:
             for process in own:
                 process.send_signal(SIGTERM)
@@ -193,44 +182,44 @@ class _Runner:
                 process.send_signal(SIGINT)
 
     def _begin(self, run: PlannedRun) -> None:
-        path = self._folder / "runs" / run.name
+        path = self.folder / "runs" / run.name
         started = time.monotonic()
         if _is_held(path):
-            self._running.append(_Running(run, None, started))
+            self.running.append(_Running(run, None, started))
             return
-        if _stored_options(self._folder, run) is None:
-            atomic_write_json(self._folder / "options" / f"{run.name}.json", flat_options(run.config))
+        if _stored_options(self.folder, run) is None:
+            atomic_write_json(self.folder / "options" / f"{run.name}.json", flat_options(run.config))
         if RunDirectory.is_run(path):
             arguments = ["resume", str(path)]
         else:
-            threads = threads_per_run(run.config.train.threads, self._jobs)
+            threads = threads_per_run(run.config.train.threads, self.jobs)
             more = [] if threads is None else [f"train.threads={threads}"]
             arguments = ["train", str(run.base), *run.overrides, *more, "--run-dir", str(path)]
-        process = self._start(arguments, self._folder / "logs" / f"{run.name}.log")
-        self._running.append(_Running(run, process, started))
+        process = self.start(arguments, self.folder / "logs" / f"{run.name}.log")
+        self.running.append(_Running(run, process, started))
 
     def _has_ended(self, each: _Running) -> bool:
         if each.process is not None:
             return each.process.poll() is not None
-        return not _is_held(self._folder / "runs" / each.run.name)
+        return not _is_held(self.folder / "runs" / each.run.name)
 
     def _report(self, each: _Running) -> None:
         run, took = each.run, time.monotonic() - each.started
-        if is_finished(self._folder, run):
+        if is_finished(self.folder, run):
             self.progress.finished += 1
             self._note_seconds(run, took)
-            self._display.message(f"{run.describe()}: {self._result(run)}, {took:,.0f} s")
+            self.display.message(f"{run.describe()}: {self._result(run)}, {took:,.0f} s")
         elif each.process is None:  # another process held it, and did not finish it
-            self._waiting.appendleft(run)
+            self.waiting.appendleft(run)
             return
         else:
             self.progress.failed[run.name] = reason = self._why(each)
-            log = self._folder / "logs" / f"{run.name}.log"
-            self._display.message(f"{run.describe()}: failed, {reason}; its log: {log}")
-        self._on_finished(self.progress.failed)
+            log = self.folder / "logs" / f"{run.name}.log"
+            self.display.message(f"{run.describe()}: failed, {reason}; its log: {log}")
+        self.on_finished(self.progress.failed)
 
     def _result(self, run: PlannedRun) -> str:
-        summary = read_json(RunDirectory(self._folder / "runs" / run.name).summary)
+        summary = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
         last = summary.get("eval_last") or {}
         accuracy = f"accuracy {last['accuracy']:.1%}" if last else "no evaluation"
         return f"{accuracy} after {summary['steps']} steps and {summary['tokens_generated']:,} tokens"
@@ -239,39 +228,39 @@ class _Runner:
         code = each.process.poll() if each.process is not None else None
         if code is not None and code < 0:
             return f"ended by signal {-code}"
-        reason = RunDirectory(self._folder / "runs" / each.run.name).exit_reason()
+        reason = RunDirectory(self.folder / "runs" / each.run.name).exit_reason()
         if reason is not None and reason not in ENDED:
             return reason
-        return _last_line(self._folder / "logs" / f"{each.run.name}.log") or f"exit code {code}"
+        return _last_line(self.folder / "logs" / f"{each.run.name}.log") or f"exit code {code}"
 
     def _note_seconds(self, run: PlannedRun, took: float = 0.0) -> None:
         """Record a run's seconds: its own count lacks the start-up, and `took` lacks the time before a resume."""
-        summary: Any = read_json(RunDirectory(self._folder / "runs" / run.name).summary)
-        self._seconds.setdefault(run.variant, []).append(max(took, float(summary.get("wall_s") or 0.0)))
+        summary: Any = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
+        self.seconds.setdefault(run.variant, []).append(max(took, float(summary.get("wall_s") or 0.0)))
 
     def _refresh(self) -> None:
         """Show the progress; the files of the runs are read every few seconds only."""
-        if (now := time.monotonic()) >= self._next_figures:
-            self._next_figures = now + _FIGURES_S
+        if (now := time.monotonic()) >= self.next_figures:
+            self.next_figures = now + _FIGURES_S
             left = []
             self.progress.running = {}
-            for each in self._running:
+            for each in self.running:
                 text, seconds = self._state(each, now)
                 self.progress.running[each.run.describe()] = text
                 left.append(seconds)
-            ahead = [self._expected(run) for run in self._waiting]
+            ahead = [self._expected(run) for run in self.waiting]
             known = [seconds for seconds in (*left, *ahead) if seconds is not None]
             complete = len(known) == len(left) + len(ahead)
-            parallel = min(self._jobs, len(left) + len(ahead)) or 1
+            parallel = min(self.jobs, len(left) + len(ahead)) or 1
             self.progress.seconds_left = max(sum(known) / parallel, *known, 0.0) if known and complete else None
-        self._display.update(self.progress)
+        self.display.update(self.progress)
 
     def _state(self, each: _Running, now: float) -> tuple[str, float | None]:
         """The position of a run, and an estimate of its remaining seconds."""
         expected = self._expected(each.run)
         left = None if expected is None else max(0.0, expected - (now - each.started))
         try:
-            status = run_status(self._folder / "runs" / each.run.name)
+            status = run_status(self.folder / "runs" / each.run.name)
         except CheckpointError:  # it has not begun
             return "starting", left
         where = f"step {status.step} of {status.num_steps}"
@@ -282,8 +271,8 @@ class _Runner:
 
     def _expected(self, run: PlannedRun) -> float | None:
         """The expected seconds of a run: the mean over finished runs of its row, or of all rows; None without one."""
-        every = [seconds for row in self._seconds.values() for seconds in row]
-        found = self._seconds.get(run.variant) or every
+        every = [seconds for row in self.seconds.values() for seconds in row]
+        found = self.seconds.get(run.variant) or every
         return fmean(found) if found else None
 
 

@@ -34,7 +34,9 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
                 "previous": previous,
                 "to_previous": None if previous is None else _difference(runs[previous], runs[name], judged),
                 "to_baseline": None if name == baseline else _difference(runs[baseline], runs[name], judged),
-                **{figure: _over_seeds(runs[name], figure) for figure in FIGURES},
+                **{
+                    key: mean_over_seeds([r[key] for r in runs[name].values() if r[key] is not None]) for key in FIGURES
+                },
             }
         )
     problems = len(results.facts["problems"].get(condition, []))
@@ -79,10 +81,6 @@ def _difference(
         return None
     tables = (_values(row, both, judged) for row in (first, second))
     return two_way_difference(*tables, proportions=_is_binary(first)).as_json()
-
-
-def _over_seeds(row: Mapping[int, Mapping[str, Any]], figure: str) -> dict[str, Any]:
-    return mean_over_seeds([run[figure] for run in row.values() if run[figure] is not None])
 
 
 def _notes(
