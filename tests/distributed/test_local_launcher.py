@@ -122,14 +122,16 @@ def test_weights_that_a_killed_controller_left_in_shared_memory_are_removed(
     folder.mkdir()
     program = (
         "import os, pathlib, signal; from dapo.distributed.weight_files import WeightsFolder;"
-        f"kept = WeightsFolder(pathlib.Path({str(folder)!r})); os.kill(os.getpid(), signal.SIGKILL)"
+        f"kept = WeightsFolder(pathlib.Path({str(folder)!r})); kept.path; os.kill(os.getpid(), signal.SIGKILL)"
     )
     code, _ = fork_server.run(program, program="helpers.commands:run_code", output=tmp_path / "log")
     assert code == -signal.SIGKILL
     (left,) = folder.iterdir()
     mine = WeightsFolder(folder)
     another = WeightsFolder(folder)
+    assert mine.path.is_dir()
     assert not left.exists()
+    assert another.path != mine.path
     assert mine.path.is_dir()  # its owner lives
     mine.close()
     another.close()

@@ -232,7 +232,7 @@ def test_memory_never_exceeds_what_is_free() -> None:
 
 
 def admit(scheduler, rows):
-    return scheduler.admit(rows.sequences, rows.num_rows, rows.num_branches)
+    return scheduler.admit(rows.sequences, len(rows.in_use), rows.num_branches)
 
 
 def rows_of(groups: Sequence[list[RunningSequence]]) -> Rows:

@@ -15,7 +15,7 @@ from dapo.engines.native.cache import BLOCK
 from dapo.engines.native.cache_rows import Row, RowCopies, Rows
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import EngineStats, NativeEngine
-from dapo.engines.native.forward import common_prefix
+from dapo.engines.native.forward import PromptPrefix, common_prefix
 from dapo.engines.native.scheduler import MIN_SHARED_PROMPT, RunningSequence
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.types import Generation, GenerationRequest
@@ -260,7 +260,7 @@ def test_prompts_prefilled_after_their_beginning_are_those_prefilled_whole(name:
     prompts = [SYSTEM + end for end in ENDS]
     with torch.inference_mode():
         whole = forward.prefill(prompts)
-        after = forward.prefill(prompts, forward.prefill_prefix(SYSTEM))
+        after = forward.prefill(prompts, PromptPrefix(tuple(SYSTEM), forward.prefill([SYSTEM]).cache))
     assert torch.allclose(after.logits, whole.logits, rtol=0, atol=1e-12)
     for computed in ("keys", "values"):
         for layer, expected in zip(getattr(after.cache, computed), getattr(whole.cache, computed), strict=True):

@@ -33,13 +33,10 @@ def explain_group(
     which no run stores: unless they are 1 by construction, the step is trained again in memory, from the newest
     checkpoint before it and the stored responses. Nothing is written.
 
-    Args:
-        run_dir: A run directory.
-        step: A finished step, from 1, whose responses are stored.
-        group: The group's id, `group_id` in the table of responses; None: most clipped tokens in the step's last update
-            (ties: largest standard deviation of rewards, then shortest).
-        recompute: Train the step again if needed; False: leave out the numbers that need it.
-        log: Takes a line about each step that is trained again.
+    `step` is a finished one, from 1, whose responses are stored; `group` is the group's id, `group_id` in the table of
+    responses (None: most clipped tokens in the step's last update; ties: largest standard deviation of rewards, then
+    shortest). Without `recompute` the numbers that need the step to be trained again are left out; `log` takes a line
+    about each step that is.
 
     Returns JSON values, described in docs/view.md. Raises CheckpointError without such a run, DataError without such
     a group, and ConfigError if advantages depend on a critic, or on rewards that no file holds.

@@ -69,13 +69,9 @@ def what_if(
     batch closes at the same number of groups. Nothing is written. The responses were sampled under the original
     options: after the first step, a run with the changed ones would have sampled different ones.
 
-    Args:
-        run_dir: A run directory.
-        overrides: `key=value` of `reward`, `overlong`, `advantage`, `dynamic_sampling.enabled`,
-            `dynamic_sampling.filter`, `preset`; with `gradient` also of `loss`.
-        steps: `A:B`, `A:`, `:B` or `A`, both ends included.
-        gradient: Also compare the policy gradients, see `gradients.py`.
-        log: Takes a line about the work in progress.
+    `overrides` are `key=value` of `reward`, `overlong`, `advantage`, `dynamic_sampling.enabled`,
+    `dynamic_sampling.filter`, `preset`; with `gradient`, which also compares the policy gradients (`gradients.py`),
+    also of `loss`. `steps` are `A:B`, `A:`, `:B` or `A`, both ends included. `log` takes a line about the progress.
 
     Returns JSON values, described in docs/view.md. Raises ConfigError if an option does not act after sampling, `steps`
     is malformed, or advantages depend on a critic or on rewards that no file holds; DataError for steps without stored

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 BUFFERS_PER_WRITE = 1024  # the number of buffers that Linux takes in one call (IOV_MAX)
-
 MIN_SHARED_BYTES = 2**16  # fewer bytes go through the socket, which buffers them without waiting for the other end
 
 

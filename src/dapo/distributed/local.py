@@ -127,7 +127,7 @@ class LocalLauncher:
     def __init__(self, logs: Path, *, timeout_s: float) -> None:
         self._logs, self._timeout_s = logs, timeout_s
         self._workers: list[LocalWorker] = []
-        self._weights: WeightsFolder | None = None
+        self._weights = WeightsFolder()
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[LocalWorker]:
         make_private_folder(self._logs)
@@ -145,14 +145,10 @@ class LocalLauncher:
         return workers
 
     def publish_weights(self, weights: WeightSource, version: int) -> WeightsFile:
-        if self._weights is None:
-            self._weights = WeightsFolder()
         return self._weights.write(weights, version)
 
     def close(self) -> None:
         for worker in self._workers:
             worker.close()
         self._workers.clear()
-        if self._weights is not None:
-            self._weights.close()
-            self._weights = None
+        self._weights.close()

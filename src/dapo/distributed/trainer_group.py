@@ -25,7 +25,6 @@ from dapo.policy.packing import RankMicrobatch, partition
 from dapo.types import RankRecord, Sample
 
 FAILURE_WAIT_S = 10.0  # after one rank fails: the time for other ranks to fail as well, before they count as stuck
-
 MIN_POLL_INTERVAL_S, MAX_POLL_INTERVAL_S = 0.02, 1.0
 """The interval of polls while a checkpoint is written doubles from the first to the second."""
 

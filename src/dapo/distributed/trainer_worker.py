@@ -45,7 +45,7 @@ class TrainerWorker:
         self._policy: Any = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dapo-checkpoint")
         self._written: Any = None
-        self._folder: WeightsFolder | None = None
+        self._folder = WeightsFolder()
         self._exported: Path | None = None
 
     def open_gate(self) -> Gate:
@@ -128,7 +128,6 @@ class TrainerWorker:
                 pass
             return 0
         if path is None:
-            self._folder = self._folder or WeightsFolder()
             self._exported = path = self._folder.write(weights, version).path
         else:
             write_weights(path, weights, version)

@@ -78,19 +78,25 @@ def shared_folder() -> Path:
 
 
 class WeightsFolder:
-    """A private folder in shared memory (`/dev/shm` where it exists) that keeps the last two versions."""
+    """A private folder in shared memory (`/dev/shm` where it exists) that keeps the last two versions.
+
+    It is made when it is first used, and again if it is used after `close`.
+    """
 
     def __init__(self, parent: Path | None = None) -> None:
-        parent = parent or shared_folder()
-        _remove_abandoned(parent)
-        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
-        self._lock = _locked(self.path)
+        self._parent = parent
+        self._folder: tuple[tempfile.TemporaryDirectory[str], int] | None = None  # with the handle of its lock
         self._versions: list[Path] = []
 
     @property
     def path(self) -> Path:
         """The folder. A process that sees its random name can read its files."""
-        return Path(self._folder.name)
+        if self._folder is None:
+            parent = self._parent or shared_folder()
+            _remove_abandoned(parent)
+            folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
+            self._folder = folder, _locked(Path(folder.name))
+        return Path(self._folder[0].name)
 
     def write(self, weights: WeightSource, version: int) -> WeightsFile:
         """Write a version; weights that are already in shared memory are returned unchanged."""
@@ -114,8 +120,10 @@ class WeightsFolder:
         return WeightsFile(path, version)
 
     def close(self) -> None:
-        self._folder.cleanup()
-        os.close(self._lock)
+        if self._folder is not None:
+            self._folder[0].cleanup()
+            os.close(self._folder[1])
+            self._folder, self._versions = None, []
 
 
 def write_weights(path: Path, weights: WeightSource, version: int) -> None:

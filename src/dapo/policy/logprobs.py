@@ -16,11 +16,9 @@ from transformers import PreTrainedModel
 from dapo.policy.packing import Microbatch
 
 CHUNK_LOGITS = 2**26  # logits in memory at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152
-
 CUDA_CHUNK_LOGITS = 2**28
 """The same on a GPU, where each chunk also reads and writes the head's whole gradient: 1,766 positions of a vocabulary
 of 152,000, so that a microbatch of 16,384 tokens reads and writes that gradient ten times."""
-
 BLOCK_LOGITS = 2**21
 """Logits per elementwise operation on a CPU, so that temporaries stay in the cache and their memory is reused. On a
 GPU, where each operation launches a kernel, it is the whole chunk."""
@@ -49,15 +47,10 @@ def score_tokens(
     """`[n]` log pi(target) and `[m]` entropy in nats, both of `softmax(logits / temperature)`, for one chunk.
 
     The matmuls run in the type of the weights; everything else, and the results, is float32 (float64 for float64
-    weights). Backward may run once.
+    weights). Backward may run once; entropies carry a gradient if `differentiable_entropy`.
 
-    Args:
-        hidden: `[m, hidden]`.
-        head: a linear layer to the vocabulary, with or without bias.
-        targets: `[n]` token ids.
-        rows: `[n]` the hidden state that predicts each target, ascending; None: each its own.
-        temperature: divides the logits.
-        differentiable_entropy: whether the entropies carry a gradient.
+    `hidden` is `[m, hidden]`, `head` a linear layer to the vocabulary with or without bias, `targets` are `[n]` token
+    ids, and `rows` `[n]` the index of the hidden state that predicts each target, ascending (None: each its own).
     """
     bias = getattr(head, "bias", None)
     logprobs, entropies = _Score.apply(hidden, head.weight, bias, targets, rows, temperature, differentiable_entropy)

@@ -16,16 +16,12 @@ from dapo.policy.logprobs import chunk_bytes, chunk_tokens
 from dapo.policy.model_dimensions import ModelDimensions
 
 GIB = 2**30
-
 RESERVE = 0.1
 """The fraction of a device's memory that `auto` leaves free for the allocator's fragments, NCCL's buffers, kernels'
 workspaces, and everything that this model does not count."""
-
 USEFUL_TOKENS = 8192
 """The microbatch size below which `auto` prefers to recompute: a smaller one leaves a GPU idle between its kernels."""
-
 MAX_TOKENS = 32768  # the largest microbatch of `auto`: more tokens make no GPU faster
-
 ROUNDED_TO = 1024
 CPU_TOKENS = 16384  # the value of `auto` on a CPU, without recomputation
 

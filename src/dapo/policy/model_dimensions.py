@@ -14,7 +14,6 @@ from dapo.policy.model import load_meta_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma3_text")
 """Values of `model_type` whose memory is modelled."""
-
 _FIELDS = (
     *("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size", "tie_word_embeddings", "max_position_embeddings"),

@@ -19,7 +19,6 @@ from dapo.policy.transfer import to_numbers
 MAX_OLD_LOGPROB_GAP = 1.0e-3
 """The largest difference in nats between the engine's and the policy's log-probability of a token if the engine's is
 used as pi_old. With equal weights in float32 it is at most about 1e-5; the clip begins at a log-ratio of 0.2."""
-
 MEANS = {
     "loss/entropy": "entropy",
     "loss/ratio_mean": "ratio_sum",

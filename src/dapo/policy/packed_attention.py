@@ -26,14 +26,11 @@ from dapo.policy.transfer import to_device
 from dapo.policy.varlen_attention import VarlenPlan, attends_by_varlen, build_varlen_plan, varlen_attention
 
 IMPLEMENTATION = "dapo_packed"
-
 MASK_ELEMENTS = 2**26
 """The largest mask of a batch. A batch with a larger one also computes the queries of its contexts, which makes it
 plain causal, without a mask; unless these outnumber its own, and would take more memory than the mask."""
-
 CUDA_KEY_MULTIPLE = 16
 """The multiple of keys with which CUDA's kernels use a mask without padding a copy of it in every layer."""
-
 UNSUPPORTED_FIELDS = {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
@@ -44,10 +41,8 @@ UNSUPPORTED_FIELDS = {
     "attention_chunk_size": None,
 }
 """Configuration fields that change logits or attention in unsupported ways, and the value that turns each off."""
-
 UNSUPPORTED_ARGUMENTS = ("softcap", "s_aux", "position_bias")
 """Unsupported arguments of a layer's attention call: soft cap, sinks, biases."""
-
 UNSUPPORTED_ROPE = ("dynamic", "longrope")
 """RoPE types whose angles depend on the longest sequence of a batch, and so on the rest of the stream."""
 

@@ -60,7 +60,6 @@ def peak_gpu_memory(device: torch.device, cuda: Any = torch.cuda) -> dict[str, f
 
 
 ENTROPY_BONUS = "entropy_bonus"  # checkpoint key: the state of `EntropyBonus`
-
 SMALLER_MICROBATCHES = "lower train.microbatch_tokens or set train.recompute=true"
 
 

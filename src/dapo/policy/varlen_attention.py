@@ -26,7 +26,6 @@ from dapo.policy.transfer import to_device
 
 KEYS_PER_CALL = 2**16
 """The most keys of one call with several sequences, which bounds the copies of a context that many segments share."""
-
 OLDEST_CAPABILITY = (8, 0)
 
 

@@ -13,7 +13,6 @@ from dapo.runs.directory import RunDirectory
 
 MAX_FAILED_SAVES = 5
 """Failed attempts in a row, one per step, that stop a run."""
-
 WRITER_NICENESS = 19
 """Niceness of the writing thread, which uses the processor time that training leaves idle."""
 

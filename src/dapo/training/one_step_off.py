@@ -46,7 +46,6 @@ from dapo.training.stopping import check_divergence
 from dapo.training.train import saved_on_failure
 
 MAX_STALENESS = 1  # steps
-
 _POLL_INTERVAL_S = 0.5
 
 

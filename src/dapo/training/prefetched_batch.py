@@ -22,9 +22,7 @@ from dapo.types import Generation, Group, Verdict
 
 PREFETCHED_BATCH_FILE = "prefetched_batch.json"
 RESPONSES_FILE = "prefetched_batch.parquet"  # one row per judged response, groups in the order of the stream
-
 _GROUPS_PER_CHUNK = 16  # bounds memory: at the paper's lengths a batch is gigabytes of ids
-
 _TYPES = {"prompt_ids": "", "token_ids": "i", "logprobs": "f"}
 """The columns of numbers, each with the type of the arrays that dapo's engines return."""
 _SCHEMA = pa.schema(

@@ -160,15 +160,10 @@ def collect(
     stream is at the position after the last decided group: later groups are dropped, counted, and sampled again in the
     next step. At `max_groups_per_step` the batch is short.
 
-    Args:
-        sampling: The parts that sample. `sampling.start` is set, so that `roll_back` can undo a step that fails.
-        step: The training step, a part of every random key.
-        on_progress: Called with the number of accepted groups, the number wanted, and the outcomes so far as text.
-        check: Called before each poll of the engine; an error ends the sampling.
-
-    Raises:
-        EngineError: The engine breaks its contract.
-        VerifierFailed: Too many responses have no verdict.
+    The step is a part of every random key. `sampling.start` is set, so that `roll_back` can undo a step that fails.
+    `on_progress` gets the number of accepted groups, the number wanted, and the outcomes so far as text. `check` is
+    called before each poll of the engine; its error ends the sampling. Raises EngineError if the engine breaks its
+    contract, and VerifierFailed if too many responses have no verdict.
     """
     sampling.start = SamplingStart(step, sampling.stream.position, sampling.sampler.state_dict())
     return _Collector(sampling, step, on_progress, check).run()

@@ -27,7 +27,6 @@ from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem, Sample
 
 T = TypeVar("T")
-
 VERIFIER_LOG = "verifier.log"
 _SHOWN_CHARS = 80
 

@@ -165,7 +165,7 @@ class RayLauncher:
         self._owns_connection = False
         self._private: PrivateCluster | None = None
         self._workers: list[RayWorker] = []
-        self._weights: WeightsFolder | None = None
+        self._weights = WeightsFolder()
 
     @property
     def nodes(self) -> list[Node]:
@@ -208,7 +208,7 @@ class RayLauncher:
         return workers
 
     def publish_weights(self, weights: WeightSource, version: int) -> RayWeights:
-        return RayWeights(self._folder().write(weights, version), timeout_s=self._timeout_s)
+        return RayWeights(self._weights.write(weights, version), timeout_s=self._timeout_s)
 
     def close(self) -> None:
         for worker in self._workers:
@@ -222,13 +222,11 @@ class RayLauncher:
         if self._private is not None:
             self._private.close()
             self._private = None
-        if self._weights is not None:
-            self._weights.close()
-            self._weights = None
+        self._weights.close()
 
     def _wait_until_ready(self, workers: Sequence[RayWorker], specs: Sequence[WorkerSpec], since: float) -> None:
         wait = partial(wait_until_ready, since=since, timeout_s=self._timeout_s)
-        folder = self._folder().path if self._use_shared_memory else None
+        folder = self._weights.path if self._use_shared_memory else None
         logs = "Ray's logs" if self._private is None else self._private.logs
         handshakes = [worker.send("handshake", worker.name, self._logs, folder) for worker in workers]
         for worker, handshake in zip(workers, handshakes, strict=True):
@@ -241,11 +239,6 @@ class RayLauncher:
         created = [worker.send("create", spec.factory, dict(spec.options)) for worker, spec in pairs]
         for worker, future in zip(workers, created, strict=True):
             wait(future, what=worker.name, see=f"its output is in {worker.log}")
-
-    def _folder(self) -> WeightsFolder:
-        if self._weights is None:
-            self._weights = WeightsFolder()
-        return self._weights
 
     def _connect(self) -> None:
         if self._callbacks is not None:

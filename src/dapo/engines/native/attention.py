@@ -18,7 +18,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from dapo.core.errors import EngineError
 
 NAME = "dapo_native"
-
 UNSUPPORTED = {
     "softcap": "soft-capped attention",
     "s_aux": "attention sinks",

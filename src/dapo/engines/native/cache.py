@@ -16,7 +16,6 @@ from dapo.engines.native.attention import PromptStates, RowLengths, SharedPrompt
 from dapo.engines.native.device_memory import upload
 
 BLOCK = 64  # positions; capacity grows by at least half, in whole blocks, so that copying is rare
-
 ALIGN = 16  # attention runs over a multiple of this number of positions, which is faster; the mask hides the rest
 
 

@@ -77,10 +77,6 @@ class Rows:
         return [row for row in self._rows if row is not None]
 
     @property
-    def num_rows(self) -> int:
-        return len(self.in_use)
-
-    @property
     def sequences(self) -> list[RunningSequence]:
         """All sequences in the order of their start."""
         found = [seq for row in self.in_use for branch in row.branches for seq in branch]

@@ -18,10 +18,8 @@ from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS, prepack_linear
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 MULTIMODAL = ("vision_config", "audio_config", "text_config")
-
 PROMPT_LENGTHS = (5, 11)
 DECODE_STEPS = 4
-
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """The largest allowed difference of logits, relative to their spread. A wrong mask, position or scale gives 0.1 to 2;
 in bfloat16 and float16 even two plain forwards differ by a few hundredths."""

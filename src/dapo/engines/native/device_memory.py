@@ -15,10 +15,8 @@ def upload(values: NDArray[np.generic], device: torch.device) -> Tensor:
 CACHE_SHARE = 0.9
 """The share of the free memory, after subtracting the memory of a step, for keys and values. The rest covers the
 allocator's rounding, and one layer of the old cache while a larger one is filled."""
-
 SAMPLING_FLOATS = 3
 """The float32 numbers per row and token of the vocabulary while a step samples: logits, scores, probabilities."""
-
 PREFILL_WIDTHS = 4
 """The tensors of a layer's hidden and intermediate width that are in memory at the same time during a prefill."""
 

@@ -31,9 +31,7 @@ from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096  # positions in a prefill of several prompts, padding included: bounds its activations
-
 MIN_PREFIX = 8  # positions; a shorter prefix of prompts is not worth a separate forward
-
 FEWER_SLOTS = "lower rollout.native.slots"
 
 
@@ -137,7 +135,7 @@ class NativeEngine(EngineState):
         self._drop_prompts()
         self._assign_rows()
         rows, waiting = self._rows, self._scheduler.waiting
-        started = self._scheduler.admit(rows.sequences, rows.num_rows, rows.num_branches) if waiting else []
+        started = self._scheduler.admit(rows.sequences, len(rows.in_use), rows.num_branches) if waiting else []
         self._copy(self._rows.compact(spare=len(started)))
         finished += self._start(started)
         self._free_buffers()
@@ -210,7 +208,8 @@ class NativeEngine(EngineState):
         if self._prefix is None and len(prompts) > 1:
             length = common_prefix([prompt[:-1] for prompt in prompts])
             if length >= MIN_PREFIX:
-                self._prefix = self._forward.prefill_prefix(prompts[0][:length])
+                shared = prompts[0][:length]
+                self._prefix = PromptPrefix(shared, self._forward.prefill([shared]).cache)
                 self._count(prefill_tokens=length)
 
     def _begin(

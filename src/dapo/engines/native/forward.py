@@ -81,9 +81,6 @@ class Forward:
         last = upload(np.array(lengths, dtype=np.int64) - 1, self.device)
         return Prefilled(cache, self.head(hidden[torch.arange(len(prompts), device=self.device), last]))
 
-    def prefill_prefix(self, token_ids: Sequence[int]) -> PromptPrefix:
-        return PromptPrefix(tuple(token_ids), self.prefill([token_ids]).cache)
-
     def decode(self, cache: SlotCache, tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
         """Feed row i `tokens[i]` at `positions[i]`; returns `[n, vocabulary]` logits of the next tokens."""
         ids, at = upload(np.array([tokens, positions], dtype=np.int64), self.device).unbind()

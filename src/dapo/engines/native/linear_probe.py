@@ -23,11 +23,8 @@ from dapo.engines.native.prepacked_linear import KERNELS, default_kernel, multip
 
 MIN_ELEMENTS = 2**18
 """The smallest weight that is timed. Smaller ones use the default kernel: a call takes longer than the product."""
-
 MAX_ELEMENTS = 2**22  # the largest part of a weight that is timed; for larger weights only some outputs are
-
 MARGIN = 0.8  # the fraction of the default kernel's time below which another kernel is chosen
-
 ROUNDS = 7
 
 Measure: TypeAlias = Callable[[Iterable[str], int, int, int, torch.dtype], dict[str, float]]

@@ -10,7 +10,6 @@ from dapo.engines.native.attention import VarlenAttention
 from dapo.engines.native.cache import LengthSlots, MaskedSlots, SlotCache
 
 WIDEST_HEAD = 256  # the widest head of the kernel that attends by lengths; it also needs multiples of 8
-
 AMPERE = (8, 0)  # the lowest compute capability of that kernel
 
 

@@ -17,7 +17,6 @@ from torch.nn.functional import silu
 
 PROBE = (5, 24, 40)
 """Rows, inputs and outputs of the product that tests whether this processor and this torch support the operators."""
-
 DEFAULT_KERNELS: Mapping[str, str] = {}
 """The empty choice of kernels, with which each weight uses the default kernel for its type."""
 

@@ -15,12 +15,9 @@ from torch import Tensor
 from dapo.engines.native.device_memory import upload
 
 BLOCK = 256  # tokens per block; near the square root of common vocabularies
-
 FIRST_CANDIDATES = 64
 """The number of most probable tokens tried first for a nucleus; it grows by `CANDIDATE_GROWTH` if it is too small."""
-
 CANDIDATE_GROWTH = 16
-
 CPU_CHUNK = 2**20
 """The number of probabilities computed at a time on a CPU, which stay in its cache and in reused memory. New pages for
 a whole batch would cost more than the arithmetic."""
@@ -102,16 +99,11 @@ Sampler = Callable[[Tensor, SamplingSettings], tuple[Tensor, Tensor]]
 def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     """Sample from softmax(logits / temperature), cut to the nucleus of mass `top_p`; temperature 0 is the argmax.
 
-    A token of probability zero is never returned.
+    A token of probability zero is never returned. `logits` are `[n, vocabulary]`, with the settings of the n rows.
 
-    Args:
-        logits: `[n, vocabulary]`.
-        settings: Settings of the n rows.
-
-    Returns:
-        Token ids of the draws and their log-probabilities under the sampling distribution, `[m]` each, computed in
-        float32 (float64 for float64 logits). So a nucleus is renormalised, and a greedy token has log-probability 0.
-        If the logits of a row are not finite, its log-probabilities are nan.
+    Returns the token ids of the draws and their log-probabilities under the sampling distribution, `[m]` each, computed
+    in float32 (float64 for float64 logits). So a nucleus is renormalised, and a greedy token has log-probability 0. If
+    the logits of a row are not finite, its log-probabilities are nan.
     """
     n, size = logits.shape
     rows = n if logits.is_cuda else max(1, CPU_CHUNK // size)
