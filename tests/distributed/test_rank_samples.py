@@ -132,7 +132,7 @@ class ThreadRank:
         if is_first:
             self.store(buffers)
         else:
-            self.samples.add(buffers)
+            self.samples.store(buffers, first=None)
         for each, microbatch in zip(passes, self.samples.microbatches(passes), strict=True):
             rows = [array("d", [-float(t) for t in sample.response_ids]) for sample in microbatch.samples]
             self.samples.set_old_logprobs(dict(zip(each.numbers, rows, strict=False)))
