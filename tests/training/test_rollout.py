@@ -31,7 +31,6 @@ from helpers.fake_rollout import (
     random_script,
     sampler,
 )
-from helpers.tiny_runs import tiny
 
 
 def by_group(marks: Callable[[int], str]) -> Callable[[GenerationRequest], tuple[list[int], str]]:
@@ -180,7 +179,7 @@ def test_an_impossible_data_set_reaches_the_bound_and_says_why():
         with pytest.raises(
             ShortfallError, match=r"^step 1: nothing to learn from, in 10 groups: \d all wrong, \d all correct\n"
         ):
-            require_groups(batch, tiny(f"dynamic_sampling.on_shortfall={mode}"))
+            require_groups(batch, mode)
 
 
 def test_a_short_batch_trains_or_stops_as_the_option_says():
@@ -188,9 +187,9 @@ def test_a_short_batch_trains_or_stops_as_the_option_says():
     batch = run(in_order(40), engine, sampler(prompts=40, bound=40))
     assert len(batch.groups) == 10
     assert batch.shortfall == 30
-    require_groups(batch, tiny("dynamic_sampling.on_shortfall=train"))
+    require_groups(batch, "train")
     with pytest.raises(ShortfallError, match=r"10 of the 40 groups wanted to learn from, in 40 groups: 30 all wrong"):
-        require_groups(batch, tiny("dynamic_sampling.on_shortfall=stop"))
+        require_groups(batch, "stop")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +197,7 @@ def test_a_short_batch_trains_or_stops_as_the_option_says():
     [
         ("wwww", "8 all wrong", "Read the responses in rollouts/"),
         ("wwww", "8 all wrong", "too hard, mix in problems that the model solves at times, data.train={mix: {easy:"),
-        ("rrrr", "8 all correct", "the reward accepts too much: dapo reward test math --data d.jsonl shows"),
+        ("rrrr", "8 all correct", "the reward accepts too much: dapo reward test f --data d.jsonl shows"),
         (
             "eeee",
             "8 with fewer than two verdicts (32 verifier errors, most often: timed out",
@@ -209,7 +208,7 @@ def test_a_short_batch_trains_or_stops_as_the_option_says():
 def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(marks, found, advice):
     batch = run(in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8))
     with pytest.raises(ShortfallError) as error:
-        require_groups(batch, tiny("dynamic_sampling.on_shortfall=train", "reward.verifier=math", "data.train=d.jsonl"))
+        require_groups(batch, "train", reward_test="dapo reward test f --data d.jsonl")
     first, second = str(error.value).split("\n")
     assert first.startswith(f"step 1: nothing to learn from, in 8 groups: {found}")
     assert advice in second
@@ -221,14 +220,12 @@ def test_after_training_all_correct_is_solved_and_all_wrong_is_tolerated_twice()
 
     for on_shortfall in ("train", "stop"):
         with pytest.raises(ProblemsSolved, match=r"^all 8 groups of step 5 are all correct: .* ends after step 4$"):
-            require_groups(searched("rrrr"), tiny(f"dynamic_sampling.on_shortfall={on_shortfall}"), step=5)
+            require_groups(searched("rrrr"), on_shortfall, step=5)
     for empty_steps in range(MAX_EMPTY_STEPS - 1):
-        tolerant = tiny("dynamic_sampling.on_shortfall=train")
-        require_groups(searched("wwww"), tolerant, step=5, empty_steps=empty_steps)
+        require_groups(searched("wwww"), "train", step=5, empty_steps=empty_steps)
     for on_shortfall, empty_steps in (("train", MAX_EMPTY_STEPS - 1), ("stop", 0)):
-        config = tiny(f"dynamic_sampling.on_shortfall={on_shortfall}")
         with pytest.raises(ShortfallError, match="step 5: nothing to learn from, in 8 groups: 8 all wrong") as error:
-            require_groups(searched("wwww"), config, step=5, empty_steps=empty_steps)
+            require_groups(searched("wwww"), on_shortfall, step=5, empty_steps=empty_steps)
         assert not isinstance(error.value, ProblemsSolved)
 
 

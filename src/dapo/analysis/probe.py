@@ -207,6 +207,7 @@ def _steps(
 ) -> Iterator[_Step]:
     """Make the run's steps, MAX_UPDATES with an update, until `problems` problems are decided."""
     stats, decided, step = ProblemStats(), 0, 0
+    options, size, seed = config.dynamic_sampling, config.rollout.group_size, config.train.seed
     while decided < problems:
         step += 1
         load_s = 0.0
@@ -215,7 +216,7 @@ def _steps(
             sampling.engine.load_weights(policy.weights(version=step - 1), version=step - 1)
             load_s = time.perf_counter() - started
         sampling.sampler.max_groups_per_step = min(config.max_groups_per_step, problems - decided)
-        sampling.selector = make_selector(config, stats, step=step)
+        sampling.selector = make_selector(options, stats, step=step, group_size=size, seed=seed)
         started = time.perf_counter()
         batch = collect(sampling, step=step)
         generate_s = time.perf_counter() - started

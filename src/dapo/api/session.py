@@ -33,7 +33,7 @@ from dapo.training.preflight import load_rows
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.signals import Interrupted, signals_as_requests
-from dapo.training.stopping import require_groups
+from dapo.training.stopping import require_groups, reward_test_command
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem
 
@@ -130,7 +130,8 @@ class Session:
             )
         custom = load_loss(loss) if isinstance(loss, str) else CustomLoss(loss, _name_of(loss)) if loss else None
         config, step = self.config, self.step + 1
-        require_groups(batch.batch, config, step=step, empty_steps=self._empty_steps)
+        on_shortfall, test = config.dynamic_sampling.on_shortfall, reward_test_command(config.reward, config.data)
+        require_groups(batch.batch, on_shortfall, step=step, empty_steps=self._empty_steps, reward_test=test)
         self._engine.drop_weights()
         self._engine_version = None
         updates = prepare_updates(batch.samples, self._policy, config, step=step)

@@ -22,7 +22,7 @@ from math import fsum
 from typing import Any
 
 from dapo.algo.chance import UNIFORM, Beta, beta_cdf, expected_chance, fit_beta, largest_chance, likely_interval
-from dapo.config import Config
+from dapo.config.rollout_options import DynamicSamplingConfig
 from dapo.core.errors import RewardError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.training.problem_stats import OutcomeHistory, ProblemStats, discount
@@ -167,11 +167,11 @@ def _probability(admitted: float) -> float:
     return CALIBRATION_SHARE + (1 - CALIBRATION_SHARE) * admitted
 
 
-def make_selector(config: Config, problem_stats: ProblemStats, *, step: int) -> ProblemSelector | None:
+def make_selector(
+    options: DynamicSamplingConfig, stats: ProblemStats, *, step: int, group_size: int, seed: int
+) -> ProblemSelector | None:
     """Make the selector of a step; None where every problem is sampled."""
-    predict, weights = config.dynamic_sampling.predict, config.dynamic_sampling.weights
-    if predict == "off":
+    if options.predict == "off":
         return None
-    size, seed = config.rollout.group_size, config.train.seed
-    history = problem_stats.history()
-    return ProblemSelector(history, step=step, predict=predict, group_size=size, seed=seed, weights=weights)
+    how = {"predict": options.predict, "weights": options.weights}
+    return ProblemSelector(stats.history(), step=step, group_size=group_size, seed=seed, **how)

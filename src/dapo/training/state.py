@@ -178,7 +178,8 @@ class Run:
         Call it from the thread that trains, because the loop changes the history while another thread samples.
         """
         self.sync_engine()
-        self.sampling.selector = make_selector(self.config, self.problem_stats, step=step)
+        options, size, seed = self.config.dynamic_sampling, self.config.rollout.group_size, self.config.train.seed
+        self.sampling.selector = make_selector(options, self.problem_stats, step=step, group_size=size, seed=seed)
 
     def sync_engine(self) -> None:
         """Load the policy's weights into the engine, unless it has them."""

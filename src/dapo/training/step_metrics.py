@@ -26,7 +26,7 @@ from dapo.training.rollout_metrics import (
 )
 from dapo.training.second_verifier import AuditedStep
 from dapo.training.state import Run
-from dapo.training.stopping import describe_short_batch, entropy_collapse_steps, require_groups
+from dapo.training.stopping import describe_short_batch, entropy_collapse_steps, require_groups, reward_test_command
 from dapo.training.updates import critic_metrics
 from dapo.types import Sample
 
@@ -62,7 +62,9 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
 
     with in_background(work, name="dapo-rollouts") as pending:
         try:
-            require_groups(batch, run.config, step=step, empty_steps=run.state.empty_steps)
+            on_shortfall, empty = run.config.dynamic_sampling.on_shortfall, run.state.empty_steps
+            test = reward_test_command(run.config.reward, run.config.data)
+            require_groups(batch, on_shortfall, step=step, empty_steps=empty, reward_test=test)
             if batch.shortfall:
                 run.tracker.message(f"step {step}: short batch: {describe_short_batch(batch)}")
             yield text_metrics

@@ -10,9 +10,10 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping
 
-from dapo.config import Config
+from dapo.config import DataConfig, RewardConfig
 from dapo.core.errors import NumericsError, ShortfallError
 from dapo.runs.outcomes import Outcome, count_dropped
+from dapo.training.dynamic_sampling import REWARD_TEST
 from dapo.training.rollout import Batch
 from dapo.training.rules.sampling_rules import EASIER_PROBLEMS
 from dapo.training.state import Run
@@ -40,16 +41,19 @@ class ProblemsSolved(ShortfallError):
     """Every response of a step's whole search was correct, so a run that has trained can learn nothing more."""
 
 
-def require_groups(batch: Batch, config: Config, *, step: int = 1, empty_steps: int = 0) -> None:
+def require_groups(
+    batch: Batch, on_shortfall: str, *, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST
+) -> None:
     """Check that a step, from 1, can train on its batch, which may be short.
 
-    `empty_steps` is the number of steps without a group directly before this one.
+    `on_shortfall` is the option, `empty_steps` the number of steps without a group directly before this one, and
+    `reward_test` the command that tests the run's reward.
 
     Raises:
         ProblemsSolved: Every response was correct, and the run has trained.
         ShortfallError: The run must stop; the message has the counts and advice.
     """
-    on_shortfall, has_trained = config.dynamic_sampling.on_shortfall, empty_steps < step - 1
+    has_trained = empty_steps < step - 1
     found: Counter[Outcome] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
     if not batch.shortfall or (batch.groups and on_shortfall == "train"):
         return
@@ -62,13 +66,13 @@ def require_groups(batch: Batch, config: Config, *, step: int = 1, empty_steps: 
         if on_shortfall == "train" and empty_steps + 1 < MAX_EMPTY_STEPS:
             return
     steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
-    advice = _ADVICE[found.most_common(1)[0][0]].replace("{reward_test}", reward_test_command(config))
+    advice = _ADVICE[found.most_common(1)[0][0]].replace("{reward_test}", reward_test)
     raise ShortfallError(f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}")
 
 
-def reward_test_command(config: Config) -> str:
+def reward_test_command(reward: RewardConfig, data: DataConfig) -> str:
     """Return the command that tests a run's reward on its data; an inline data spec is shown as DATA."""
-    verifier, train = config.reward.verifier, config.data.train
+    verifier, train = reward.verifier, data.train
     name = verifier if isinstance(verifier, str) else next(iter(verifier))
     source = train if isinstance(train, str) else "DATA"
     return f"dapo reward test {shlex.quote(name)} --data {shlex.quote(source)}"

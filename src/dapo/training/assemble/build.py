@@ -105,7 +105,7 @@ def dynamic_sampler(config: Config, *, max_error_rate: float = MAX_ERROR_RATE) -
         keep=load_filter(keep),
         thresholds=thresholds,
         max_error_rate=max_error_rate,
-        reward_test=reward_test_command(config),
+        reward_test=reward_test_command(config.reward, config.data),
     )
 
 
