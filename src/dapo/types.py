@@ -41,6 +41,11 @@ class Problem:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the data set as JSON values, which reward functions receive as keywords."""
 
+    @property
+    def question(self) -> str:
+        """The prompt's text; of chat messages the last one's."""
+        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+
 
 @dataclass(frozen=True)
 class GenerationRequest:

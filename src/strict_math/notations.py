@@ -8,6 +8,7 @@ from strict_math.expressions import Unreadable, parse_expression
 from strict_math.text import without_text_commands
 from strict_math.token_lists import is_bracketed, returns_only_at_end, split
 from strict_math.tokenizer import Token, is_name
+from strict_math.units import MONEY_CODES
 from strict_math.vocabulary import CARDINALS
 
 _MONTHS = (
@@ -30,7 +31,7 @@ def label_of(text: str) -> str | None:
         month, day = (date["month"] or date["second"]).lower()[:3], int(date["day"] or date["first"])
         return f"{month} {day}" + (f" {date['year']}" if date["year"] else "")
     label = _LABEL.fullmatch(plain)
-    return plain if label and is_name(label["word"]) else None
+    return plain if label and is_name(label["word"]) and label["word"].lower() not in MONEY_CODES else None
 
 
 def base_number(tokens: Sequence[Token]) -> BaseNumber | None:

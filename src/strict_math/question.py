@@ -19,6 +19,7 @@ _ASKING = word_set(
 DETERMINERS = word_set("a an the his her its their our your my this that these those each every")
 _STARTS = word_set("what which find compute determine calculate evaluate give express state")
 _IS = word_set("is are was were")
+_OF_THE_GIVEN = re.compile(r" of the (?:given|listed|following) (?=[a-z]+s$)", re.IGNORECASE)
 _ASKED_UNIT = re.compile(r"\b(?:in|how many|how much)\s+((?:[A-Za-z]+[\s/^\d]{1,3}){1,4}|[A-Za-z]+)", re.IGNORECASE)
 _ASKED_NOUN = re.compile(r"\bhow many\s+((?:[A-Za-z-]+\s+){0,3}[A-Za-z]+)", re.IGNORECASE)
 
@@ -83,11 +84,13 @@ class Question:
 
     def quotes(self, phrase: str) -> bool:
         """Whether a noun phrase is the one whose value the question requests, not one inside of another phrase."""
+        phrase = _OF_THE_GIVEN.sub(" of these ", phrase.replace(" among ", " of "))
         head, of, rest = phrase.partition(" of ")
         whole, first = _content(phrase.split()), _content(head.split())
+        moved = [*whole[:-1], ("of", False), (f"{whole[-1][0]}s", False)] if len(whole) > 1 and not of else whole
         for sentence in self._asking_sentences:
-            if whole and any(True for _ in _starts(sentence, whole)):
-                return True
+            if whole and any(True for words in (whole, moved) for _ in _starts(sentence, words)):
+                return True  # `the largest number`, where the question has `the largest of these numbers`
             ends = [index + len(first) for index in _starts(sentence, first)] if first and of else []
             continues = [end < len(sentence) and sentence[end][0] == "of" for end in ends]
             if not all(continues) and self.has([word for word, _ in _content(rest.split())]):

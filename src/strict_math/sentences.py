@@ -7,12 +7,16 @@ from strict_math.units import canonical, is_unit
 from strict_math.vocabulary import CARDINALS, CONTAINERS, COUNTED, GENERIC, KINDS, QUANTITIES, TENS, word_set
 
 _LEAD = re.compile(
-    r"(?:(?:so|thus|hence|therefore|finally|then|consequently|altogether|in total|in all|in conclusion|as a result"
-    r"|this means|(?:we|i) (?:find|get|see|have|conclude|obtain)|it follows)(?: that)?(?:,| )\s*)+",
+    r"(?:(?:so|thus|hence|therefore|finally|then|consequently|altogether|a total of|in total|in all|in conclusion"
+    r"|as a result|this means|(?:we|i) (?:find|get|see|have|conclude|obtain)|it follows)(?: that)?(?:,| )\s*)+",
     re.IGNORECASE,
 )
-_IS = r"(?:is|are|was|were|equals|is equal to|are equal to|will be|is given by|comes to|comes out to|amounts to)"
-_ADVERB = r"(?:only|exactly|precisely|simply|just|now|then|still|also|thus|therefore|a total of|in total)"
+_IS = (
+    r"(?:is|are|was|were|equals|is equal to|are equal to|will be|is given by|comes to|comes out to|amounts to|would be)"
+)
+_ADVERB = (
+    r"(?:only|exactly|precisely|simply|actually|indeed|just|now|then|still|also|thus|therefore|a total of|in total)"
+)
 _VALUE = r"(?P<value>(?:[^A-Za-z\s,.;:]|\\).*)"
 _SUBJECT = r"(?P<subject>[A-Za-z\\$(][A-Za-z\d ,'’$\\()-]*?)"
 _STATED = re.compile(
@@ -27,8 +31,8 @@ _WITH_QUANTITY = re.compile(
     rf"(?P<owner>[A-Za-z '’]+?) has (?:an? )?(?P<quantity>[a-z ]+?)(?: of)? {_VALUE}", re.IGNORECASE
 )
 _VALUE_FIRST = re.compile(
-    r"(?P<value>(?:[^A-Za-z\s,.;]|\\|[A-Za-z] ?[=<>\\≤≥]).*) (?:is|are) (?:the|our|my) "
-    r"(?:(?:final|correct|required) )?(?:answer|solution|result)s?",
+    r"(?P<value>(?:[^A-Za-z\s,.;]|\\|[A-Za-z] ?[=<>\\≤≥]).*) (?:is|are)(?: indeed)? "
+    r"(?P<subject>(?:the|our|my|its|his|her|their) [a-z ]+)",
     re.IGNORECASE,
 )
 _IT_IS = re.compile(r"(?:it|this|that) (?:is|was) (?:an? )?(?P<words>[A-Za-z][A-Za-z -]*)", re.IGNORECASE)
@@ -56,7 +60,7 @@ _PERSONAL_VERB = re.compile(
     re.IGNORECASE,
 )
 _TAIL = re.compile(
-    r" (?:in total|in all|altogether|overall|total|left|left over|remaining|now"
+    r" (?:in total|in all|in this (?:case|context|problem)|altogether|overall|total|left|left over|remaining|now"
     r"|(?:in|at|on|for|of) (?:the|his|her|their|its|this|that) (?P<words>[A-Za-z]+(?: [A-Za-z]+){0,2})"
     r"|(?:in|at|on|for) (?P<measure>\d+ [A-Za-z]+))",
     re.IGNORECASE,
@@ -95,7 +99,8 @@ def value_in_sentence(line: str, question: Question) -> str | None:
         line = line[lead.end() :]
     if words := _IT_IS.fullmatch(line):
         return words["words"]
-    if first := _VALUE_FIRST.fullmatch(line):
+    first = _VALUE_FIRST.fullmatch(line)
+    if first and _is_answer(first["subject"], question):
         return first["value"]
     owned = _WITH_QUANTITY.fullmatch(line)
     if owned and _is_quantity(f"the {owned['quantity']} of {owned['owner']}", question):

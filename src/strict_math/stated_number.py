@@ -1,6 +1,7 @@
 """Reads plain numbers in prose: the one that a text states, or the last one in it.
 
-Several candidates, a denial, a comparison or an expression state no number.
+Several candidates, a denial, a comparison or an expression state no number. Words around a number are read as
+`Reference.matches` reads them: a subject that is not the answer or a noun that changes the number states none.
 """
 
 import re
@@ -8,7 +9,9 @@ import unicodedata
 from collections.abc import Sequence
 from fractions import Fraction
 
-from strict_math.text import TEXT_COMMAND, answer_lines, numbers_in, outer_boxes, plain_number
+from strict_math.comparison import Reference
+from strict_math.extraction import extract_answer
+from strict_math.text import TEXT_COMMAND, answer_lines, normalize_number, numbers_in, outer_boxes, plain_number
 
 __all__ = ["last_number", "response_number", "stated_number"]
 
@@ -41,40 +44,56 @@ _NUMBER = re.compile(r"(?<!\d)[-+]?(?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)", re.ASCII)
 _PUNCTUATION = frozenset(".,;:'\"()[]{}%#&°‘’“”…—•")
 _EQUALS = re.compile(r"(?<![<>!=\\:])=(?![=>])")
 _CLAIM = re.compile(
-    _EQUALS.pattern + r"|:(?!\d)|→|\b(?:is|are|was|were|be|equals?|gives?|makes?|yields?|becomes?|gets?)\b", re.I
+    _EQUALS.pattern
+    + r"|:(?!\d)|→|\b(?:is|are|was|were|(?:would )?be|equals?|gives?|makes?|yields?|becomes?|gets?)\b(?: equal to\b)?",
+    re.I,
 )
 _OPERATION = re.compile(r"[\d)]\s*(?:[-+*/×·÷^−]|\\(?:times|cdot|div)(?![A-Za-z]))\s*[(\d]")
 _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]+")
+_CLAUSE = re.compile(r"[,;]| (?:which|because|as|when|with)\b")
+_CONCLUSION = re.compile(r",? (?:so|thus|hence|therefore|which means|meaning)(?: that)?,? ", re.IGNORECASE)
+_TIMES = str.maketrans("×·÷xX", "**/**")
+_SPACES_AND_WORDS = re.compile(r"[^\d+*/^().-]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _FEW_WORDS = 3
 
 
-def stated_number(*texts: str) -> Fraction | None:
+_ARITHMETIC = re.compile(
+    r"(?:(?:so|thus|hence|therefore|then),? )?(?:(?:the )?(?:correct )?(?:answer|result|solution) (?:to|of|for) )?"
+    r"(?:[\d\s.,()+*/×·÷^−-]|(?<=\d )x(?= \d)|\\(?:times|cdot|div)"
+    r"|\b(?:the|sum|product|difference|quotient|of|plus|minus|times|and|(?:multiplied |divided )?by|to)\b)*",
+    re.IGNORECASE,
+)
+"""An operation on numbers in front of its result, as the working and not as a subject."""
+
+
+def stated_number(*texts: str, question: str = "") -> Fraction | None:
     r"""The number that each of these short texts states; None if one states none or several, or if they differ.
 
     A text states its only number, or the one after its last `=`. Words and units around it are allowed (`$42`, `42
     km/h`, `There are 42.`), and so is one sign (`-42`, `- 42`). Whatever changes its value is not: `\pm 42`, `+-42`,
     `√42`, `3k`, `< 42`, `42 or so`, `not 42`.
     """
-    values = {None if _DENIED.search(t) else _value(_EQUALS.split(t.translate(_CHARACTERS))) for t in texts}
+    values = {_claimed(text.translate(_CHARACTERS), _EQUALS, question) for text in texts}
     return values.pop() if len(values) == 1 else None
 
 
-def response_number(text: str) -> Fraction | None:
+def response_number(text: str, question: str = "") -> Fraction | None:
     """The number that a whole response states; None if it states none or several.
 
     All `Answer:` lines and boxes must state the same number. Without any, the last sentence with a number counts, from
     its last `is`, `=` and the like on; no sentence before it may state another number.
     """
     if marked := [*answer_lines(text), *(box.content for box in outer_boxes(text))]:
-        return stated_number(*marked)
+        marked.append(extract_answer(text) or "")  # with the words around a box
+        return stated_number(*marked, question=question)
     sentences = _SENTENCE_END.split(text.translate(_CHARACTERS))
     sentences = [sentence for sentence in sentences if not sentence.rstrip().endswith("?")]
     last = next((index for index in reversed(range(len(sentences))) if _has_digit(sentences[index])), None)
     if last is None or any(map(_DENIED.search, sentences[last:])):
         return None
-    value = _value(_CLAIM.split(sentences[last]))
+    value = _claimed(sentences[last], _CLAIM, question)
     others = [_CLAIM.split(sentence) for sentence in sentences[:last] if _has_digit(sentence)]
     return value if all(_value(parts) == value for parts in others if _is_claim(parts)) else None
 
@@ -82,6 +101,27 @@ def response_number(text: str) -> Fraction | None:
 def last_number(text: str) -> Fraction | None:
     """The last number of a text, whatever stands around it; None without a number."""
     return next(reversed(numbers_in(text)), None)
+
+
+def _claimed(text: str, separator: re.Pattern[str], question: str) -> Fraction | None:
+    """The number of a text that denies nothing, if its words leave it the answer to the question."""
+    parts = separator.split(text)
+    value = None if _DENIED.search(text) else _value(parts)
+    if value is None or not _LETTER.search(text):
+        return value
+    reference = Reference.read(normalize_number(value), question)
+    *before, last = [part.strip() for part in _CLAIM.split(text) if _has_digit(part)]
+    forms = [text, _CONCLUSION.split(text)[-1]]
+    if before and all(map(_ARITHMETIC.fullmatch, before)):
+        forms += [last.strip(","), *([_CLAUSE.split(last)[0]] if _is_asked(before[-1], question) else [])]
+    plain = (" ".join(_without_markup(form).replace('"', "").split()) for form in forms)
+    return value if reference is not None and any(map(reference.matches, plain)) else None
+
+
+def _is_asked(arithmetic: str, question: str) -> bool:
+    """Whether the question contains an operation on numbers; what follows its result does not change it."""
+    operation, text = (_SPACES_AND_WORDS.sub("", each.translate(_TIMES)) for each in (arithmetic, question))
+    return bool(operation) and re.search(rf"(?<![\d.]){re.escape(operation)}(?![\d.]*\d)", text) is not None
 
 
 def _is_claim(parts: Sequence[str]) -> bool:
@@ -103,9 +143,14 @@ def _value(parts: Sequence[str]) -> Fraction | None:
     return value
 
 
-def _only_number(text: str) -> Fraction | None:
+def _without_markup(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
+    return text
+
+
+def _only_number(text: str) -> Fraction | None:
+    text = _without_markup(text)
     found = _NUMBER.findall(text)
     if len(found) != 1 or _ANOTHER_VALUE.search(text) or _SCALED.search(text):
         return None

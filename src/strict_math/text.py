@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 __all__ = [
     "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "last_box_list",
-    "last_boxed", "last_boxes", "marked_answer", "normalize_number", "numbers_in", "outer_boxes", "plain_number",
+    "last_boxed", "marked_answer", "normalize_number", "numbers_in", "outer_boxes", "plain_number",
     "strip_formatting", "without_text_commands",
 ]  # fmt: skip
 
@@ -137,11 +137,6 @@ def last_box_list(text: str) -> list[Box]:
             break
         listed.append(box)
     return listed[::-1]
-
-
-def last_boxes(text: str) -> list[str]:
-    """The contents of `last_box_list`."""
-    return [box.content for box in last_box_list(text)]
 
 
 def last_boxed(text: str) -> str | None:

@@ -52,6 +52,7 @@ _COMPOUND = {
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _POWERS_AFTER = {"squared": 2, "cubed": 3}
 _MONEY = ("$", "€", "£", "¥", "¢")
+MONEY_CODES = ("us", "usd", "eur", "gbp", "rs")
 _MAX_WORDS = 4
 
 
@@ -100,11 +101,7 @@ def _ends_in_an_angle(tokens: Sequence[Token]) -> bool:
 
 def _split_money(tokens: list[Token]) -> tuple[list[Token], Unit]:
     sign = 1 if len(tokens) > 1 and tokens[0].is_sign("-", "+") else 0
-    if (
-        len(tokens) > sign
-        and tokens[sign].text.lower() in ("us", "usd", "eur", "gbp", "rs")
-        and tokens[sign].kind == "word"
-    ):
+    if len(tokens) > sign and tokens[sign].text.lower() in MONEY_CODES and tokens[sign].kind == "word":
         following = tokens[sign + 1 : sign + 2]
         if following and following[0].is_sign("$"):
             del tokens[sign]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dapo.config.reward_options import RewardConfig
 from dapo.core.errors import RewardError
 from dapo.rewards import get_verifier
 from dapo.types import Problem
@@ -195,11 +196,36 @@ def test_a_reference_that_is_no_pattern_is_an_error():
     assert "is compared, is empty" in judged("regex", "", "x", pattern="(x)")
 
 
-def test_a_pattern_that_takes_forever_is_stopped_by_the_time_limit():
-    with open_pool("regex", timeout_s=0.5, workers=1) as pool:
-        forever, after = pool.submit(Problem("1", "Q", "(a+)+b"), ["a" * 60, "aab"], [(), ()]).result(30)
-    assert forever.error == "regex: timed out after 0.5 s"
-    assert after.correct is True
+SLOW = ("a" * 60, "aab")
+"""A text for which `(a+)+b` has no end, and one that matches."""
+
+
+def test_a_response_for_which_a_pattern_takes_forever_is_wrong():
+    with open_pool("regex", workers=1) as pool:
+        verdicts = pool.submit(Problem("1", "Q", "(a+)+b"), SLOW, [(), ()]).result(60)
+    assert [(verdict.correct, verdict.error) for verdict in verdicts] == [(False, None), (True, None)]
+    for options in ({"pattern": "((?:a+)+b)"}, {"pattern": "(?:a+)+b"}):
+        assert [judged("regex", "aab", text, **options) for text in SLOW] == [False, True]
+
+
+def test_the_limit_of_a_verdict_must_leave_time_for_a_pattern():
+    RewardConfig(verifier="json_schema", timeout_s=1.5)
+    for name in ("regex", "json_schema"):
+        with pytest.raises(ValueError, match=f"{name}'s limit for a pattern=1 .s. must be less than reward.timeout_s"):
+            RewardConfig(verifier=name, timeout_s=1)
+
+
+def test_a_pattern_that_takes_forever_for_any_text_is_an_error():
+    pattern = "^((((.+)+)+)+)+!$"
+    assert "took over 1 s of processor time" in judged("regex", pattern, "x")
+    with pytest.raises(RewardError, match="took over 1 s of processor time"):
+        get_verifier("regex", pattern=pattern)
+
+
+def test_a_value_for_which_a_schema_takes_forever_is_wrong():
+    pytest.importorskip("jsonschema")
+    schema = {"type": "string", "pattern": "^(a+)+b$"}
+    assert [judged("json_schema", "", f'"{text}"', schema=schema) for text in SLOW] == [False, True]
 
 
 # --- json_schema

@@ -4,15 +4,16 @@ import json
 
 import pytest
 
+from benchmarks.verifier_report import read_cases
 from dapo.rewards import get_verifier
 from dapo.rewards.verifiers.math_dapo import normalize
 from dapo.types import Problem
 from helpers.released import GSM8K_TEST, GSM8K_TRAIN, released
 
 
-def judged(name, answer, response, **options):
+def judged(name, answer, response, question="Q", **options):
     """True, False, or the error."""
-    verdict = get_verifier(name, **options)(Problem("1", "Q", answer), response)
+    verdict = get_verifier(name, **options)(Problem("1", question, answer), response)
     if verdict.error is None:
         assert verdict.score == (1.0 if verdict.correct else -1.0)
     return verdict.error or verdict.correct
@@ -214,8 +215,9 @@ def test_math_dapo_normalises_as_released(answer, expected):
 def test_exact_final_reads_a_number_only_where_the_reference_is_one():
     assert judged("exact", "2 7 9", "2 7 9.", extract="final") is True
     assert judged("exact", "2 7 9", "sorted: 2 7 9", extract="final") is False
-    assert judged("exact", "9", "the largest is 9", extract="final") is True
-    assert judged("exact", "9", "sorted: 2 7 9", extract="final") is False
+    question = "Which is the largest of these numbers: 2, 7, 9?"
+    assert judged("exact", "9", "the largest is 9", question, extract="final") is True
+    assert judged("exact", "9", "sorted: 2 7 9", question, extract="final") is False
 
 
 STATED = r"""42 | 42. | **42** | $42$ | "42" | (42) | 42.0 | ４２ | ＝ 42 | 42 😀 | 42 apples | There are 42.
@@ -223,7 +225,7 @@ It is 42! | The answer is 42. | The answer is **42**. | 42 is the answer. | Answ
 The answer is $\boxed{42}$. | 12 + 30 = 42 | 12 + 30 = 42. | 12 + 30\n= 42 | 12 × 30 = 42
 The sum of 12 and 30 is 42. | 12 plus 30 is 42 | 12 + 30 → 42 | 12 + 30 equals 42, so the answer is 42.
 So, 12 + 30 = 42.\n\nThe answer is 42 | 4 + 3 = 7. 12 + 30 = 42 | The sum is: 42
-12 + 30 = 42\n\nI am ready to help. | The remainder when 142 is divided by 100 is 42. | <think>41</think> 42
+12 + 30 = 42\n\nI am ready to help. | <think>41</think> 42
 What is 12 + 30? 42"""
 HEDGED = r"""1 or 2 or 42 | 1, 2, 42 | 1/42 | 1 2 3 42 | 0 1 2 3 4 42 | 42 41 | 41 and 42 | either 41 or 42
 42; 43 | 42 … 43 | 42 to 43 | 42-43 | 42–43 | between 42 and 43 | [41, 42] | {42, 41} | (41) (42) | 41 → 42
@@ -256,24 +258,51 @@ def test_exact_final_refuses_several_numbers_a_denial_and_another_value(response
     assert judged("exact", "42", response, extract="final") is False
 
 
-def test_exact_final_reads_sentences_of_a_small_model_as_a_person_does():
-    # responses of SmolLM2-135M-Instruct to the built-in tasks, with the value that each of them states
-    for response, value in (
-        ("The greatest common divisor of 4 and 20 is 4.", 4),
-        ("The largest of these numbers is 96.", 96),
-        ("This is a classic problem involving integer arithmetic. The answer is 97.", 97),
-        ("2 * 6 equals 12.", 12),
-        ('The letter "t" appears 1 time in the word "parrot."', 1),
-        ("12 + 12 equals 24, so that's the answer you asked.", 24),
-        ("1 + 10 = 11 in this context.", 11),
-        ("17 is the largest of these numbers.", 17),
-        ("The largest of these numbers is 91, and it's a multiple of both 97", None),
-        ("The largest of these numbers is 86, which is 4 more than 86.", None),
-        ("To calculate 1 ÷ 7, you can simply perform the division operation, which is ", None),
-        ("1. 5\n2. 3\n3. 6", None),
-    ):
-        stated = {number for number in range(100) if judged("exact", str(number), response, extract="final") is True}
-        assert stated == ({value} - {None}), response
+TIMES = 'How many times does the letter "t" appear in the word "parrot"?'
+LARGEST = "Which is the largest of these numbers: 17, 91, 86? Reply with only the answer."
+
+
+@pytest.mark.parametrize(
+    ("question", "response", "value"),
+    [
+        ("What is the greatest common divisor of 4 and 20?", "The greatest common divisor of 4 and 20 is 4.", 4),
+        ("What is the remainder when 142 is divided by 100?", "The remainder when 142 is divided by 100 is 42.", 42),
+        ("What is 90 + 7?", "This is a classic problem involving integer arithmetic. The answer is 97.", 97),
+        ("What is 2 * 6?", "2 * 6 equals 12.", 12),
+        (TIMES, 'The letter "t" appears 1 time in the word "parrot."', 1),
+        ("What is 12 + 12?", "12 + 12 equals 24, so that's the answer you asked.", 24),
+        ("What is 12 + 12?", "12 + 12 equals 24, so the answer is 24.", 24),
+        ("What is 1 + 10?", "1 + 10 = 11 in this context.", 11),
+        ("What is 9 * 6?", "The answer to 9 * 6 would be 54.", 54),
+        (LARGEST, "17 is the largest of these numbers.", 17),
+        (LARGEST, "The largest of the given numbers is 17", 17),
+        (LARGEST, "The largest number is 17.", 17),
+        (LARGEST, "The largest of these numbers is 91, and it's a multiple of both 97", None),
+        (LARGEST, "The largest of these numbers is 86, which is 4 more than 86.", None),
+        (LARGEST, "The smallest of these numbers is 17.", None),
+        (LARGEST, "One of these numbers is 17.", None),
+        (LARGEST, "17 is one of the numbers.", None),
+        (LARGEST, "The square of the largest of these numbers is 17.", None),
+        (LARGEST, "It is the square root of 17.", None),
+        (LARGEST, "It is 17 twelfths.", None),
+        ("What is 9 * 6?", "The answer plus 1 is 54.", None),
+        ("What is 9 * 6?", "The next answer is 54.", None),
+        ("What is 1 ÷ 7?", "To calculate 1 ÷ 7, you can simply perform the division operation, which is ", None),
+        (LARGEST, "1. 5\n2. 3\n3. 6", None),
+    ],
+)
+def test_exact_final_reads_sentences_of_a_small_model_as_a_person_does(question, response, value):
+    stated = {n for n in range(100) if judged("exact", str(n), response, question, extract="final") is True}
+    assert stated == ({value} - {None})
+
+
+@pytest.mark.parametrize("table", ["subjects", "unseen 2"])
+def test_exact_final_and_gsm8k_read_sentences_and_nouns_as_math_does(table):
+    cases = [case for case in read_cases(table) if not case.expected]
+    for name, options in (("gsm8k", {}), ("exact", {"extract": "final"})):
+        paid = [c for c in cases if judged(name, c.truth, c.response, c.question, **options) is True]
+        # gsm8k reads no unit of the reference: 13 cents for 13 dollars
+        assert {(c.truth[:2], c.kind) for c in paid} <= ({("\\$", "words around a box")} if name == "gsm8k" else set())
 
 
 @pytest.mark.parametrize("mark", ["#### {}", "Answer: {}", "so \\boxed{{{}}}"])
@@ -302,13 +331,15 @@ def test_gsm8k_reads_one_sign(text):
 
 UNITS = r"""$42 | \$42.00 | 42 dollars | €42 | 42% | 42\% | (42) | +42 | 42 km/h | $42/hour | 42 cents per day
 **42** | 42. | 42! | There are 42 apples | She has 42 left over. | \text{42} | 42\text{ cm} | 42cm | 42°
-x = 42 | 12 + 30 = 42 | $\$42$ | \(42\) | 42-inch | USD 42 | Rs. 42 | a total of 42 | 42 square feet | 42 more
-42 times"""
+x = 42 | 12 + 30 = 42 | $\$42$ | \(42\) | 42-inch | USD 42 | Rs. 42 | a total of 42 | 42 square feet"""
 
 
 def test_gsm8k_reads_units_and_money_around_its_number():
     for text in texts(UNITS):
         assert judged("gsm8k", "#### 42", f"#### {text}") is True, text
+    for text, question in (("42 times", "How many times did it rain?"), ("42 more", "How many more does she need?")):
+        assert judged("gsm8k", "#### 42", f"#### {text}", question) is True, text
+        assert judged("gsm8k", "#### 42", f"#### {text}") is False, text
 
 
 NESTED = 12_000

@@ -6,9 +6,15 @@ from typing import Annotated, Any, Literal
 from pydantic import model_validator
 
 from dapo.config.section import Float, Gibibytes, Processes, Seconds, Section, Switch, Tokens, option
-from dapo.core.verifier_limits import CODE_TIME_S, SERVER_TOTAL_S
+from dapo.core.verifier_limits import CODE_TIME_S, PATTERN_CPU_S, SERVER_TOTAL_S
 
-_TIME_LIMITS = {"code": ("time_s", CODE_TIME_S), "server": ("total_s", SERVER_TOTAL_S)}
+_TIME_LIMITS = {
+    "code": ("time_s", CODE_TIME_S),
+    "server": ("total_s", SERVER_TOTAL_S),
+    "regex": ("", PATTERN_CPU_S),
+    "json_schema": ("", PATTERN_CPU_S),
+}
+"""Verifiers with a limit below the verdict's: its option and default, or a fixed limit."""
 
 
 class RewardConfig(Section):
@@ -47,6 +53,7 @@ class RewardConfig(Section):
             seconds = options.get(limit, default) if isinstance(options, Mapping) else default
             if isinstance(seconds, int | float) and seconds >= self.timeout_s:
                 path = f"reward.options.{limit}" if is_only else f"reward.options.{name}.{limit}"
+                path = path if limit else f"{name}'s limit for a pattern"
                 raise ValueError(
                     f"{path}={seconds:g} (s) must be less than reward.timeout_s={self.timeout_s:g}, a verdict's limit"
                 )

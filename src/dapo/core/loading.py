@@ -1,13 +1,16 @@
 """Loads a user's `module:function` and calls code that may raise any exception."""
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import PathFinder, SourceFileLoader
@@ -145,14 +148,36 @@ class Failure:
     reason: str  # `raised ValueError: its first line (file.py, line 12)`
 
 
-def try_call(call: Callable[[], T]) -> T | Failure:
-    """The result of `call()`, or the reason of its failure."""
+def try_call(call: Callable[[], T], *, cpu_s: float = 0) -> T | Failure:
+    """The result of `call()`, or the reason of its failure.
+
+    With `cpu_s` in the main thread, a call that needs more processor time than these seconds fails.
+    """
     try:
-        return call()
+        with _cpu_limit(cpu_s):
+            return call()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # sys.exit() and timeouts of some libraries are not Exceptions
         return Failure(f"raised {describe(error)}")
+
+
+@contextlib.contextmanager
+def _cpu_limit(seconds: float) -> Iterator[None]:
+    if not seconds or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"it took over {seconds:g} s of processor time")
+
+    previous = signal.signal(signal.SIGVTALRM, stop)  # which Python's regular expressions notice, too
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, previous or signal.SIG_DFL)
 
 
 def describe(error: BaseException) -> str:

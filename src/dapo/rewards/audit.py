@@ -70,7 +70,6 @@ class Audit:
 def nonsense(problem: Problem) -> dict[str, str]:
     """Responses, by name, that answer no problem or hide the right answer among others."""
     answer = problem.answer.strip() or "42"
-    question = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
     numbers = " ".join(map(str, range(1000)))
     return {
         "empty": "",
@@ -81,8 +80,8 @@ def nonsense(problem: Problem) -> dict[str, str]:
         "several marked answers": f"Answer: {answer}\nAnswer: something else",
         "several boxes": f"\\boxed{{{answer}}} \\boxed{{something else}}",
         "the answer denied": f"Answer: not {answer}",
-        "the prompt repeated": question,
-        "the prompt as the answer": f"Answer: {question}",
+        "the prompt repeated": problem.question,
+        "the prompt as the answer": f"Answer: {problem.question}",
         "all numbers 0 to 999": numbers,
         "all numbers as the answer": f"Answer: {numbers}",
         "all letters": f"Answer: {' '.join('ABCDEFGHIJ')}",

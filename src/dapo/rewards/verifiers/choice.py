@@ -66,8 +66,7 @@ class ChoiceVerifier:
             return error_verdict(
                 f"choice: the reference {problem.answer[:80]!r} is not one of the letters {self.letters}"
             )
-        prompt = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
-        chosen = self._chosen(response, prompt)
+        chosen = self._chosen(response, problem.question)
         return binary_verdict(chosen == reference, chosen or "")
 
     def _chosen(self, response: str, prompt: str) -> str | None:

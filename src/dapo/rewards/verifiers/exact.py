@@ -29,7 +29,7 @@ class ExactVerifier:
                 return error_verdict(f"exact: {reason}")
             return number_verdict(number, last_number(text))
         if self.extract == "final" and number is not None:
-            return number_verdict(number, response_number(text))
+            return number_verdict(number, response_number(text, problem.question))
         reference = self._normalize(problem.answer)
         if not reference:
             return error_verdict(f"exact: the reference is empty ({problem.answer!r})")

@@ -7,7 +7,7 @@ from dapo.rewards.verdicts import error_verdict, number_verdict
 from dapo.types import Problem, Verdict
 from strict_math import extract_answer
 from strict_math.stated_number import last_number, stated_number
-from strict_math.text import answer_line, final_part, last_boxes, plain_number, strip_formatting
+from strict_math.text import final_part, plain_number, strip_formatting
 
 _MARK = "####"
 
@@ -26,15 +26,14 @@ class Gsm8kVerifier:
         reference = plain_number(_strip_currency(problem.answer.rpartition(_MARK)[2]))
         if reference is None:
             return error_verdict(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
-        return number_verdict(reference, self._number(final_part(response)))
+        return number_verdict(reference, self._number(final_part(response), problem.question))
 
-    def _number(self, text: str) -> Fraction | None:
+    def _number(self, text: str, question: str) -> Fraction | None:
         _, mark, tail = text.rpartition(_MARK)
         if mark:
-            return stated_number(tail.strip().partition("\n")[0])
-        marked = [extract_answer(text) or ""] if answer_line(text) else last_boxes(text)
-        if marked:
-            return stated_number(*marked)
+            return stated_number(tail.strip().partition("\n")[0], question=question)
+        if marked := extract_answer(text):
+            return stated_number(marked, question=question)
         return last_number(_strip_currency(text)) if self.flexible else None
 
 

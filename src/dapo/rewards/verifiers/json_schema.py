@@ -8,6 +8,7 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
+from dapo.core.verifier_limits import PATTERN_CPU_S
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 from strict_math.text import fences, final_part
@@ -50,8 +51,8 @@ class JsonSchemaVerifier:
             value = strict_json(json_text(response))
         except (ValueError, RecursionError):
             return binary_verdict(False)
-        # the schema has been tried: what fails here is due to the response, such as its depth
-        return binary_verdict(try_call(lambda: is_valid(value)) is True)
+        # the schema has been tried: what fails here is due to the response, such as its depth or the time it takes
+        return binary_verdict(try_call(lambda: is_valid(value), cpu_s=PATTERN_CPU_S) is True)
 
 
 def json_text(response: str) -> str:

@@ -22,8 +22,7 @@ class MathVerifier:
         self._read(r"\pi")  # imports mpmath now, outside the time limit of a verdict
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        question = problem.prompt if isinstance(problem.prompt, str) else problem.prompt[-1]["content"]
-        reference = self._read(problem.answer, question)
+        reference = self._read(problem.answer, problem.question)
         if reference is None:
             return error_verdict(f"math: the reference {problem.answer[:80]!r} cannot be read as mathematics")
         answer = extract_answer(response)

@@ -7,13 +7,23 @@ from typing import Literal
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
+from dapo.core.verifier_limits import PATTERN_CPU_S
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 from strict_math.text import final_part
 
 Match = Literal["full", "search"]
 
-_compiled = lru_cache(1024)(re.compile)
+_NEUTRAL = ("", "The answer is 42.")
+"""A pattern that does not answer in time for these is an error for every response."""
+
+
+@lru_cache(1024)
+def _compiled(pattern: str, flags: int) -> re.Pattern[str]:
+    compiled = re.compile(pattern, flags)
+    for text in _NEUTRAL:
+        compiled.fullmatch(text) or compiled.search(text)
+    return compiled
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class RegexVerifier:
     - a `pattern` with one group: the captured text must be the reference. All captures in the response must agree, so
       that listing every possible answer is wrong.
 
-    A pattern such as `(a+)+$` can take forever; `reward.timeout_s` ends it with an error verdict.
+    A pattern such as `(a+)+$` can take forever: a response for which it needs over a second of processor time is wrong.
     """
 
     pattern: str | None = None
@@ -61,16 +71,17 @@ class RegexVerifier:
             pattern = self._compile(problem.answer)
             if isinstance(pattern, Failure):
                 return error_verdict(f"regex: the reference {problem.answer[:80]!r} {pattern.reason}")
-        found = pattern.fullmatch(text) if self.match == "full" else pattern.search(text)
-        return binary_verdict(found is not None)
+        match = pattern.fullmatch if self.match == "full" else pattern.search
+        return binary_verdict(isinstance(try_call(lambda: match(text), cpu_s=PATTERN_CPU_S), re.Match))
 
     def _captured(self, pattern: re.Pattern[str], reference: str, text: str) -> Verdict:
         if not reference:
             return error_verdict("regex: the reference, with which the pattern's group is compared, is empty")
-        captured = {(found[1] or "").strip() for found in pattern.finditer(text)}
+        found = try_call(lambda: {(match[1] or "").strip() for match in pattern.finditer(text)}, cpu_s=PATTERN_CPU_S)
+        captured = set() if isinstance(found, Failure) else found
         if self.ignore_case:
             captured, reference = {value.casefold() for value in captured}, reference.casefold()
         return binary_verdict(captured == {reference}, captured.pop() if len(captured) == 1 else "")
 
     def _compile(self, pattern: str) -> re.Pattern[str] | Failure:
-        return try_call(lambda: _compiled(pattern, re.IGNORECASE if self.ignore_case else 0))
+        return try_call(lambda: _compiled(pattern, re.IGNORECASE if self.ignore_case else 0), cpu_s=PATTERN_CPU_S)
