@@ -1,4 +1,4 @@
-"""LoRA: train low-rank adapters instead of all weights. Needs the extra `lora`: pip install 'dapo-rl[lora]'.
+"""LoRA: train low-rank adapters instead of all weights. It needs peft: pip install peft.
 
     python examples/lora.py
 

@@ -43,16 +43,16 @@ def test_the_hub_without_its_package_says_what_to_install():
     with pytest.raises(DataError) as caught:
         load_problems("hub:openai/gsm8k:test")
     assert str(caught.value) == (
-        "hub:openai/gsm8k:test needs the package datasets, which is not installed: pip install 'dapo-rl[hub]'"
+        "hub:openai/gsm8k:test needs the package datasets, which is not installed: pip install datasets"
     )
 
 
-def test_a_missing_package_names_its_extra():
-    require_package("json", extra="gym", purpose="x")
+def test_a_missing_package_names_the_package_to_install():
+    require_package("json", purpose="x")
     with pytest.raises(DataError) as caught:
-        require_package("no_such_package", extra="gym", purpose="gym:gcd")
+        require_package("no_such_package", purpose="gym:gcd")
     assert str(caught.value) == (
-        "gym:gcd needs the package no_such_package, which is not installed: pip install 'dapo-rl[gym]'"
+        "gym:gcd needs the package no_such_package, which is not installed: pip install no-such-package"
     )
 
 

@@ -240,7 +240,7 @@ SCHEMA = {
 
 @pytest.fixture
 def jsonschema():
-    return pytest.importorskip("jsonschema", reason="needs the extra schema: pip install 'dapo-rl[schema]'")
+    return pytest.importorskip("jsonschema", reason="needs jsonschema")
 
 
 GOOD = '{"city": "Rome", "people": 3}'

@@ -429,7 +429,7 @@ NOT_THE_JSON = {
 
 @pytest.mark.parametrize("name", [*HOSTILE, *NOT_THE_JSON])
 def test_no_hostile_text_is_right_or_an_error_as_json(name):
-    pytest.importorskip("jsonschema", reason="needs the extra schema: pip install 'dapo-rl[schema]'")
+    pytest.importorskip("jsonschema", reason="needs jsonschema")
     assert judged("json_schema", '{"const": {"x": 42}}', (HOSTILE | NOT_THE_JSON)[name]) is False
 
 

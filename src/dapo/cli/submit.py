@@ -100,7 +100,7 @@ def needs_ray(config: Config, allocation: Allocation) -> bool:
         return False
     if importlib.util.find_spec("ray") is None:
         why = f"launcher={config.launcher}" if config.uses_ray else f"--nodes {allocation.nodes}"
-        raise ConfigError(f"{why} needs Ray, which is not installed: pip install 'dapo-rl[ray]'")
+        raise ConfigError(f"{why} needs Ray, which is not installed: pip install ray")
     return True
 
 

@@ -134,10 +134,10 @@ def _import_module(name: str, written: Path | None, directory: str | None) -> Mo
     return importlib.import_module(name)
 
 
-def require_package(package: str, *, extra: str, purpose: str) -> None:
+def require_package(package: str, *, purpose: str) -> None:
     """Raise DataError with the command that installs `package` if it is not installed."""
     if importlib.util.find_spec(package) is None:
-        hint = f"pip install 'dapo-rl[{extra}]'"
+        hint = f"pip install {package.replace('_', '-')}"
         raise DataError(f"{purpose} needs the package {package}, which is not installed: {hint}")
 
 

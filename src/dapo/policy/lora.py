@@ -22,7 +22,6 @@ from dapo.policy.checkpoint import SavedWeights
 from dapo.policy.hf_io import NamedWeights, appearing_directory, layout_of, require_new, tied_names, write_tensors
 from dapo.policy.model import LoadedModel
 
-INSTALL = 'pip install "dapo-rl[lora]"'
 ADAPTER = "default"  # peft's name of the adapter, which is part of its parameters' names
 ADAPTER_FILE = "adapter_model.safetensors"
 
@@ -156,7 +155,7 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ConfigError(f"model.lora needs the package peft, which is not installed here; run: {INSTALL}") from error
+        raise ConfigError(f"model.lora needs the package peft, which is not installed here; run: pip install peft") from error
     return peft
 
 

@@ -86,7 +86,7 @@ def _tracker(module: str, *, package: str) -> Any:
         if error.name != package:
             raise
         raise ConfigError(
-            f"log.sinks names {package}, which is not installed; run pip install 'dapo-rl[{package}]' "
+            f"log.sinks names {package}, which is not installed; run pip install {package} "
             f"or leave {package} out of log.sinks"
         ) from None
 

@@ -121,14 +121,14 @@ def _columns_of_audit(config: Config) -> Mapping[str, Collection[str]]:
 
 def _require_packages(config: Config) -> None:
     """Raise ConfigError for a missing package that an option needs; the message has the command to install it."""
-    needed: list[tuple[str, str, str]] = [("log.sinks", sink, sink) for sink in config.log.sinks]
-    needed += [("launcher", "ray", "ray")] if config.uses_ray else []
-    needed += [("model.lora", "peft", "lora")] if config.model.lora is not None else []
-    for option, package, extra in needed:
+    needed: list[tuple[str, str]] = [("log.sinks", sink) for sink in config.log.sinks]
+    needed += [("launcher", "ray")] if config.uses_ray else []
+    needed += [("model.lora", "peft")] if config.model.lora is not None else []
+    for option, package in needed:
         spec = find_spec(package)
         if spec is None or spec.origin is None:  # without origin: a folder of that name, such as W&B's
             raise ConfigError(
-                f"{option} needs the package {package}, which is not installed here: pip install 'dapo-rl[{extra}]'"
+                f"{option} needs the package {package}, which is not installed here: pip install {package}"
             )
 
 

@@ -136,7 +136,7 @@ def _without_near_duplicates(
 
     MinHash finds candidates among the rows kept so far, whose similarity is then computed exactly.
     """
-    require_package("datasketch", extra="data", purpose="finding near duplicates")
+    require_package("datasketch", purpose="finding near duplicates")
     from datasketch import MinHash, MinHashLSH
 
     index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=_WEIGHTS)

@@ -27,7 +27,7 @@ def gym_problems(
     fewer problems than `sizes`. Raises DataError if the package is missing, a task or option is unknown, or a task
     cannot be scored from stored entries.
     """
-    require_package("reasoning_gym", extra="gym", purpose=f"gym:{','.join(tasks)}")
+    require_package("reasoning_gym", purpose=f"gym:{','.join(tasks)}")
     requests = [
         {"name": name, "options": dict(options), "seed": seed, "count": count, "distinct": distinct}
         for (name, options), count in zip(tasks.items(), sizes, strict=True)

@@ -43,7 +43,7 @@ def require_file_type(path: Path, types: Sequence[str] = FILE_TYPES) -> str:
 def read_hub_rows(source: HubSource) -> Rows:
     """Yield (`hub:NAME:SPLIT, row 3`, row). Raises DataError without the package `datasets`, or if loading fails."""
     label = f"hub:{source.name}:{source.split}"
-    require_package("datasets", extra="hub", purpose=label)
+    require_package("datasets", purpose=label)
     import datasets
 
     try:

@@ -41,7 +41,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise LaunchError("launcher=ray needs Ray, which is not installed: pip install 'dapo-rl[ray]'") from error
+        raise LaunchError("launcher=ray needs Ray, which is not installed: pip install ray") from error
     return ray
 
 

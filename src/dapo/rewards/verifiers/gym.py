@@ -65,7 +65,7 @@ class GymVerifier:
         except ModuleNotFoundError as error:
             if error.name != "reasoning_gym":
                 raise
-            raise RewardError("verifier gym needs reasoning-gym: pip install 'dapo-rl[gym]'") from None
+            raise RewardError("verifier gym needs reasoning-gym: pip install reasoning-gym") from None
         self._create = reasoning_gym.create_dataset
         self._task = lru_cache(_TASK_CACHE_SIZE)(self._load)
 

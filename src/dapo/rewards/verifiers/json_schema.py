@@ -96,7 +96,7 @@ def _validators() -> Callable[[str], Callable[[Any], bool]]:
     except ModuleNotFoundError as error:
         if error.name not in ("jsonschema", "referencing"):
             raise
-        raise RewardError("verifier json_schema needs jsonschema: pip install 'dapo-rl[schema]'") from None
+        raise RewardError("verifier json_schema needs jsonschema: pip install jsonschema") from None
     nothing: Any = referencing.Registry()  # the default one fetches what a $ref names
 
     def unique_items(validator: Any, unique: Any, value: Any, schema: Any) -> Iterator[Any]:
