@@ -123,8 +123,7 @@ class TestTrackers:
         with pytest.raises(ConfigError) as error:
             WandbSink("dapo", "run", {}, tmp_path)
         assert str(error.value) == (
-            "log.sinks names wandb, which is not installed; run pip install wandb "
-            "or leave wandb out of log.sinks"
+            "log.sinks names wandb, which is not installed; run pip install wandb or leave wandb out of log.sinks"
         )
 
     @pytest.mark.skipif(importlib.util.find_spec("trackio") is not None, reason="trackio is installed")

@@ -14,10 +14,10 @@ from dapo.core.errors import DataError
 from dapo.evaluation.pairing import Paired, mean_over_steps, paired_problems, paired_samples
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation, read_evaluation
-from dapo.runs.manifest import Fork
+from dapo.runs.manifest import Fork, describe_changes
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.rollout_table import CURVES, problem_means
-from dapo.runs.stored_config import load_run_config
+from dapo.runs.stored_config import load_run_config, option_changes
 
 CURVE_METRICS = {
     "reward": "reward/mean",
@@ -95,6 +95,11 @@ def compare_runs(a: str | Path, b: str | Path) -> Comparison:
     equal = equal_steps(*metrics)
     steps = sorted(step for step in metrics[0].keys() & metrics[1].keys() if step > equal)
     seeds = [config.train.seed for config in configs]
+    notes += [
+        f"{run.path} changed options after step {change['after_step']}: {describe_changes(change['options'])}"
+        for run in runs
+        for change in option_changes(run)
+    ]
     forks = [None if (fork := Fork.of(run)) is None else asdict(fork) for run in runs]
     facts = [
         RunFacts(str(run.path), max(rows, default=0), seed, run.exit_reason(), fork)

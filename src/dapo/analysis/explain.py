@@ -42,7 +42,7 @@ def explain_group(
     a group, and ConfigError if advantages depend on a critic, or on rewards that no file holds.
     """
     directory = RunDirectory.open(run_dir)
-    config = resolve_auto(load_run_config(directory))
+    config = resolve_auto(load_run_config(directory, step=step))
     if config.has_critic:
         raise ConfigError(
             "advantage.estimator=gae compares each token with the value of a critic, which is stored nowhere, and "

@@ -122,8 +122,6 @@ def _changed_config(directory: RunDirectory, overrides: Sequence[str], *, gradie
     own = resolve_auto_verifier(load_run_config(directory))
     preset = next((item.partition("=")[2] for item in reversed(overrides) if item.startswith("preset=")), None)
     more = [] if preset is None else [f"{name}={json.dumps(value)}" for name, value in _preset_values(preset)]
-    if any(name == "reward.verifier" or name.startswith("reward.verifier.") for name in named):
-        more.append("reward.options={}")
     return own, resolve_auto_verifier(load_run_config(directory, [*more, *overrides]))
 
 

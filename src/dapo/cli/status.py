@@ -8,7 +8,7 @@ from dapo.cli.formatting import number, right, size
 from dapo.core.errors import DapoError
 from dapo.core.terminal import printable
 from dapo.runs.console import SafeConsole, duration, evaluation_line, metric_columns
-from dapo.runs.manifest import Fork
+from dapo.runs.manifest import Fork, describe_changes
 from dapo.runs.status import RunStatus
 from dapo.runs.time_left import training_seconds
 
@@ -50,6 +50,8 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
         newest = status.seconds_since_step
         since = "" if newest is None else f"; the newest step {duration(newest)} ago"
         rows[-1] = ("step", f"{_steps(status)}, about {duration(status.seconds_left)} left{since}")
+    changes = [(describe_changes(each["options"]), each["after_step"]) for each in status.changes]
+    rows += [("changed", printable(f"{changed}, after step {step}")) for changed, step in changes]
     if status.metrics:
         values = {name: value for name, value in status.metrics.items() if value is not None}
         values["time/step_s"] = training_seconds(values)

@@ -17,7 +17,7 @@ METRICS_FILE = "metrics.jsonl"
 PROBLEM_STATS_FILE = "problems.parquet"
 """Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 CHECKPOINT_MANIFEST = "manifest.json"
-_STEP_NAME = re.compile(r"step_(\d{6,9})(\.parquet|\.json)?")
+_STEP_NAME = re.compile(r"step_(\d{6,9})(\.parquet|\.json|\.yaml)?")
 _REPLACED = ".replaced.tmp"
 _REMOVED = ".gone.tmp"
 

@@ -19,7 +19,7 @@ from dapo.runs.metrics_file import read_metrics, truncate_after
 _LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.05
 _LOCK_BYTES = 40
 _FILES = (*("config.yaml", "manifest.json", "summary.json", "lock", "curves.png"), METRICS_FILE, PROBLEM_STATS_FILE)
-_FOLDERS = ("checkpoints", "rollouts", "eval", "logs", "profile", "code", "data")
+_FOLDERS = ("checkpoints", "rollouts", "eval", "configs", "logs", "profile", "code", "data")
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
 
@@ -38,7 +38,7 @@ class RunDirectory:
     """The paths of a run's files and folders. Make one with `create` or `open`."""
 
     path: Path
-    config = _Entry("config.yaml")  # all options of the run
+    config = _Entry("config.yaml")  # all options of the run, now in force
     manifest = _Entry("manifest.json")  # versions, machine, command line, seed
     metrics = _Entry(METRICS_FILE)  # one JSON object per step
     problem_stats = _Entry(PROBLEM_STATS_FILE)  # statistics per problem, as of the newest checkpoint
@@ -49,6 +49,7 @@ class RunDirectory:
     _lock = _Entry("lock")
     rollouts_folder = _Entry("rollouts")  # the folder of the tables of judged responses
     evaluations_folder = _Entry("eval")  # the folder of the stored evaluations
+    configs_folder = _Entry("configs")  # the folder of earlier options: step_000010.yaml held up to step 10
 
     @classmethod
     def create(
@@ -121,6 +122,27 @@ class RunDirectory:
     def evaluations(self) -> dict[int, Path]:
         """Find the stored evaluations, by step in ascending order."""
         return {step_of(path): path for path in numbered(self.evaluations_folder)}
+
+    def earlier_configs(self) -> dict[int, Path]:
+        """Find the files of options that a resume replaced, by the last step that they were in force."""
+        return {step_of(path): path for path in numbered(self.configs_folder)}
+
+    def config_of(self, step: int) -> Path:
+        """Return the path of the options that were in force in a training step."""
+        return next((path for last, path in self.earlier_configs().items() if last >= step), self.config)
+
+    def replace_config(self, config_yaml: str, *, after: int) -> None:
+        """Put options in force after a step, and keep those of the steps up to it."""
+        before = self.config_of(after).read_text(encoding="utf-8")
+        is_changed = after > 0 and before != config_yaml
+        if is_changed:
+            self.configs_folder.mkdir(exist_ok=True)
+            atomic_write_text(self.configs_folder / f"step_{after:06d}.yaml", before)
+        for last, path in self.earlier_configs().items():
+            if last > after or (last == after and not is_changed):
+                path.unlink()
+        if config_yaml != self.config.read_text(encoding="utf-8"):
+            atomic_write_text(self.config, config_yaml)
 
     def exit_reason(self) -> str | None:
         """Read the exit reason in the run's summary; None if that is missing or damaged."""

@@ -55,8 +55,12 @@ class Fork:
     def describe(self) -> str:
         """Describe the fork: `step 40 of runs/x, branch 2; train.seed 0 -> 7`."""
         branch = "" if self.branch is None else f", branch {self.branch}"
-        changes = ", ".join(f"{name} {_show(old)} -> {_show(new)}" for name, (old, new) in self.changed.items())
-        return f"step {self.step} of {self.parent}{branch}; {changes or 'no option changed'}"
+        return f"step {self.step} of {self.parent}{branch}; {describe_changes(self.changed) or 'no option changed'}"
+
+
+def describe_changes(changed: Mapping[str, Sequence[Any]]) -> str:
+    """Describe options with an old and a new value: `train.seed 0 -> 7, optim.lr 1e-06 -> 2e-06`."""
+    return ", ".join(f"{name} {_show(old)} -> {_show(new)}" for name, (old, new) in changed.items())
 
 
 def make_manifest(

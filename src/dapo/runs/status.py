@@ -15,6 +15,7 @@ from dapo.core.files import damage_of, read_json
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork, read_manifest
 from dapo.runs.metrics_file import read_metrics
+from dapo.runs.stored_config import option_changes
 from dapo.runs.time_left import TimeLeft
 
 State = Literal["running", "stopped", "finished", "solved", "failed"]
@@ -48,6 +49,7 @@ class RunStatus(RunProgress):
     disk_bytes: dict[str, int]  # disk usage: total, checkpoints, rollouts, eval, logs
     fork: dict[str, Any] | None
     """Parent, step, branch, checksum of the parent's options, and changed options of a fork."""
+    changes: list[dict[str, Any]]  # the options that resumes changed, with the last step before each change
     summary: dict[str, Any] | None  # the content of summary.json, which is written at the end
 
     def as_json(self) -> dict[str, Any]:
@@ -103,6 +105,7 @@ def _read_status(run: RunDirectory) -> RunStatus:
         checkpoint=None if newest is None else {"step": newest, "path": str(run.checkpoints.path(newest))},
         disk_bytes=_disk_bytes(run.path),
         fork=None if (fork := Fork.of(run)) is None else asdict(fork),
+        changes=option_changes(run),
         summary=None if is_live else _read_summary(run),
     )
 

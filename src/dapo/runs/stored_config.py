@@ -4,11 +4,18 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from dapo.config import Config, load_config
+from dapo.config import Config, dump_config, load_config
+from dapo.config.data_spec import paths_in
+from dapo.config.load import read_options
+from dapo.config.option_entries import differing, flatten
 from dapo.core.errors import ConfigError, DataError, RewardError
+from dapo.core.files import atomic_write_json, read_json
 from dapo.core.loading import add_code_folder
+from dapo.core.secrets import mask_options
 from dapo.core.terminal import print_text
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import manifest_entry
@@ -20,13 +27,14 @@ DATA_FOLDER = "data"
 OWN_FOLDERS = (CODE_FOLDER, DATA_FOLDER)
 
 
-def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
-    """Load the options of a run; relative paths are resolved in the folder where it was started.
+def load_run_config(run: RunDirectory, overrides: Sequence[str] = (), *, step: int | None = None) -> Config:
+    """Load the options of a run, or those in force in a `step`; relative paths are resolved where it was started.
 
     Files missing there, and the paths of `overrides`, are resolved in the current folder. Files in the run directory
     are found after it was moved, as are modules in its `code`. Raises ConfigError.
     """
-    own, made_in = load_config(run.config), manifest_entry(run, "run_dir")
+    file = run.config if step is None else run.config_of(step)
+    own, made_in = load_config(file), manifest_entry(run, "run_dir")
     started_in = _started_in(run)
     folder = started_in if started_in is not None and started_in.is_dir() else None
     add_code_folder(run.path / CODE_FOLDER)
@@ -40,7 +48,48 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = ()) -> Config:
             there.append(f"{key}={json.dumps(str(found))}")
     if folder is not None and (folder / own.model.name).is_dir():
         there.append(f"model.name={json.dumps(str(folder / own.model.name))}")
-    return load_config(run.config, [*there, *overrides])
+    return load_config(file, [*there, *without_old_options(overrides)])
+
+
+def without_old_options(overrides: Sequence[str]) -> list[str]:
+    """Overrides in which another verifier drops the options of the one before."""
+    is_replaced = any(item.startswith(("reward.verifier=", "reward.verifier.")) for item in overrides)
+    return [*["reward.options={}"] * is_replaced, *overrides]
+
+
+def changed_config(file: Path, overrides: Sequence[str]) -> Config:
+    """The options in a run's file with overrides; the path of a new data file that is here becomes absolute."""
+    before, overrides = load_config(file).data, without_old_options(overrides)
+    after = load_config(file, overrides).data
+    found = []
+    for name, now, then in (("data.train", after.train, before.train), ("data.eval", after.eval, before.eval)):
+        for option, path in paths_in(now, name).items() if now is not None and now != then else ():
+            if Path(path).is_file():
+                found.append(f"{option}={json.dumps(str(Path(path).absolute()))}")
+    return load_config(file, [*overrides, *found])
+
+
+def keep_overrides(
+    run: RunDirectory, overrides: Sequence[str], *, after: int, module_folders: Sequence[str] = ()
+) -> None:
+    """Write the options of a process that continues a run after a step: they last, and `configs` keeps the former."""
+    changed = dump_config(changed_config(run.config, overrides)) if overrides else None
+    if module_folders:
+        known = manifest_entry(run, "module_folders") or []
+        entry = {"module_folders": list(dict.fromkeys([*known, *module_folders]))}
+        atomic_write_json(run.manifest, read_json(run.manifest) | entry)
+    run.replace_config(changed or run.config.read_text(encoding="utf-8"), after=after)
+
+
+def option_changes(run: RunDirectory) -> list[dict[str, Any]]:
+    """The changes of options by resumes.
+
+    Example: [{"after_step": 10, "options": {"optim.lr": [1e-06, 2e-06]}}]
+    """
+    earlier = run.earlier_configs()
+    tables = [dict(flatten(mask_options(read_options(path)))) for path in [*earlier.values(), run.config]]
+    changes = zip(earlier, pairwise(tables), strict=True)
+    return [{"after_step": step, "options": differing(both)} for step, both in changes]
 
 
 def trust_module_folders(path: str | Path) -> None:

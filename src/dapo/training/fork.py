@@ -12,14 +12,13 @@ and a fork with another learning rate gets the same problems and the same random
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from dapo.config import Config, dump_config, load_config
-from dapo.config.data_spec import paths_in
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import PRIVATE, atomic_write_json, atomic_write_text, crc32_of, open_no_link, read_json, remove
@@ -29,7 +28,7 @@ from dapo.runs.checkpoints import accuracy_of, numbered, step_of
 from dapo.runs.directory import RunDirectory, require_new_run
 from dapo.runs.manifest import Fork, make_manifest
 from dapo.runs.metrics_file import truncate_after
-from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS
+from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS, changed_config
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
 
@@ -78,14 +77,14 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
     """
     checkpoint = parent.checkpoints.find(step)
     add_code_folder(parent.path / CODE_FOLDER)
-    before = load_config(parent.config)
-    config = load_config(parent.config, [*overrides, *_found_here(load_config(parent.config, overrides), before)])
+    file = parent.config_of(step + 1)
+    before, config = load_config(file), changed_config(file, overrides)
     if branch is not None:
         seed = keyed_seed(config.train.seed, "branch", branch) % SEEDS
         config = config.changed("train", seed=seed)
     changed = {name: (old, new) for name, (old, new) in option_differences(before, config).items()}
     _require_possible(config, changed, step)
-    origin = Fork(str(parent.path.resolve()), step, branch, crc32_of(parent.config), changed)
+    origin = Fork(str(parent.path.resolve()), step, branch, crc32_of(file), changed)
     return ForkPlan(parent, checkpoint, config, origin)
 
 
@@ -138,17 +137,6 @@ def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> 
         )
 
 
-def _found_here(config: Config, before: Config) -> Iterator[str]:
-    """Yield overrides that make new data paths absolute if they are files here: the parent may be from elsewhere."""
-    for name, now, then in (
-        ("data.train", config.data.train, before.data.train),
-        ("data.eval", config.data.eval, before.data.eval),
-    ):
-        for option, path in paths_in(now, name).items() if now is not None and now != then else ():
-            if Path(path).is_file():
-                yield f'{option}="{Path(path).absolute()}"'
-
-
 def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
     """Write the files of a fork; `config.yaml`, which makes the directory a run, comes last."""
     parent, step = plan.parent, plan.fork.step
@@ -156,7 +144,7 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
     if parent.metrics.exists():
         shutil.copyfile(parent.metrics, fork.metrics)
         truncate_after(fork.metrics, logged)
-    for folder in ("rollouts", "eval"):
+    for folder in ("rollouts", "eval", "configs"):
         for path in numbered(parent.path / folder):
             if not path.is_symlink() and step_of(path) <= step:
                 _link(path, fork.path / folder / path.name)

@@ -27,7 +27,7 @@ from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
-from dapo.runs.stored_config import load_run_config, with_start_folder
+from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
 from dapo.training import one_step_off
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
@@ -77,6 +77,10 @@ class ReadyRun:
     inputs: Inputs
     judge: VerifierPool
     directory: RunDirectory
+    overrides: Sequence[str] = ()
+    """Changes of the options of a run that is continued, not written yet."""
+    module_folders: Sequence[str] = ()
+    """The folders of modules that the changes name."""
 
 
 @contextmanager
@@ -112,10 +116,13 @@ def new_run(
 
 
 @contextmanager
-def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
+def continued_run(
+    path: Path, overrides: Sequence[str], *, module_folders: Sequence[str] = ()
+) -> Iterator[ReadyRun | Finished]:
     """Lock the directory of a run in the block and read its inputs, unless the run is finished.
 
-    `overrides` change options of the run. Raises DapoError if it cannot continue.
+    `overrides` change options of the run, from its checkpoint on; they may name modules of further `module_folders`.
+    Raises DapoError if it cannot continue.
     """
     directory = RunDirectory.open(path)
     config = resolve_auto(load_run_config(directory, overrides))
@@ -129,7 +136,7 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
         with with_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
-        yield ReadyRun(config, inputs, judge, directory)
+        yield ReadyRun(config, inputs, judge, directory, overrides, module_folders)
 
 
 def _is_last(checkpoint: Path, config: Config) -> bool:
@@ -181,6 +188,8 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
         run.provenance = provenance(config, inputs.train, inputs.held_out)
         for note in [*inputs.notes, f"writing to {directory.path}"]:
             run.tracker.message(note)
+        opened = stack.enter_context(ExitStack())
+        opened.callback(run.tracker.close)
         if checkpoint:
             restore(run, checkpoint)
             fork = Fork.of(directory)
@@ -188,8 +197,10 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
             for line in provenance_diff(checkpoint, run.provenance, step=step, expected=expected):
                 run.tracker.message(line)
             display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
+        keep_overrides(directory, ready.overrides, after=step, module_folders=ready.module_folders)
         if config.schedule == "sync":  # a prefetched batch of an earlier schedule is stale
             one_step_off.requeue(run)
+        opened.pop_all()
         with summary_written(run, callbacks.warn):
             yield run
 
