@@ -329,7 +329,7 @@ def test_what_a_run_holds_is_read_as_tables(finished: dapo.Run):
 def test_a_run_says_in_a_line_and_in_html_how_it_stands(finished: dapo.Run):
     line = repr(finished)
     assert line.startswith(f"<Run {finished.path}: finished, step 2/2, reward ")
-    assert f"held_out {finished.evaluation().accuracy:.1%} after step 2" in line
+    assert f"evaluation held_out {finished.evaluation().accuracy:.1%} after step 2" in line
     assert "<th style='text-align:left'>state</th><td style='text-align:left'>finished</td>" in finished._repr_html_()
     assert repr(dapo.Run("nothing<b>")).startswith("<Run nothing<b>: cannot be read (no run directory nothing<b>")
     assert "<b>" not in dapo.Run("nothing<b>")._repr_html_()
@@ -397,7 +397,7 @@ def test_importing_dapo_imports_nothing_else():
         dapo.tarin  # noqa: B018
 
 
-def test_a_notebook_shows_lines_and_one_display_that_is_replaced(capsys: pytest.CaptureFixture[str]):
+def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFixture[str]):
     shown: list[str] = []
 
     def show(html: str) -> SimpleNamespace:
@@ -409,14 +409,16 @@ def test_a_notebook_shows_lines_and_one_display_that_is_replaced(capsys: pytest.
     display.phase("generate", 2, 4)  # within REFRESH_S of the last one
     display.log(1, {"reward/mean": 0.5, "time/step_s": 1.0})
     display.phase("update", 1, 2)
+    display.message("saved; continue with: dapo resume runs/x")
     display.close()
     texts = [re.sub(r"<[^<>]*>", "", html).strip() for html in shown]
     assert texts[0] == "step 1/3: start 0s"
     assert texts[1].startswith("step 1/3: generate 1/4 groups, ")
     assert "&lt;b&gt;" in texts[1]
-    assert texts[2].startswith("step 2/3: update 1/2 ")
-    assert texts[3] == ""
-    assert capsys.readouterr().out.startswith("step 1/3  reward +0.500  ")
+    assert texts[-1].startswith("reward 0.5step 1/3  reward +0.500  "), "the last lines and the curves stay"
+    assert "<polyline" in shown[-1]
+    assert len(shown) == 3, "the display is not updated more often than every REFRESH_S seconds"
+    assert capsys.readouterr().out == "saved; continue with: dapo.resume('runs/x')\n"
 
 
 def test_there_is_nothing_to_load_where_no_run_is():

@@ -298,7 +298,7 @@ def test_a_reward_that_only_fails_ends_the_run_saved_and_says_why(
     )
     assert code == 1
     assert err.startswith(f"error: none of the 32 responses judged last has a verdict. 32 times: my_rewards:{function}")
-    assert f"(dapo reward test my_rewards:{function} --data DATA shows its verdicts)" in err
+    assert f"(dapo reward test {path} shows its verdicts)" in err
     assert reason in err
     assert "Traceback" not in err
     assert (path / "checkpoints" / "step_000000").is_dir()

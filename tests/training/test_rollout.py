@@ -374,8 +374,8 @@ def test_more_errors_than_allowed_over_the_window_end_the_run_with_causes_and_an
         "128 times: timed out after 1 s. For example problem "
     )
     assert str(caught.value).endswith(
-        "Correct the verifier or the references (dapo reward test VERIFIER --data DATA shows its verdicts), and resume "
-        "the run"
+        "Correct the verifier or the references (dapo reward test VERIFIER --data DATA shows its verdicts), and "
+        "continue"
     )
 
 

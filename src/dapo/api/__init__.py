@@ -1,1 +1,9 @@
-"""The Python interface of dapo; the command line uses the same functions."""
+"""The Python interface: runs, sessions and their results."""
+
+import sys
+import warnings
+
+if "ipykernel" in sys.modules:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tqdm warns once that it has no widgets; transformers imports it
+        import tqdm.auto  # noqa: F401

@@ -16,12 +16,14 @@ from dapo.api.in_memory_data import (
     Data,
     Reward,
     is_source,
+    row_errors,
     verifier_option,
     weights_by_name,
     write_rows,
 )
 from dapo.api.keywords import as_overrides, build_scaled, load_base, options_from
 from dapo.api.notebook import open_display
+from dapo.api.python_errors import in_python, python_interface
 from dapo.api.run import Run, translate_errors
 from dapo.core.errors import ConfigError
 from dapo.core.files import make_private_folder
@@ -42,6 +44,7 @@ class StepSink(Protocol):
     def write(self, step: int, metrics: Mapping[str, Any]) -> object: ...
 
 
+@python_interface
 def train(
     model: str | Path | None = None,
     *,
@@ -125,24 +128,7 @@ class TrainRequest:
         self._sinks = [sink for sink in sinks if not isinstance(sink, str)]
         if names := [sink for sink in sinks if isinstance(sink, str)]:
             given["log.sinks"] = names
-        writers = [reward_code, loss_code] = [CodeWriter("reward"), CodeWriter("loss")]
-        if reward is not None:
-            weights = weights_by_name(reward, reward_code.add)
-            named = {reward_code.qualified(name): weight for name, weight in weights.items()}
-            given["reward.verifier"] = verifier_option(named)
-        keywords = dict(options)
-        if "loss" in keywords:
-            given |= _loss_options(keywords.pop("loss"), loss_code)
-        for name, value in keywords.items():
-            if callable(value):
-                writers.append(writer := CodeWriter(name.rpartition(".")[2]))
-                keywords[name] = writer.qualified(writer.add(value))
-        named_options = options_from(keywords)
-        if twice := sorted(given.keys() & named_options.keys()):
-            raise ConfigError(f"{twice[0]} is set twice in one call")
-        self._options = options_from(given) | named_options
-        self._modules = [writer.module() for writer in writers if not writer.is_empty]
-        self._module_folders = sorted({folder for writer in writers for folder in writer.folders})
+        self._options, self._modules, self._module_folders = _read_options(given, reward, options)
 
     def start(self, path: Path, on_step: OnStep | Sequence[OnStep]) -> Run:
         files = {
@@ -157,12 +143,36 @@ class TrainRequest:
         command = ["dapo", "train", *self._arguments, *as_overrides(options | scaled), "--run-dir", str(path)]
         run, folders = Run(path), self._module_folders
         with (
-            _prepared(path, self._rows, files, self._modules) as names,
-            new_run(config, path, command=command, prepared=names, module_folders=folders) as ready,
             translate_errors(run),
+            _prepared(path, self._rows, files, self._modules) as names,
+            row_errors({"data" if name == "data.train" else "eval_data": file for name, file in files.items()}),
+            new_run(config, path, command=command, prepared=names, module_folders=folders) as ready,
         ):
             run_training(ready, _callbacks(run, on_step, self._sinks))
         return run
+
+
+def _read_options(
+    given: Mapping[str, Any], reward: Reward, keywords: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[WrittenModule], list[str]]:
+    """The options of a call by dotted names, the modules of its functions, and the folders from which these import."""
+    given, keywords = dict(given), dict(keywords)
+    writers = [reward_code, loss_code] = [CodeWriter("reward"), CodeWriter("loss")]
+    if reward is not None:
+        weights = weights_by_name(reward, reward_code.add)
+        named = {reward_code.qualified(name): weight for name, weight in weights.items()}
+        given["reward.verifier"] = verifier_option(named)
+    if "loss" in keywords:
+        given |= _loss_options(keywords.pop("loss"), loss_code)
+    for name, value in keywords.items():
+        if callable(value):
+            writers.append(writer := CodeWriter(name.rpartition(".")[2]))
+            keywords[name] = writer.qualified(writer.add(value))
+    named_options = options_from(keywords)
+    if twice := sorted(given.keys() & named_options.keys()):
+        raise ConfigError(f"{twice[0]} is set twice in one call")
+    modules = [writer.module() for writer in writers if not writer.is_empty]
+    return options_from(given) | named_options, modules, sorted({each for writer in writers for each in writer.folders})
 
 
 def _loss_options(loss: Any, code: CodeWriter) -> dict[str, Any]:
@@ -176,6 +186,8 @@ def _loss_options(loss: Any, code: CodeWriter) -> dict[str, Any]:
 def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[StepSink]) -> "RunCallbacks":
     from dapo.api.lifecycle.execute import RunCallbacks
 
+    if wrong := [sink for sink in sinks if not hasattr(sink, "write")]:
+        raise ConfigError(f"sinks: expected objects with write(step, metrics), got {wrong[0]!r}")
     calls = [on_step] if callable(on_step) else list(on_step)
 
     def after_step(step: int, metrics: Mapping[str, float]) -> None:
@@ -186,13 +198,18 @@ def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[Ste
                 call(run, {"step": step, **metrics})
 
     return RunCallbacks(
-        warn=warn, open_display=open_display, on_step=[after_step], on_second_interrupt=signal.default_int_handler
+        warn=lambda text: warn(in_python(text)),
+        open_display=open_display,
+        on_step=[after_step],
+        on_second_interrupt=signal.default_int_handler,
     )
 
 
+@python_interface
 def resume(
     path: str | Path | Run,
     *,
+    reward: Reward = None,
     on_step: OnStep | Sequence[OnStep] = (),
     sinks: Sequence[StepSink] = (),
     trust: bool = False,
@@ -200,21 +217,29 @@ def resume(
 ) -> Run:
     """Continue a run from its newest checkpoint, like `dapo resume`, and return it.
 
-    `on_step`, `sinks` (objects only) and changed `options` are as for `train`; `trust` also imports modules from the
-    folders that the run's manifest.json names. Raises DapoError if the run cannot continue, or ends too early.
+    `reward`, `on_step`, `sinks` (objects only) and `options`, of which `loss` may be a function, are as for `train`.
+    What they change lasts: later calls keep it, and `run.state.changes` lists it with its step. `trust` also imports
+    modules from the folders that the run's manifest.json names. Raises DapoError if the run cannot continue, or ends
+    too early.
     """
     from dapo.api.lifecycle.execute import Finished, continued_run, run_training
 
     run = path if isinstance(path, Run) else Run(path)
+    RunDirectory.open(run.path)
+    changed, modules, folders = _read_options({}, reward, options)
     if trust:
         trust_module_folders(run.path)
-    with continued_run(run.path, as_overrides(options_from(options))) as ready:
+    with (
+        translate_errors(run),
+        _prepared(run.path, {}, {}, modules),
+        continued_run(run.path, as_overrides(changed), module_folders=folders) as ready,
+    ):
         if not isinstance(ready, Finished):
-            with translate_errors(run):
-                run_training(ready, _callbacks(run, on_step, sinks))
+            run_training(ready, _callbacks(run, on_step, sinks))
     return run
 
 
+@python_interface
 def load(path: str | Path, *, trust: bool = False) -> Run:
     """Open the run in a directory, also while another process trains it; `trust` is that of `resume`.
 
@@ -230,8 +255,9 @@ def load(path: str | Path, *, trust: bool = False) -> Run:
 def _prepared(
     path: Path, rows: Mapping[str, Data], files: Mapping[str, Path], modules: Sequence[WrittenModule]
 ) -> Iterator[list[str]]:
-    """Write rows and code into a run directory; remove them if the run cannot start."""
+    """Write rows and code into a run directory; remove rows of a run that cannot start, and code that no run uses."""
     is_new = not path.exists()
+    added = [file for module in modules if not (file := path / CODE_FOLDER / f"{module.name}.py").exists()]
     names = [DATA_FOLDER] * bool(rows) + [CODE_FOLDER] * bool(modules)
     try:
         for name, file in files.items():
@@ -248,6 +274,12 @@ def _prepared(
             if is_new and path.is_dir() and not os.listdir(path):
                 path.rmdir()
         raise
+    finally:
+        config = RunDirectory(path).config
+        used = config.read_text(encoding="utf-8") if config.exists() else ""
+        for file in added:
+            if file.stem not in used:
+                file.unlink(missing_ok=True)
 
 
 def _new_path(title: str) -> Path:

@@ -1,7 +1,9 @@
 """Rows and rewards in a caller's memory: rows are written to a file, a reward gets a name for the options."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,6 +37,19 @@ def write_rows(path: Path, data: Data) -> int:
     if not count:
         raise DataError("data: no rows")
     return count
+
+
+@contextmanager
+def row_errors(files: Mapping[str, object]) -> Iterator[None]:
+    """Name the row of an argument in the block's errors, where they name a line of the file that holds the rows."""
+    try:
+        yield
+    except DataError as error:
+        text = str(error)
+        for argument, file in files.items():
+            text = text.replace(f"{file}, line ", f"{argument}, row ").replace(str(file), argument)
+        error.args = (re.sub(r"name yours with \{path: FILE, (\w+): COLUMN\}", r"rename yours to \1", text),)
+        raise
 
 
 def _rows(data: Data) -> Iterator[Any]:

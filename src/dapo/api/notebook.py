@@ -1,26 +1,39 @@
-"""Progress of a run in a notebook: a display that is updated in place, and a permanent line per step."""
+"""Progress of a run in a notebook: one display of curves and the latest lines, which is updated in place."""
 
 import importlib
+import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from io import StringIO
 from typing import Any
 
+from dapo.api.python_errors import in_python
 from dapo.core.terminal import print_text
 from dapo.runs.console import ProgressDisplay, stopwatch
 from dapo.runs.metric_table import PHASES
 from dapo.runs.sinks import Display
 
-REFRESH_S = 0.5
+CURVES = ("reward/mean", "rollout/response_tokens_mean", "loss/entropy")
+"""The metrics of which a notebook shows curves, besides accuracies."""
+POINTS = 150  # of a curve, at most
+LINES = 10  # the latest ones that stay visible
+REFRESH_S = 1.0
 """Minimum seconds between two updates of the display."""
 
 
+class PythonDisplay(ProgressDisplay):
+    """The display of `dapo train`, whose messages name Python calls."""
+
+    def message(self, text: str) -> None:
+        super().message(in_python(text))
+
+
 def open_display(num_steps: int, first_step: int, token_budget: int | None) -> Display:
-    """Open a display of progress: for a notebook, or that of `dapo train`."""
-    if in_notebook():
-        return NotebookDisplay(num_steps, first_step=first_step, token_budget=token_budget)
-    return ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
+    """Open a display of progress, for a notebook or a script."""
+    kind = NotebookDisplay if in_notebook() else PythonDisplay
+    return kind(num_steps, first_step=first_step, token_budget=token_budget)
 
 
 def in_notebook() -> bool:
@@ -31,44 +44,74 @@ def in_notebook() -> bool:
 
 
 class NotebookDisplay:
-    """Log lines, and below them the current phase, which is updated in place."""
+    """Curves, the latest lines and the current phase, which are updated in place; messages are printed."""
 
     def __init__(self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None) -> None:
         """`show` displays HTML and returns a handle with `update`; None: IPython's."""
-        self._lines = ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
+        self._text = StringIO()
+        self._lines = ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget, stream=self._text)
         self._num_steps, self._step = num_steps, first_step
+        self._curves: dict[str, list[float]] = {}
         self._name, self._began, self._shown = "start", time.monotonic(), 0.0
-        self._handle = (show or _Handle)(self._html("start", 0, 0, ""))
+        self._handle = (show or _Handle)(self._phase_html("start", 0, 0, ""))
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         now = time.monotonic()
         if name != self._name:
             self._name, self._began = name, now
-        elif now - self._shown < REFRESH_S:
-            return
-        self._shown = now
-        self._handle.update(self._html(name, done, total, note))
+        if now - self._shown >= REFRESH_S:
+            self._shown = now
+            self._handle.update(self._html() + self._phase_html(name, done, total, note))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step = min(step + 1, self._num_steps)
         self._lines.log(step, metrics)
+        self._add(metrics)
 
     def message(self, text: str) -> None:
-        print_text(text)
+        print_text(in_python(text))
 
     def recall(self, earlier_steps: Iterable[Mapping[str, float]]) -> None:
-        self._lines.recall(earlier_steps)
+        earlier = list(earlier_steps)
+        self._lines.recall(earlier)
+        for metrics in earlier:
+            self._add(metrics)
 
     def close(self) -> None:
-        self._handle.update("")
+        self._handle.update(self._html())
         self._lines.close()
 
-    def _html(self, name: str, done: int, total: int, note: str) -> str:
+    def _add(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            if (name in CURVES or name.endswith("/accuracy")) and math.isfinite(value):
+                self._curves.setdefault(name, []).append(value)
+
+    def _html(self) -> str:
+        lines = self._text.getvalue().splitlines()[-LINES:]
+        charts = "".join(_chart(name, values) for name, values in sorted(self._curves.items()))
+        return f"<div>{charts}</div><pre style='white-space:pre-wrap'>{escape(chr(10).join(lines))}</pre>"
+
+    def _phase_html(self, name: str, done: int, total: int, note: str) -> str:
         counts = f" {done}/{total} {PHASES[name].counts}," if total else ""
         text = f"step {self._step}/{self._num_steps}: {name}{counts} {stopwatch(time.monotonic() - self._began)}"
         bar = f"<progress max='{total}' value='{done}' style='vertical-align:middle'></progress> " if total else ""
         small = f"<br><small>{escape(note)}</small>" if note else ""
         return f"<div style='font-family:monospace'>{bar}{escape(text)}{small}</div>"
+
+
+def _chart(name: str, values: Sequence[float]) -> str:
+    """A small curve of a metric with its name and its latest value, as SVG."""
+    values = values[:: -(-len(values) // POINTS) * -1][::-1]
+    low, high = min(values), max(values)
+    points = [
+        f"{4 + 152 * i / max(1, len(values) - 1):.0f},{44 - 40 * (value - low) / ((high - low) or 1):.1f}"
+        for i, value in enumerate(values)
+    ]
+    drawn = f"<polyline points='{' '.join(points)}' fill='none' stroke='currentColor' stroke-width='1.5'/>"
+    end = "<circle cx='{}' cy='{}' r='2' fill='currentColor'/>".format(*points[-1].split(","))
+    svg = f"<svg width='160' height='48' role='img' aria-label='{escape(name)}'>{drawn}{end}</svg>"
+    label = f"{escape(name.removesuffix('/mean'))} <b>{values[-1]:.3g}</b>"
+    return f"<div style='display:inline-block;margin-right:1em'><small>{label}</small><br>{svg}</div>"
 
 
 class _Handle:

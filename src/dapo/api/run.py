@@ -8,18 +8,19 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, write_rows
+from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, row_errors, write_rows
 from dapo.api.keywords import as_overrides, command_line, options_from
+from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import Comparison, Curves, EvaluationResult
 from dapo.config import Config
-from dapo.core.errors import DapoError, DataError
+from dapo.core.errors import DapoError, DataError, LossFailed, VerifierFailed
 from dapo.core.files import read_json
 from dapo.core.terminal import printable, warn
 from dapo.runs.console import METRIC_COLUMNS
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import RunStatus, run_status
 from dapo.runs.stored_config import CODE_FOLDER, load_run_config
-from dapo.training.signals import Interrupted, ListenerFailed
+from dapo.training.signals import Interrupted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 SHOWN_METRICS = ("reward/mean", "reward/accuracy", "rollout/keep_rate", "rollout/response_tokens_mean", "loss/entropy")
 
 
+@python_interface
 class Run:
     """A run directory, from `dapo.train`, `dapo.resume` or `dapo.load`.
 
@@ -222,9 +224,8 @@ class Run:
         from dapo.api.lifecycle.evaluate_models import EvalRequest
 
         overrides = tuple(as_overrides(options_from(options)))
-        with tempfile.TemporaryDirectory() as folder, translate_errors(self):
+        with tempfile.TemporaryDirectory() as folder, row_errors({"data": (file := Path(folder) / HELD_OUT_FILE)}):
             if data is not None and not is_source(data):
-                file = Path(folder) / HELD_OUT_FILE
                 write_rows(file, data)
                 data = str(file)
             yield EvalRequest(
@@ -245,24 +246,26 @@ class Run:
         return Path(path)
 
     def __repr__(self) -> str:
-        return printable(f"<Run {self.path}: {', '.join(self._facts().values())}>")
+        facts = self._facts()
+        shown = [facts.pop("state"), *(f"{label} {value}" for label, value in facts.items())]
+        return printable(f"<Run {self.path}: {', '.join(shown)}>")
 
     def _facts(self) -> dict[str, str]:
         try:
             state = self.state
         except (DapoError, OSError) as error:
             return {"state": f"cannot be read ({error})"}
-        facts = {"state": state.state, "step": f"step {state.step}/{state.num_steps or '?'}"}
+        facts = {"state": state.state, "step": f"{state.step}/{state.num_steps or '?'}"}
         if state.state == "failed":
             facts["state"] = f"failed ({(state.exit_reason or '').partition(chr(10))[0]})"
         known = {name: value for name, value in state.metrics.items() if value is not None}
         for column in METRIC_COLUMNS:
             if column.metric in SHOWN_METRICS and column.metric in known:
-                facts[column.label] = f"{column.label} {column.show(known).strip()}"
+                facts[column.label] = column.show(known).strip()
         for name, result in state.evaluations.items():
             if (accuracy := result.get("accuracy")) is not None:
                 style = ".1%" if 0 <= accuracy <= 1 else ".3f"  # a score need not be a fraction
-                facts[f"evaluation {name}"] = f"{name} {accuracy:{style}} after step {result['step']:.0f}"
+                facts[f"evaluation {name}"] = f"{accuracy:{style}} after step {result['step']:.0f}"
         return facts
 
     def _repr_html_(self) -> str:
@@ -273,22 +276,29 @@ class Run:
         return f"<table>{rows}</table>"
 
 
-class TrainingInterrupted(KeyboardInterrupt):
+class TrainingInterrupted(CallInterrupted):
     """Ctrl-C stopped a run; its state is saved. `dapo.resume(error.run)` continues it."""
 
     def __init__(self, run: Run, reason: str) -> None:
-        super().__init__(f"{reason}; inspect it with dapo.load({str(run.path)!r}), continue it with dapo.resume(...)")
+        path = str(run.path)
+        super().__init__(
+            f"{reason}; continue with: run = dapo.resume({path!r}), inspect with: run = dapo.load({path!r})"
+        )
         self.run = run
 
 
 @contextmanager
 def translate_errors(run: Run) -> Iterator[None]:
-    """Translate errors for Python callers: Ctrl-C becomes TrainingInterrupted; a callback's own exception is raised."""
+    """Turn Ctrl-C into TrainingInterrupted, and add to a failure of a function how its run continues with another."""
     try:
         yield
-    except Interrupted as error:
-        if error.exit_code - 128 == signal.SIGINT:
-            raise TrainingInterrupted(run, str(error)) from None
+    except (Interrupted, KeyboardInterrupt) as error:
+        if isinstance(error, TrainingInterrupted) or getattr(error, "exit_code", 130) != 130:
+            raise
+        if not RunDirectory.is_run(run.path):
+            raise CallInterrupted("stopped by Ctrl-C before the run began; nothing is written") from None
+        raise TrainingInterrupted(run, str(error) or "stopped at once, at the last checkpoint") from None
+    except (VerifierFailed, LossFailed) as error:
+        argument = "loss" if isinstance(error, LossFailed) else "reward"
+        error.args = (f"{error}; with a corrected function: dapo.resume({str(run.path)!r}, {argument}=FUNCTION)",)
         raise
-    except ListenerFailed as error:
-        raise error.__cause__ or error from None

@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.batch import CollectedBatch
-from dapo.api.in_memory_data import Data, Reward, is_source, verifier_option, weights_by_name, write_rows
+from dapo.api.in_memory_data import Data, Reward, is_source, row_errors, verifier_option, weights_by_name, write_rows
 from dapo.api.keywords import build_scaled, load_base, options_from
 from dapo.api.lifecycle.generate import answers_of, generation_plan
+from dapo.api.python_errors import python_interface
 from dapo.api.result_types import EvaluationResult
 from dapo.config import Config
 from dapo.config.load import merge_options, resolve_auto_verifier
@@ -33,7 +34,7 @@ from dapo.training.preflight import load_rows
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
 from dapo.training.signals import Interrupted, signals_as_requests
-from dapo.training.stopping import require_groups, reward_test_command
+from dapo.training.stopping import require_groups
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem
 
@@ -47,6 +48,7 @@ NO_DATA = "no-problems-yet.jsonl"
 ROWS_FILE = "rows.jsonl"
 
 
+@python_interface
 class Session:
     """A model, its optimiser and an engine in this process; use it in a `with` block, or close it."""
 
@@ -130,8 +132,8 @@ class Session:
             )
         custom = load_loss(loss) if isinstance(loss, str) else CustomLoss(loss, _name_of(loss)) if loss else None
         config, step = self.config, self.step + 1
-        on_shortfall, test = config.dynamic_sampling.on_shortfall, reward_test_command(config.reward, config.data)
-        require_groups(batch.batch, on_shortfall, step=step, empty_steps=self._empty_steps, reward_test=test)
+        on_shortfall, empty = config.dynamic_sampling.on_shortfall, self._empty_steps
+        require_groups(batch.batch, on_shortfall, step=step, empty_steps=empty, reward_test="batch.judged")
         self._engine.drop_weights()
         self._engine_version = None
         updates = prepare_updates(batch.samples, self._policy, config, step=step)
@@ -203,7 +205,8 @@ class Session:
         read = self._read(config, key, judge)
         if key not in self._samplings:
             stop_ids = self._loaded.stop_ids
-            self._samplings[key] = build_sampling(config, read, self._engine, judge, self._encoder, stop_ids)
+            test = "calling the function on it" if isinstance(judge, InlineJudge) else None
+            self._samplings[key] = build_sampling(config, read, self._engine, judge, self._encoder, stop_ids, test)
         sampling = self._samplings[key]
         sampling.judge = judge
         return sampling
@@ -253,7 +256,8 @@ class Session:
         """The problems of a source that fit the model, checked once per reward."""
         key = f"{key} {json.dumps(config.reward.verifier)} {sorted(judge.needed_columns.items())}"
         if key not in self._problems:
-            rows, notes = load_rows(config.data, config.reward, "train", judge.needed_columns)
+            with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):
+                rows, notes = load_rows(config.data, config.reward, "train", judge.needed_columns)
             kept = drop_long(rows, self._encoder, notes)
             require_fit(kept, self._encoder, self._loaded, config.rollout.max_response_tokens)
             for note in notes:
@@ -267,6 +271,7 @@ class Session:
             self._engine_version = self.step
 
 
+@python_interface
 def session(
     model: str | Path | None = None,
     *,

@@ -157,7 +157,9 @@ def schema() -> None:
 
 @reward_app.command("test")
 def reward_test(
-    verifier: Annotated[str, Argument(metavar="VERIFIER", help="a name such as math, or MODULE:FUNCTION")],
+    verifier: Annotated[
+        str, Argument(metavar="VERIFIER", help="a name such as math, MODULE:FUNCTION, or a run directory")
+    ],
     overrides: Overrides = None,
     data: Annotated[str | None, Option(help="take the first problems of this source")] = None,
     answer: Annotated[str | None, Option(help="the example problem's reference")] = None,

@@ -1,5 +1,6 @@
 """`dapo reward test`: audits a reward and prints the result as a table. Imports no torch."""
 
+import json
 import statistics
 import time
 from collections import Counter
@@ -19,7 +20,9 @@ from dapo.rewards.combine import RewardSpec
 from dapo.rewards.verifiers.function import missing_columns, require_columns
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import SafeConsole
+from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word
+from dapo.runs.stored_config import load_run_config
 from dapo.types import Problem
 
 PROBLEMS = 3
@@ -55,14 +58,19 @@ class RewardReport:
 def examine_reward(
     verifier: str, *, data: str | None, answer: str | None, right: str | None, overrides: Sequence[str]
 ) -> RewardReport:
-    """Audit a reward on the first problems of `data`, or on an example with the reference `answer`.
+    """Audit a reward, or that of a run, on the first problems of `data`, or on an example with the reference `answer`.
 
-    `right` is a correct response to the example; `overrides` are options of reward. Raises ConfigError, DataError or
-    RewardError for an argument that cannot be used.
+    A run has problems of its own. `right` is a correct response to the example; `overrides` are options of reward.
+    Raises ConfigError, DataError or RewardError for an argument that cannot be used.
     """
-    source = "builtin:sums" if data is None else parse_data_argument(data)
-    raw = {"model": "none", "data": {"train": source}, "reward": {"verifier": verifier}}
-    config = resolve_auto_verifier(build_config(raw, overrides, where="dapo reward test"))
+    if RunDirectory.is_run(verifier):
+        run = RunDirectory.open(verifier)
+        added = [] if data is None else [f"data.train={json.dumps(parse_data_argument(data))}"]
+        config, data = resolve_auto_verifier(load_run_config(run, [*added, *overrides])), data or "that of the run"
+    else:
+        source = "builtin:sums" if data is None else parse_data_argument(data)
+        raw = {"model": "none", "data": {"train": source}, "reward": {"verifier": verifier}}
+        config = resolve_auto_verifier(build_config(raw, overrides, where="dapo reward test"))
     if not all(item.startswith("reward.") for item in overrides):
         raise ConfigError("dapo reward test takes options of reward only, for example reward.options.extract=final")
     if data is not None and (answer is not None or right is not None):

@@ -24,6 +24,10 @@ class DapoError(Exception):
     def __init__(self, *args: object) -> None:
         super().__init__(*(printable(bounded(each)) if isinstance(each, str) else each for each in args))
 
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython shows, as the command line does: no frames."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(DapoError):
     """The command line or the configuration is wrong; nothing has been written."""

@@ -155,7 +155,9 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise ConfigError(f"model.lora needs the package peft, which is not installed here; run: pip install peft") from error
+        raise ConfigError(
+            "model.lora needs the package peft, which is not installed here; run: pip install peft"
+        ) from error
     return peft
 
 

@@ -167,5 +167,5 @@ class RollingErrorRate:
             )
         return (
             f"{found}. {message}. For example problem {problem}, response {response}.\n"
-            f"Correct the verifier or the references ({self._reward_test} shows its verdicts), and resume the run"
+            f"Correct the verifier or the references ({self._reward_test} shows its verdicts), and continue"
         )

@@ -9,6 +9,7 @@ trained that is an error: nothing can be learned, or the reward accepts everythi
 import shlex
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 from dapo.config import DataConfig, RewardConfig
 from dapo.core.errors import NumericsError, ShortfallError
@@ -70,8 +71,10 @@ def require_groups(
     raise ShortfallError(f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}")
 
 
-def reward_test_command(reward: RewardConfig, data: DataConfig) -> str:
-    """Return the command that tests a run's reward on its data; an inline data spec is shown as DATA."""
+def reward_test_command(reward: RewardConfig, data: DataConfig, run: Path | None = None) -> str:
+    """Return the command that tests the reward of a run on its data; without a run, an inline data spec is DATA."""
+    if run is not None:
+        return f"dapo reward test {shlex.quote(str(run))}"
     verifier, train = reward.verifier, data.train
     name = verifier if isinstance(verifier, str) else next(iter(verifier))
     source = train if isinstance(train, str) else "DATA"

@@ -54,6 +54,7 @@ def build_run(
 ) -> Iterator[Run]:
     """Build a run with all its parts, before its first step; after the block engines and policy are closed."""
     stop_ids = inputs.loaded.stop_ids
+    test = reward_test_command(config.reward, config.data, directory.path)
     judge.log = display.message
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs, display.message))
@@ -62,7 +63,7 @@ def build_run(
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
         yield Run(
             config=config,
-            sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids),
+            sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids, test),
             policy=policy,
             tracker=Tracker(build_sinks(config, directory, first_step=first_step), display, listeners),
             directory=directory,
@@ -79,21 +80,24 @@ def build_sampling(
     judge: Judge,
     encoder: PromptEncoder,
     stop_ids: tuple[int, ...],
+    reward_test: str | None = None,
 ) -> Sampling:
     """Build the parts that sample batches, at the stream's first problem. Raises ConfigError for the user's filter."""
     return Sampling(
         stream=ProblemStream(problems, seed=config.train.seed),
         engine=engine,
         judge=judge,
-        sampler=dynamic_sampler(config),
+        sampler=dynamic_sampler(config, reward_test=reward_test),
         encoder=encoder,
         plan=sampling_plan(config.rollout, stop_ids, seed=config.train.seed),
         reward=partial(shaped_reward, config=config),
     )
 
 
-def dynamic_sampler(config: Config, *, max_error_rate: float = MAX_ERROR_RATE) -> DynamicSampler:
-    """Build the sampler that decides which groups train. Raises ConfigError for the user's filter."""
+def dynamic_sampler(
+    config: Config, *, max_error_rate: float = MAX_ERROR_RATE, reward_test: str | None = None
+) -> DynamicSampler:
+    """Build the sampler that decides which groups train; errors name `reward_test`. Raises ConfigError for a filter."""
     keep = config.dynamic_sampling.filter
     thresholds = (
         ScoreThresholds(keep.min_spread, *keep.mean_between) if isinstance(keep, ScoreThresholdsConfig) else None
@@ -105,7 +109,7 @@ def dynamic_sampler(config: Config, *, max_error_rate: float = MAX_ERROR_RATE) -
         keep=load_filter(keep),
         thresholds=thresholds,
         max_error_rate=max_error_rate,
-        reward_test=reward_test_command(config.reward, config.data),
+        reward_test=reward_test or reward_test_command(config.reward, config.data),
     )
 
 

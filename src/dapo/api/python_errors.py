@@ -1,0 +1,153 @@
+"""Errors of the Python interface: one sentence that names Python calls, without the frames of the package."""
+
+import functools
+import inspect
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType, TracebackType, UnionType
+from typing import Any, TypeVar, cast, get_origin
+
+from dapo.core.errors import ConfigError, DapoError
+from dapo.core.secrets import mask_text
+from dapo.core.terminal import print_text
+from dapo.training.signals import Interrupted, ListenerFailed
+
+T = TypeVar("T")
+_PACKAGE = str(Path(__file__).parents[1])
+_CALLS = {"train": "dapo.train", "resume": "dapo.resume", "eval": "run.evaluate", "export": "run.export"}
+_PATH = r"'[^']*'|[^\s`';,)]+"
+_RESUME = re.compile(rf"`?dapo resume ({_PATH})((?: [\w.]+=\S+)*)`?")
+_COMMAND = re.compile(rf"`?\bdapo ({'|'.join(_CALLS)})\b`?")
+_ARGUMENTS = {
+    "command line: ": "",
+    "--data SOURCE": "data=SOURCE",
+    "--run-dir": "run_dir",
+    "--trust": "trust=True",
+    "--adapter": "adapter=True",
+    "; with --output it could be continued": "",
+}
+"""What a message says about the command line, and its words for a Python caller."""
+
+
+class WrongCall(ConfigError, TypeError):
+    """A call lacks an argument, or has one that the function does not take."""
+
+
+class CallInterrupted(KeyboardInterrupt):
+    """Ctrl-C stopped a call; the message says how to go on."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+def in_python(text: str) -> str:
+    """A message for the command line in the words of a Python caller.
+
+    >>> in_python("saved; continue with: dapo resume 'runs/my run' optim.lr=1e-6")
+    "saved; continue with: dapo.resume('runs/my run', **{'optim.lr': 1e-6})"
+    """
+    text = _COMMAND.sub(lambda match: _CALLS[match[1]], _RESUME.sub(_resume_call, text))
+    for typed, argument in _ARGUMENTS.items():
+        text = text.replace(typed, argument)
+    return text
+
+
+def _resume_call(match: re.Match[str]) -> str:
+    (path,), options = shlex.split(match[1]), [item.partition("=") for item in match[2].split()]
+    changed = f", **{{{', '.join(f'{name!r}: {value}' for name, _, value in options)}}}" if options else ""
+    return f"dapo.resume({path!r}{changed})"
+
+
+def python_interface(target: T) -> T:
+    """Decorate a public function, or a class for its public methods and properties.
+
+    Errors for users and Ctrl-C leave it as in `_for_python`; any other error, a defect, keeps its whole traceback.
+    """
+    if not isinstance(target, type):
+        return cast(T, _guarded(cast(Callable[..., Any], target)))
+    for name, member in list(vars(target).items()):
+        if isinstance(member, property) and member.fget is not None:
+            setattr(target, name, property(_guarded(member.fget), doc=member.__doc__))
+        elif isinstance(member, FunctionType) and not name.startswith("_"):
+            setattr(target, name, _guarded(member))
+    return target
+
+
+def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # read by IPython
+        shown: BaseException
+        try:
+            return function(*args, **kwargs)
+        except (DapoError, KeyboardInterrupt) as error:
+            shown = _for_python(error)
+        except (TypeError, AttributeError, ValueError):
+            if (fault := _fault_of_call(signature, args, kwargs)) is None:
+                raise
+            shown = _for_python(WrongCall(f"dapo.{function.__qualname__}: {fault}"))
+        raise shown  # outside of the handler: it would become the context of a user's exception
+
+    return call
+
+
+def _fault_of_call(signature: inspect.Signature, args: Any, kwargs: Any) -> str | None:
+    """The argument of a failed call that is missing, unknown or of another type than annotated."""
+    try:
+        given = signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        return str(error)
+    for name, value in given.items():
+        hint = signature.parameters[name].annotation
+        if hint is not inspect.Parameter.empty and not _fits(value, hint):
+            return f"{name}: expected {inspect.formatannotation(hint).replace('collections.abc.', '')}, got {value!r}"
+    return None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, UnionType):
+        return any(_fits(value, each) for each in hint.__args__)
+    kind = get_origin(hint) or hint
+    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _for_python(error: DapoError | KeyboardInterrupt) -> BaseException:
+    """The error that a Python caller gets: its message translated, its frames in the package removed."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _print_error
+    if isinstance(error, ListenerFailed) and error.__cause__ is not None:  # the user's own, with the user's frames
+        trace = error.__cause__.__traceback__
+        while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+            trace = trace.tb_next
+        return error.__cause__.with_traceback(trace)
+    if isinstance(error, DapoError):
+        error.args = (in_python(mask_text(str(error))),)
+    if isinstance(error, Interrupted) and error.exit_code == 130:
+        error = CallInterrupted(str(error))
+    elif not isinstance(error, DapoError | CallInterrupted):
+        error = CallInterrupted(str(error) or "stopped by Ctrl-C")
+    error.__cause__, error.__suppress_context__ = None, True
+    return error.with_traceback(None)
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_PACKAGE)
+
+
+def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The hook for uncaught errors of a script: the frames of the caller and the sentence; a signal's exit code."""
+    if not isinstance(error, DapoError | CallInterrupted):
+        sys.__excepthook__(kind, error, trace)
+        return
+    frames = [frame for frame in traceback.extract_tb(trace) if not _is_ours(frame.filename)]
+    code = 130 if isinstance(error, CallInterrupted) else error.exit_code
+    head = "" if code > 128 else "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
+    print_text(f"{head}{kind.__name__}: {error}", file=sys.stderr)
+    if code > 128 and not hasattr(sys, "ps1") and not sys.flags.interactive:
+        sys.exit(code)

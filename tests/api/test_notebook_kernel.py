@@ -1,0 +1,132 @@
+"""A real kernel: what a person sees of errors, of Ctrl-C and of a run while it trains."""
+
+import re
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+MAX_LINES = 3
+SETUP = """
+import os, signal, dapo
+rows = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
+def digits(completions, **columns):
+    return [any(c.isdigit() for c in text) for text in completions]
+def broken(completions, **columns):
+    raise ValueError("oh no")
+def bad_loss(logprobs, old_logprobs, advantages, mask, weights):
+    raise ValueError("no loss")
+def press(run, metrics):
+    os.kill(os.getpid(), signal.SIGINT)
+def fails(run, metrics):
+    return metrics["no such metric"]
+small = dict(prompts_per_step=2, group_size=4, max_response_tokens=6, threads=1, workers=1, lr=1e-3)
+"""
+TRAINS = 'run = dapo.train("tiny-random", data=rows, reward=digits, steps=12, run_dir="run", **small)'
+WRONG = {
+    'dapo.train("tiny-random", data=rows, reward=digits, stepz=2)': "unknown option 'stepz'; did you mean steps",
+    'dapo.train("tiny-random", rows)': "WrongCall: dapo.train: too many positional arguments",
+    'dapo.train("tiny-random", data=rows, reward=5, **small)': "reward: expected a verifier's name",
+    'dapo.train("tiny-random", data=rows, reward=digits, on_step=5, **small)': "on_step: expected Callable",
+    'dapo.train("tiny-random", data=rows, reward=digits, config="nope")': "no config file nope",
+    'dapo.train("tiny-random", data=rows, reward=digits, config=3)': "dapo.train: config: expected str",
+    'dapo.train("tiny-random", data=[1], reward=digits, **small)': "data, row 1: expected a mapping",
+    'dapo.train("tiny-random", data=[{"x": 1}], reward=digits, **small)': "data, row 1: no prompt",
+    'dapo.train("tiny-random", data=rows, eval_data=[{"x": 1}], reward=digits, **small)': "eval_data, row 1: no prompt",
+    'dapo.train("tiny-random", data="nope.jsonl", reward=digits, **small)': "no data file nope.jsonl",
+    'dapo.train("tiny-random", data=rows, reward="nope:f", **small)': "there is no module 'nope'",
+    'dapo.train("tiny-random", data=rows, reward=digits, run_dir="run", **small)': (
+        "run already holds a run; continue it with dapo.resume('run') or choose another run_dir"
+    ),
+    'dapo.train("tiny-random", data=rows, reward=digits, steps="x", **small)': "train.num_steps: input should be",
+    'dapo.train("tiny-random", data=rows, reward=digits, sinks=[1], **small)': "sinks: expected objects with write",
+    'dapo.train("tiny-random", data=rows, reward=broken, steps=2, run_dir="failed", **small)': (
+        "with a corrected function: dapo.resume('failed', reward=FUNCTION)"
+    ),
+    'dapo.train("tiny-random", data=rows, reward=digits, loss=bad_loss, steps=2, run_dir="failed 2", **small)': (
+        "bad_loss raised ValueError: no loss"
+    ),
+    'dapo.train("tiny-random", data=rows, reward=digits, steps=4, run_dir="stopped", on_step=press, **small)': (
+        "TrainingInterrupted: stopped by SIGINT; continue with: run = dapo.resume('stopped')"
+    ),
+    "dapo.load()": "WrongCall: dapo.load: missing a required argument: 'path'",
+    "dapo.load(None)": "WrongCall: dapo.load: path: expected str | pathlib.Path, got None",
+    'dapo.load("nope")': "no run directory nope; expected one that dapo.train made",
+    'dapo.resume("nope", reward=digits)': "no run directory nope; expected one that dapo.train made",
+    'dapo.resume("stopped", nope=1)': "unknown option 'nope'",
+    "run.evaluate()": "run.evaluate needs data=SOURCE: the run was trained without data.eval",
+    'run.evaluate([{"x": 1}])': "data, row 1: no prompt",
+    "run.evaluate(rows, samples_per_problem=0)": "eval.samples_per_problem: input should be greater than 0",
+    "run.generate(5)": "prompt: expected str",
+    'run.compare("run", 5)': "data: expected",
+    "run.evaluation(99)": "run has no evaluation after step 99",
+    "run.read_rollouts(steps=[77])": "run has no rollouts of step 77",
+    'run.export("x", step=99)': "run has no checkpoint of step 99",
+    'dapo.Run("nope").config': "no config file nope/config.yaml",
+    'dapo.session("tiny-random", nope=1)': "unknown option 'nope'",
+    "s.collect()": "there are no problems",
+    's.collect([{"x": 1}], digits)': "problems, row 1: no prompt",
+    "s.collect(rows, broken)": "(calling the function on it shows its verdicts)",
+    "s.update(None)": "batch: expected",
+}
+"""Wrong calls, each with words of its sentence."""
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """The outputs of each cell."""
+    session = 's = dapo.session("tiny-random", prompts_per_step=2, group_size=4, max_response_tokens=8)'
+    defect = "from dapo.runs import directory; directory.RunDirectory.open = lambda path: None + 1\ndapo.load('run')"
+    mine = 'dapo.resume("stopped", on_step=fails)'
+    cells = [SETUP, TRAINS, "run", session, *WRONG, mine, defect]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    folder = tmp_path_factory.mktemp("kernel")
+    options: dict[str, Any] = {"resources": {"metadata": {"path": folder}}, "allow_errors": True}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        NotebookClient(notebook, timeout=300, kernel_name="python3", **options).execute()
+    found = {text: cell.outputs for text, cell in zip(cells, notebook.cells, strict=True)}
+    return found | {"mine": found[mine], "defect": found[defect]}
+
+
+def error_of(outputs: list[Any]) -> str:
+    (error,) = (each for each in outputs if each.output_type == "error")
+    return re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_a_wrong_call_is_answered_in_a_sentence(outputs: dict[str, list[Any]], call: str):
+    text = error_of(outputs[call])
+    assert WRONG[call] in text
+    assert len(text.splitlines()) <= MAX_LINES, text
+
+
+def test_what_a_callback_raises_shows_its_own_frames_only(outputs: dict[str, list[Any]]):
+    text = error_of(outputs["mine"])
+    assert "return metrics[" in text
+    assert "/dapo/" not in text
+
+
+def test_a_defect_of_the_package_keeps_its_whole_traceback(outputs: dict[str, list[Any]]):
+    text = error_of(outputs["defect"])
+    assert "entry_points.py" in text
+    assert "unsupported operand" in text
+
+
+def test_a_run_is_one_display_of_curves_and_the_latest_lines(outputs: dict[str, list[Any]]):
+    shown = outputs[TRAINS]
+    (display,) = (each.data["text/html"] for each in shown if each.output_type == "display_data")
+    assert display.count("<polyline") >= 4
+    lines = re.findall(r"step +\d+/12 ", re.sub(r"<[^<>]*>", "\n", display))
+    assert len(lines) == 10
+    printed = "".join(each.text for each in shown if each.output_type == "stream")
+    assert "Warning" not in printed
+    assert not re.search(r"^step +\d+/12", printed, re.MULTILINE)
+
+
+def test_the_table_of_a_run_says_each_word_once(outputs: dict[str, list[Any]]):
+    (table,) = (each.data["text/html"] for each in outputs["run"])
+    rows = re.findall(r"<th[^>]*>(.*?)</th><td[^>]*>(.*?)</td>", table)
+    assert ("step", "12/12") in rows
+    assert [row for row in rows if row[0] in row[1] and row[0] != "run"] == []
