@@ -107,9 +107,9 @@ def _chart(name: str, values: Sequence[float]) -> str:
         f"{4 + 152 * i / max(1, len(values) - 1):.0f},{44 - 40 * (value - low) / ((high - low) or 1):.1f}"
         for i, value in enumerate(values)
     ]
-    drawn = f"<polyline points='{' '.join(points)}' fill='none' stroke='currentColor' stroke-width='1.5'/>"
+    line = f"<polyline points='{' '.join(points)}' fill='none' stroke='currentColor' stroke-width='1.5'/>"
     end = "<circle cx='{}' cy='{}' r='2' fill='currentColor'/>".format(*points[-1].split(","))
-    svg = f"<svg width='160' height='48' role='img' aria-label='{escape(name)}'>{drawn}{end}</svg>"
+    svg = f"<svg width='160' height='48' role='img' aria-label='{escape(name)}'>{line}{end}</svg>"
     label = f"{escape(name.removesuffix('/mean'))} <b>{values[-1]:.3g}</b>"
     return f"<div style='display:inline-block;margin-right:1em'><small>{label}</small><br>{svg}</div>"
 
