@@ -30,7 +30,7 @@ _ARGUMENTS = {
     "--adapter": "adapter=True",
     "; with --output it could be continued": "",
 }
-"""What a message says about the command line, and its words for a Python caller."""
+"""Phrases about the command line, with the words for a Python caller."""
 
 
 class WrongCall(ConfigError, TypeError):
