@@ -1,5 +1,6 @@
 """`dapo status`: prints the state of runs."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from rich.table import Column, Table
@@ -74,9 +75,9 @@ def _state(status: RunStatus) -> str:
             return f"running, process {status.process}" if status.process else "running, just starting"
         case "stopped":
             if status.fork is not None and status.exit_reason is None and status.step <= status.fork["step"]:
-                return f"not trained since the fork; train it with: dapo resume {status.run}"
+                return f"not trained since the fork; train it with: dapo resume {shlex.quote(status.run)}"
             why = status.exit_reason.removeprefix("interrupted: ") if status.exit_reason else "its process was killed"
-            return f"stopped ({why}); continue with: dapo resume {status.run}"
+            return f"stopped ({why}); continue with: dapo resume {shlex.quote(status.run)}"
         case "failed":
             return f"failed: {status.exit_reason}"
         case "solved":

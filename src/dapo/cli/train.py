@@ -72,6 +72,7 @@ def report(config: Config, directory: RunDirectory) -> None:
     evaluations = first_and_last_evaluation(directory, warn)
     newest = directory.checkpoints.latest(warn=warn)
     # a run without held-out problems needs --data
+    run = shlex.quote(str(directory.path))
     arguments = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
     final_report(
         SafeConsole(),
@@ -84,8 +85,8 @@ def report(config: Config, directory: RunDirectory) -> None:
             **({} if config.log.rollouts == "none" else {"judged responses": directory.rollouts_folder}),
             **({"evaluations": directory.evaluations_folder} if evaluations else {}),
             "checkpoint": newest,
-            "evaluate it": f"dapo eval {directory.path} {arguments}",
-            "export it": f"dapo export {directory.path} my-model",
+            "evaluate it": f"dapo eval {run} {arguments}",
+            "export it": f"dapo export {run} my-model",
         },
     )
 

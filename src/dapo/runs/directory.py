@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -273,5 +274,5 @@ def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
 
 def _already_a_run(path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} already holds a run; continue it with `dapo resume {path}` or choose another --run-dir"
+        f"{path} already holds a run; continue it with `dapo resume {shlex.quote(str(path))}` or choose another --run-dir"
     )

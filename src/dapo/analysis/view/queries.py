@@ -2,6 +2,7 @@
 
 import codecs
 import re
+import shlex
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -200,7 +201,7 @@ def group(run: ViewedRun, given: Parameters) -> dict[str, Any]:
         "responses": [_response(run.tokens if state == "ready" else None, row, limit) for row in rows],
         "tokens": state,
         "not_recorded": NOT_RECORDED,
-        "command": f"dapo explain {run.files.directory.path} --step {step} --group {group_id}",
+        "command": f"dapo explain {shlex.quote(str(run.files.directory.path))} --step {step} --group {group_id}",
         **run.index.neighbours(step, group_id),
     }
 
