@@ -273,6 +273,5 @@ def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
 
 
 def _already_a_run(path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path} already holds a run; continue it with `dapo resume {shlex.quote(str(path))}` or choose another --run-dir"
-    )
+    command = f"dapo resume {shlex.quote(str(path))}"
+    return CheckpointError(f"{path} already holds a run; continue it with `{command}` or choose another --run-dir")
