@@ -287,7 +287,7 @@ def test_a_signal_saves_and_raises_keyboard_interrupt_with_the_run():
     run = stopped.value.run
     assert run.status == "stopped"
     assert run.state.checkpoint is not None
-    assert re.search(r"stopped by SIGINT; inspect it with dapo.load\('runs/", str(stopped.value))
+    assert re.search(r"stopped by SIGINT; continue with: run = dapo.resume\('runs/", str(stopped.value))
 
 
 def test_in_another_thread_a_run_touches_no_signal():
