@@ -17,8 +17,7 @@ from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import WINDOW, MetricHistory
 
 MAX_PROBLEMS = 3
-MAX_ROWS = 20_000
-"""Maximum number of responses read for examples, from the newest tables of a finding's steps."""
+MAX_ROWS = 20_000  # maximum number of responses read for examples, from the newest tables of a finding's steps
 _SHOWN_CHARS = 160
 
 

@@ -21,8 +21,7 @@ from dapo.evaluation.intervals import difference_interval, student_quantile
 
 MUST_MATCH = ("name", "temperature", "top_p", "max_response_tokens", "binary")
 """The settings that must agree, or the difference of two evaluations is not due to the models alone."""
-SAME_DRAWS = ("samples_per_problem", "seed")
-"""The settings that give both evaluations the same random numbers."""
+SAME_DRAWS = ("samples_per_problem", "seed")  # the settings that give both evaluations the same random numbers
 
 
 def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> None:

@@ -11,13 +11,11 @@ from dapo.core.errors import DataError
 from dapo.evaluation.intervals import mean_interval
 from dapo.types import Finish, Message, Problem
 
-CORRECT = None
-"""The vote of a correct response; a wrong response votes for its answer, a text."""
+CORRECT = None  # the vote of a correct response; a wrong response votes for its answer, a text
 
 NO_INTERVAL = "no interval: fewer than two problems, or all of them with the same score"
 _OPTIONAL = {"warning", "interval_note", "complete_problems"}  # absent from older files
-WARN_ERROR_FRACTION = 0.01
-"""The fraction of responses without a verdict above which an evaluation warns."""
+WARN_ERROR_FRACTION = 0.01  # the fraction of responses without a verdict above which an evaluation warns
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from dapo.evaluation.evaluate import Response
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.types import Finish, Problem
 
-API_KEY_VARIABLE = "OPENAI_API_KEY"
-"""The environment variable with the server's key."""
+API_KEY_VARIABLE = "OPENAI_API_KEY"  # the environment variable with the server's key
 _FINISHES: Mapping[str, Finish] = {"stop": "stop", "length": "length"}
 _POLL_S = 0.2
 _SEED_BITS = 31

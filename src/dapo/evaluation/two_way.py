@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from dapo.evaluation import intervals
 from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_quantile
 
-Table: TypeAlias = Sequence[Sequence[float]] | NDArray[np.float64]
-"""[seeds, problems]"""
+Table: TypeAlias = Sequence[Sequence[float]] | NDArray[np.float64]  # [seeds, problems]
 ROUNDING = 1.0e-12  # equal numbers have variances below it
 
 

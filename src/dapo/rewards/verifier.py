@@ -32,6 +32,7 @@ class GroupVerifier(Protocol):
 
 ANSWER_MARKERS: Mapping[str, str] = {"answer:": "a line `Answer: ...`", "boxed": "\\boxed{...}", "####": "`#### ...`"}
 """How a prompt requests a marked answer, in lower case, and the name of the marker in messages."""
+_FOLDER = "dapo.rewards.verifiers"
 RowCheck: TypeAlias = Callable[[Problem], str | None]
 """Why no response to a problem can be judged; None if responses can be."""
 
@@ -64,12 +65,6 @@ def _by_tests(name: str, options: Mapping[str, Any]) -> RowCheck:
     return partial(CodeVerifier.check_problem, options=options)
 
 
-def _by_fields(name: str, options: Mapping[str, Any]) -> RowCheck:
-    from dapo.rewards.verifiers.gym import missing_field
-
-    return missing_field
-
-
 def _always(options: Mapping[str, Any]) -> bool:
     return True
 
@@ -91,7 +86,7 @@ VERIFIERS: Mapping[str, Registration] = {
         markers=("answer:", "boxed", "####"),
         check=_by_verdict,
     ),
-    "gym": Registration("gym:GymVerifier", check=_by_fields),
+    "gym": Registration("gym:GymVerifier", check=lambda *_: resolve_name(f"{_FOLDER}.gym:missing_field")),
     "json_schema": Registration("json_schema:JsonSchemaVerifier", binary=True, check=_by_verdict),
     "math": Registration("math:MathVerifier", binary=True, reads_answer=_always, markers=("answer:", "boxed")),
     "math_dapo": Registration("math_dapo:MathDapoVerifier", binary=True, reads_answer=_always, markers=("answer:",)),
@@ -135,7 +130,7 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
             f"unknown verifier {name!r}; {suggestion}{' ' * bool(suggestion)}known: {', '.join(VERIFIERS)}, "
             "or your own function as module:function"
         )
-    factory = resolve_name(f"dapo.rewards.verifiers.{VERIFIERS[name].factory}")
+    factory = resolve_name(f"{_FOLDER}.{VERIFIERS[name].factory}")
     known = inspect.signature(factory).parameters
     for option, value in options.items():
         if option not in known:

@@ -44,8 +44,7 @@ DEFAULT_TOKENS = 1024  # the response limit without a run; eval.max_response_tok
 class EvalRequest:
     """The arguments of `dapo eval`."""
 
-    data: DataSpec | None
-    """None: the run's `data.eval`."""
+    data: DataSpec | None  # None: the run's `data.eval`
     samples_per_problem: int | None = None
     """None: eval.samples_per_problem, or the number of times that a data file repeats each problem."""
     server: str | None = None
@@ -56,15 +55,15 @@ class EvalRequest:
 
     @property
     def named_verifier(self) -> Any:
-        """The `reward.verifier` of the overrides; None without one."""
-        reward = parse_overrides(self.overrides).get("reward")
-        return reward.get("verifier") if isinstance(reward, dict) else None
+        return self._override("reward", "verifier")
 
     @property
     def sets_samples_per_problem(self) -> bool:
-        overridden = parse_overrides(self.overrides).get("eval")
-        is_overridden = isinstance(overridden, dict) and "samples_per_problem" in overridden
-        return self.samples_per_problem is not None or is_overridden
+        return self.samples_per_problem is not None or self._override("eval", "samples_per_problem") is not None
+
+    def _override(self, section: str, option: str) -> Any:
+        found = parse_overrides(self.overrides).get(section)
+        return found.get(option) if isinstance(found, dict) else None
 
 
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:

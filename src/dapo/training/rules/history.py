@@ -9,18 +9,12 @@ from typing import Any
 
 from dapo.training.rules.mean_test import MeanTest
 
-WINDOW = 5
-"""The number of last steps that a rule reads."""
-FIRST = 3
-"""The number of first steps that these are compared with."""
-LONG = 64
-"""The number of last steps that define what is usual for the run."""
-MIN_STEPS = 3
-"""Steps that a rule over means or rates needs: fewer are too few responses."""
-MIN_KEEP_RATE = 0.25
-"""The fraction of groups with a signal below which most of the sampling is wasted."""
-GAIN = 0.05
-"""The gain in accuracy, or in the mean score, from which a run has learned."""
+WINDOW = 5  # the number of last steps that a rule reads
+FIRST = 3  # the number of first steps that these are compared with
+LONG = 64  # the number of last steps that define what is usual for the run
+MIN_STEPS = 3  # steps that a rule over means or rates needs: fewer are too few responses
+MIN_KEEP_RATE = 0.25  # the fraction of groups with a signal below which most of the sampling is wasted
+GAIN = 0.05  # the gain in accuracy, or in the mean score, from which a run has learned
 AUDIT_GAP = 0.1
 """The gap between the reward's verifier and the audit's, in accuracy or score, that two honest ones may have."""
 _OF_EVALUATION = ("accuracy", "low", "high", "truncated_fraction")
@@ -99,6 +93,10 @@ class MetricHistory:
     def total(self, *names: str) -> float:
         """The sum of metrics over the window; one that a step lacks is 0 there."""
         return math.fsum(record.get(name, 0.0) for record in self.window() for name in names)
+
+    def rate(self, name: str) -> float:
+        """The mean over the window, in which a step without the metric counts as 0; 0 before MIN_STEPS."""
+        return self.total(name) / len(self.window()) if self.steps >= MIN_STEPS else 0.0
 
     def values(self, name: str, steps: int = WINDOW) -> list[float]:
         """The metric in the last steps that have it, oldest first."""

@@ -14,8 +14,7 @@ each step with a part of the initial wealth, so that a gap that begins late is f
 from math import exp
 
 STAKES = (0.25, 0.5, 1.0, 1.5)
-_FIRST_VARIANCE = 0.25
-"""The largest variance of values from 0 to 1, which counts as one step's."""
+_FIRST_VARIANCE = 0.25  # the largest variance of values from 0 to 1, which counts as one step's
 _MAX_WEALTH, _MAX_LOG = 1e100, 300.0
 
 

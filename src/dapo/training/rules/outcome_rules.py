@@ -6,10 +6,8 @@ from dapo.training.rules.history import AUDIT_GAP, GAIN, MetricHistory
 
 AUDIT_EVIDENCE = 20.0
 """The evidence for a gap that a run without one reaches with a probability of at most 1 in 20, over all its steps."""
-JUDGE_WAIT = 0.5
-"""The fraction of a step spent waiting for verdicts above which a run warns."""
-MIN_JUDGE_WAIT_S = 1.0
-"""Seconds of waiting per step below which nothing is worth changing."""
+JUDGE_WAIT = 0.5  # the fraction of a step spent waiting for verdicts above which a run warns
+MIN_JUDGE_WAIT_S = 1.0  # seconds of waiting per step below which nothing is worth changing
 
 
 def audit_gap(history: MetricHistory, config: Config) -> Symptom | None:

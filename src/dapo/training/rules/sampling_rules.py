@@ -5,20 +5,14 @@ from dapo.rewards.verifier import VERIFIERS
 from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, MetricHistory
 
-MIN_GROUPS = 32
-"""Judged groups that are enough for a keep rate, however few their steps."""
-ERROR_RATE = 0.05
-"""The fraction of responses without a verdict above which a run warns."""
-TRUNCATED = 0.5
-"""The fraction of responses that end at the limit of tokens above which a run warns."""
+MIN_GROUPS = 32  # judged groups that are enough for a keep rate, however few their steps
+ERROR_RATE = 0.05  # the fraction of responses without a verdict above which a run warns
+TRUNCATED = 0.5  # the fraction of responses that end at the limit of tokens above which a run warns
 LENGTH_GROWTH = 2.0
 """How many times the length of the first steps' responses is an explosion, unless accuracy grew as well."""
-LOOPS = 0.1
-"""The fraction of responses that end in a loop above which a run warns."""
-MANY_ANSWERS = 0.1
-"""The fraction of responses with three or more marked answers above which a run warns."""
-TOP_PROBLEM = 0.5
-"""The fraction of a step's trained tokens that one problem may have."""
+LOOPS = 0.1  # the fraction of responses that end in a loop above which a run warns
+MANY_ANSWERS = 0.1  # the fraction of responses with three or more marked answers above which a run warns
+TOP_PROBLEM = 0.5  # the fraction of a step's trained tokens that one problem may have
 EASIER_PROBLEMS = (
     "mix in problems that the model solves at times, data.train={mix: {easy: SOURCE, hard: SOURCE}} "
     "(dynamic_sampling.predict=proportional samples the others less often), or train on easier ones first and go on "
@@ -169,11 +163,10 @@ def verifier_errors(history: MetricHistory, config: Config) -> Symptom | None:
 def truncation(history: MetricHistory, config: Config) -> Symptom | None:
     """Most responses end at the limit, and not because they repeat themselves."""
     truncated, evaluation = history.mean("rollout/truncated_fraction"), history.last_evaluation
-    steps, loops = len(history.window()), history.total("rollout/looping_fraction")
     if truncated is None and evaluation is not None:  # of the untrained model, before the first step
         option = "rollout" if config.eval.max_response_tokens is None else "eval"
         return _cut_off(evaluation.truncated, evaluation.accuracy, config, option, " of the first evaluation")
-    if truncated is None or steps < MIN_STEPS or loops > truncated * steps / 2:
+    if truncated is None or history.steps < MIN_STEPS or history.rate("rollout/looping_fraction") > truncated / 2:
         return None
     effect = {"soft": " and are penalised", "filter": " and do not train"}.get(config.overlong.mode, "")
     if config.overlong.mode == "filter" and (rate := signal_rate(history, config) or 0.0) < MIN_KEEP_RATE:
@@ -228,8 +221,7 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
 
 def repeated_text(history: MetricHistory, config: Config) -> Symptom | None:
     """Many responses end in a loop."""
-    rate = history.total("rollout/looping_fraction") / max(1, len(history.window()))
-    if rate <= LOOPS or len(history.window()) < MIN_STEPS:
+    if (rate := history.rate("rollout/looping_fraction")) <= LOOPS:
         return None
     temperature = config.rollout.temperature
     colder = ("rollout.temperature=1.0",) if temperature < 1 else ()
@@ -243,8 +235,7 @@ def repeated_text(history: MetricHistory, config: Config) -> Symptom | None:
 
 def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
     """Many responses mark several answers."""
-    rate = history.total("rollout/many_answers_fraction") / max(1, len(history.window()))
-    if rate <= MANY_ANSWERS or len(history.window()) < MIN_STEPS:
+    if (rate := history.rate("rollout/many_answers_fraction")) <= MANY_ANSWERS:
         return None
     verifier = config.reward.verifier
     refuses_several = verifier == "math"
@@ -261,9 +252,7 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
 
 def one_problem(history: MetricHistory, config: Config) -> Symptom | None:
     """One problem has most of the tokens that train."""
-    steps = len(history.window())
-    share = history.total("rollout/top_problem_fraction") / max(1, steps)
-    if share <= TOP_PROBLEM or steps < MIN_STEPS:
+    if (share := history.rate("rollout/top_problem_fraction")) <= TOP_PROBLEM:
         return None
     return Symptom(
         f"one problem has {share:.0%} of the tokens that train, so the run learns that problem",

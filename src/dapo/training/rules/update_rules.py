@@ -9,33 +9,23 @@ from dapo.config import Config
 from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, MetricHistory
 
-ENTROPY_FRACTION = 0.1
-"""The fraction of the first steps' entropy below which it has collapsed."""
-LOW_ENTROPY = 0.01
-"""Nats per token below which it has collapsed, whatever it was at first."""
-SOLVED = 0.9
-"""The accuracy at which a policy may be certain: its problems are solved."""
+ENTROPY_FRACTION = 0.1  # the fraction of the first steps' entropy below which it has collapsed
+LOW_ENTROPY = 0.01  # nats per token below which it has collapsed, whatever it was at first
+SOLVED = 0.9  # the accuracy at which a policy may be certain: its problems are solved
 FALL_STEPS = 16
 """Steps of a mean accuracy that is compared with another: five steps of few prompts vary by more than half."""
 ENTROPY_GROWTH, ENTROPY_RISE = 1.5, 0.5
 """The factor over the first steps' entropy, and the nats above it, that are an explosion."""
-MAX_LOGPROB_GAP = 0.1
-"""Nats per token between sampler and trainer, mean over a step's tokens, above which a run warns."""
-SPIKE = 10.0
-"""The factor over the usual gradient norm (the median of the last steps) that is a spike."""
-SPIKE_STEPS = 6
-"""Steps from which a norm is usual."""
+MAX_LOGPROB_GAP = 0.1  # nats per token between sampler and trainer, mean over a step's tokens, above which a run warns
+SPIKE = 10.0  # the factor over the usual gradient norm (the median of the last steps) that is a spike
+SPIKE_STEPS = 6  # steps from which a norm is usual
 HIGH_KL, HIGH_CLIPPED = 0.1, 0.2
 """Nats per token from the policy at the start of the step, and fraction of clipped tokens, that are too much."""
-MIN_BOUND = 0.2
-"""The smallest clip_low or clip_high whose clipped tokens count: Eq. 8's lower bound."""
+MIN_BOUND = 0.2  # the smallest clip_low or clip_high whose clipped tokens count: Eq. 8's lower bound
 _CLIP_FRACTIONS = ("loss/clip_high_fraction", "loss/clip_low_fraction")
-MANY_SKIPPED = 0.1
-"""The fraction of skipped updates that is an error; a rare one costs a run nothing."""
-LOW_KL = 1e-8
-"""Nats per token below which the policy does not move."""
-MIN_LR_FRACTION = 0.1
-"""The fraction of optim.lr below which the rate of a step is low by design."""
+MANY_SKIPPED = 0.1  # the fraction of skipped updates that is an error; a rare one costs a run nothing
+LOW_KL = 1e-8  # nats per token below which the policy does not move
+MIN_LR_FRACTION = 0.1  # the fraction of optim.lr below which the rate of a step is low by design
 
 
 def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
