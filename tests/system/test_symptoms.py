@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_every_section_has_a_command_and_the_words_to_look_for():
+def test_every_section_has_a_command_and_words_of_its_output():
     assert [title for title, _, _ in SECTIONS] == re.findall(r"^## (.+)$", PAGE, flags=re.MULTILINE)
     assert len(SECTIONS) >= 12
 
@@ -54,6 +54,6 @@ def test_the_command_of_a_symptom_shows_what_the_page_says(
     arguments = [names.get(word, word) for word in shlex.split(command)[1:]]
     code, out, err = run_command(capsys, *arguments)
     assert code == 0, err
-    looked_for = re.findall(r"`([^`]+)`", words)
-    assert looked_for, title
-    assert [word for word in looked_for if word not in out] == []
+    named = re.findall(r"`([^`]+)`", words)
+    assert named, title
+    assert [word for word in named if word not in out] == []
