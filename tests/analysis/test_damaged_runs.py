@@ -289,7 +289,12 @@ def requests_for(name: str, group: int) -> list[str]:
         *(f"{path}?run={name}" for path in ("metrics", "rollouts", "problems", "evaluations")),
         *(f"rollouts?run={name}&text=1", f"rollouts?run={name}&sort=longest", f"group?{given}&group={group}"),
         *(f"explain?{given}&group={group}", f"evaluation?{given}", f"evaluation?{given}&problem=x"),
-        *(f"paired?a_run={name}&a_step=0&b_run={name}&b_step={STEP}", f"configs?runs={name},whole"),
+        *(
+            f"paired?a_run={name}&a_step=0&b_run={name}&b_step={STEP}",
+            f"options?run={name}",
+            f"findings?run={name}",
+            f"log?run={name}",
+        ),
         f"paired?a_run=whole&a_step=0&b_run={name}&b_step={STEP}",
     ]
 
@@ -359,7 +364,8 @@ def test_a_run_whose_name_is_a_pattern_shows_its_own_responses(tmp_path, capsys,
         shutil.copytree(whole, tmp_path / each)
         for path in (tmp_path / each / "rollouts").iterdir():
             table = pq.read_table(path)
-            pq.write_table(table.set_column(6, ROLLOUT_SCHEMA.field(6), pa.array([text] * len(table))), path)
+            at = ROLLOUT_SCHEMA.get_field_index("response")
+            pq.write_table(table.set_column(at, ROLLOUT_SCHEMA.field(at), pa.array([text] * len(table))), path)
     with serving(tmp_path / name) as client:
         (shown,) = [run["name"] for run in ask(client, "overview")[1]["runs"]]
         for text in ("", "&text=own", "&text=other"):

@@ -90,8 +90,6 @@ class RolloutIndex(RolloutDatabase):
             "steps": len(self._present),
             "indexed": min(indexed, len(self._present)),
             "responses": self._one("SELECT count(*) FROM responses")[0],
-            "first_step": min(self._present, default=None),
-            "last_step": max(self._present, default=None),
             "problems": list({*(problems or []), *(text for key, text in self._unreadable.items() if key in present)}),
         }
 
@@ -166,7 +164,7 @@ class RolloutIndex(RolloutDatabase):
         return {
             "counts": counts,
             "total": sum(counts.values()) if kind == "all" else counts.get(kind, 0),
-            "rows": self._with_prompts(rows),
+            "rows": self._with_questions(rows),
             "by_step": self._solved_by_step(),
             "index": state,
         }
@@ -191,8 +189,8 @@ class RolloutIndex(RolloutDatabase):
             [],
         )
 
-    def _with_prompts(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Add `prompt` and `answer` to the rows of problems, from each one's newest group."""
+    def _with_questions(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add `question` and `answer` to the rows of problems, from each one's newest group."""
         if not rows:
             return rows
         found = self._all(
@@ -202,7 +200,7 @@ class RolloutIndex(RolloutDatabase):
         )
         texts = {row["problem_id"]: row for row in self._rows([(step, row) for _, step, row in found])}
         return [
-            row | {name: texts.get(row["problem_id"], {}).get(name) for name in ("prompt", "answer")} for row in rows
+            row | {name: texts.get(row["problem_id"], {}).get(name) for name in ("question", "answer")} for row in rows
         ]
 
     def _search(self, wanted: Filter, sort: str, needed: int) -> tuple[list[tuple[int, int]], int, int]:

@@ -35,7 +35,8 @@ ROLLOUT_SCHEMA = pa.schema(
         _required("problem_id", pa.string()),
         _required("source", pa.string()),
         _required("sample", pa.int32()),  # index in the group
-        _required("prompt", pa.string()),
+        pa.field("question", pa.string()),  # the problem's text, without instruction, system message and chat template
+        _required("prompt", pa.string()),  # the text that the model read
         _required("response", pa.string()),
         _required("answer", pa.string()),
         pa.field("fields", pa.string()),  # the problem's other short columns as JSON; null without any
@@ -59,7 +60,7 @@ ROLLOUT_SCHEMA = pa.schema(
     ]
 )
 """One row per response. Tables of older runs lack OPTIONAL_COLUMNS."""
-OPTIONAL_COLUMNS = ("audit_correct", "audit_score", "audit_error", "weight")
+OPTIONAL_COLUMNS = ("question", "audit_correct", "audit_score", "audit_error", "weight")
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 CURVES = ("reward", "accuracy", "entropy", "length")
@@ -70,7 +71,7 @@ SHORT_COLUMNS = [
     *("step", "group_id", "sample", "problem_id", "source", "outcome", "correct", "error", "score", "reward"),
     *("advantage", "response_tokens", "finish"),
 ]
-SHOWN_COLUMNS = [*SHORT_COLUMNS, "prompt", "response", "answer"]
+SHOWN_COLUMNS = [*SHORT_COLUMNS, "question", "response", "answer"]
 _KNOWN_VALUES: Mapping[str, Sequence[str]] = {"outcome": OUTCOMES, "finish": get_args(Finish)}
 _COUNTS = ("step", "sample", "prompt_tokens", "response_tokens", "version")
 
@@ -205,7 +206,8 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
         start = 0
         for i, length in enumerate(table.chunk_rows):
             if here := [row for row in rows if start <= row < start + length]:
-                taken = _checked(table.read(SHOWN_COLUMNS, [i])).take([row - start for row in here])
+                columns = [n if n in table.names else "prompt" for n in SHOWN_COLUMNS]  # older runs have no question
+                taken = _checked(table.read(columns, [i])).take([row - start for row in here])
                 records += [_preview(record, row) for record, row in zip(taken.to_pylist(), here, strict=True)]
             start += length
     return records
@@ -225,7 +227,8 @@ def short_rows(path: Path, text: str = "") -> pa.Table:
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
     """Give a row the name of its verdict, and cut its texts, as the page shows them."""
-    texts = {name: record[name][:PREVIEW_CHARS] for name in ("prompt", "response")}
+    question = record.get("question") or record.pop("prompt", "")
+    texts = {"question": question[:PREVIEW_CHARS], "response": record["response"][:PREVIEW_CHARS]}
     verdict = verdict_name(record.pop("correct"), record["error"])
     return record | texts | {"row": row, "verdict": verdict, "tokens": record.pop("response_tokens")}
 

@@ -231,7 +231,7 @@ def rollout_rows(
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:
-        prompt = decode_prompt(group.prompt_ids)
+        prompt, question = decode_prompt(group.prompt_ids), question_text(group.problem.prompt)
         fields = short_fields(group.problem.fields, known=[group.problem.answer])
         for i, (generation, verdict) in enumerate(zip(group.generations, group.verdicts, strict=True)):
             audit = audits.get((group.id, i))
@@ -241,6 +241,7 @@ def rollout_rows(
                 "problem_id": group.problem.id,
                 "source": group.problem.source,
                 "sample": i,
+                "question": question,
                 "prompt": prompt,
                 "response": group.texts[i],
                 "answer": group.problem.answer,
