@@ -85,6 +85,8 @@ def report(config: Config, directory: RunDirectory) -> None:
             **({} if config.log.rollouts == "none" else {"judged responses": directory.rollouts_folder}),
             **({"evaluations": directory.evaluations_folder} if evaluations else {}),
             "checkpoint": newest,
+            "look at it": f"dapo view {run}",
+            "check it": f"dapo doctor {run}",
             "evaluate it": f"dapo eval {run} {arguments}",
             "export it": f"dapo export {run} my-model",
         },

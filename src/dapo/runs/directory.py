@@ -20,7 +20,7 @@ from dapo.runs.metrics_file import read_metrics, truncate_after
 _LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.05
 _LOCK_BYTES = 40
 _FILES = (*("config.yaml", "manifest.json", "summary.json", "lock", "curves.png"), METRICS_FILE, PROBLEM_STATS_FILE)
-_FOLDERS = ("checkpoints", "rollouts", "eval", "configs", "logs", "profile", "code", "data")
+_FOLDERS = ("checkpoints", "rollouts", "eval", "configs", "logs", "profile", "code", "data", "tokenizer")
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
 
@@ -47,6 +47,8 @@ class RunDirectory:
     curves = _Entry("curves.png")  # the plot of the metrics
     profile = _Entry("profile")  # the directory of the traces of `profile.steps`
     logs = _Entry("logs")  # the directory of the other processes' output
+    verifier_log = _Entry("logs/verifier.log")  # the output of the verifiers
+    tokenizer = _Entry("tokenizer")  # the model's tokenizer and configuration, without weights
     _lock = _Entry("lock")
     rollouts_folder = _Entry("rollouts")  # the folder of the tables of judged responses
     evaluations_folder = _Entry("eval")  # the folder of the stored evaluations

@@ -148,7 +148,7 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
         for path in numbered(parent.path / folder):
             if not path.is_symlink() and step_of(path) <= step:
                 _link(path, fork.path / folder / path.name)
-    for name in OWN_FOLDERS:
+    for name in (*OWN_FOLDERS, parent.tokenizer.name):
         for path in sorted((parent.path / name).rglob("*")):
             if path.is_symlink() or not path.is_dir():
                 _copy(path, fork.path / path.relative_to(parent.path))

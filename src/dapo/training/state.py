@@ -27,7 +27,6 @@ from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem, Sample
 
 T = TypeVar("T")
-VERIFIER_LOG = "verifier.log"
 _SHOWN_CHARS = 80
 
 
@@ -190,7 +189,7 @@ class Run:
 
     def keep_verifier_output(self) -> None:
         """Move the verifiers' output to logs/verifier.log, and show the first line of a new file."""
-        path = self.directory.logs / VERIFIER_LOG
+        path = self.directory.verifier_log
         for output in (self.verifier_output, None if self.audit is None else self.audit.output):
             is_first = not path.exists()
             if output is not None and (new := output.move_to(path)) and is_first:

@@ -15,7 +15,7 @@ import torch
 
 from dapo.config import Config, dump_config
 from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
-from dapo.policy.hf_io import require_new
+from dapo.policy.hf_io import config_of, require_new, tokenizer_directory
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
@@ -112,6 +112,8 @@ def new_run(
         )
         directory = RunDirectory.create(path, dump_config(config), manifest, prepared=prepared)
         with disk_errors_as_storage_error(), directory.lock(config.train.num_steps):
+            with tokenizer_directory(config_of(inputs.loaded.model), inputs.loaded.tokenizer, directory.tokenizer):
+                pass  # the page colours tokens by it, on any machine
             yield ReadyRun(config, inputs, verifiers, directory)
 
 
@@ -186,7 +188,8 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
         )
         run.stop, run.verifier_output = stop, judge.output
         run.provenance = provenance(config, inputs.train, inputs.held_out)
-        for note in [*inputs.notes, f"writing to {directory.path}"]:
+        writing = f"writing to {directory.path}; to look at it: dapo view {shlex.quote(str(directory.path))}"
+        for note in [*inputs.notes, writing]:
             run.tracker.message(note)
         opened = stack.enter_context(ExitStack())
         opened.callback(run.tracker.close)
