@@ -1,6 +1,8 @@
 """The page of `dapo view`, and a report, in headless Chromium: real clicks, hostile texts, no errors in the console."""
 
+import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import stdev
@@ -10,21 +12,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo.analysis.view.report import write_report
-from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import load_evaluation, write_evaluation
 from dapo.runs.metrics_file import truncate_after
 from dapo.runs.rollout_table import write_rollouts
-from dapo.runs.run_reader import RunReader
+from dapo.runs.status import run_status
 from helpers.browser import MISSING, open_browser
-from helpers.run_files import append_bytes, edit_options
-from helpers.view_runs import Client, close_with, make_run, serving
+from helpers.run_files import append_bytes
+from helpers.view_runs import Client, make_run, serving, training
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 
-LENGTH = "document.querySelector('.js-plotly-plot')?.data?.[0]"
-"""The first curve of the first chart that is drawn."""
+LENGTH = "document.querySelector(\"[data-chart='Response length'] .js-plotly-plot\")?.data?.[0]"
+"""The first curve of the chart of lengths."""
 
 
 class Page:
@@ -73,6 +75,7 @@ class Page:
         return found
 
     def errors(self) -> list[str]:
+        """What the browser has written into its console since the last call."""
         return [entry["message"] for entry in self.browser.get_log("browser")]
 
 
@@ -85,19 +88,17 @@ def rewrite(run: Path, step: int, change: Callable[[int, dict[str, Any]], dict[s
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A run, a copy of it with other options whose texts are an attack, and a copy that has come to step 2."""
+    """A run whose verifier prints, one with other options whose texts are an attack, and a copy that is at step 2."""
     folder = tmp_path_factory.mktemp("browser")
-    first = make_run(folder / "first")
-    second = folder / "second"
-    shutil.copytree(first, second, ignore=shutil.ignore_patterns("checkpoints"))
+    first = make_run(folder / "first", "reward.verifier=helpers.reward_functions:digits_aloud")
+    second = make_run(folder / "second", "optim.lr=0.004")
     for step in (1, 2, 3, 4):
         rewrite(second, step, lambda i, row: row | {"response": f"{i} {HOSTILE}", "prompt": HOSTILE, "answer": HOSTILE})
-    evaluation = read_json(second / "eval" / "step_000004.json")
-    for row in evaluation["table"]:
+    table = (evaluation := load_evaluation(RunDirectory(second).eval(4))).pop("table")
+    for row in table:
         row["question"] = HOSTILE
         row["responses"][0]["text"] = HOSTILE
-    atomic_write_json(second / "eval" / "step_000004.json", evaluation)
-    edit_options(second, "lr: 0.003", "lr: 0.004")
+    write_evaluation(RunDirectory(second), 4, evaluation, table)
     live = folder / "live"
     shutil.copytree(first, live, ignore=shutil.ignore_patterns("checkpoints"))
     (live / "summary.json").unlink()
@@ -177,7 +178,7 @@ def test_tokens_are_coloured_by_ratios_that_a_replay_of_the_step_gives(page, cli
     for group in groups:
         while groups[group]["state"] == "working":
             groups[group] = client.get("explain", run="first", step=4, group=group)
-    (second,) = (group for group, found in groups.items() if found["update"]["number"] == 2)
+    (second,) = (group for group, found in groups.items() if found["update"]["update"] == 2)
     page.open(f"group?run=first&step=4&group={second}")
     page.click("button", "ratio")
     page.wait("return document.querySelector('#why')?.textContent.includes('Update 2 of 2')")
@@ -187,7 +188,7 @@ def test_tokens_are_coloured_by_ratios_that_a_replay_of_the_step_gives(page, cli
     assert "trained again in memory" in page.texts("#why")[0]
     ratios = [float(title.split()[1]) for title in page.titles(".t")]
     known = client.get("explain", run="first", step=4, group=second, replay=1)["responses"]
-    assert ratios == pytest.approx([r for sample in sorted(known) for r in known[sample]["ratios"]], abs=1e-4)
+    assert ratios == pytest.approx([r for each in known for r in each["token_values"]["ratios"]], abs=1e-4)
     page.click("button", "sampler gap")
     page.wait("return document.querySelectorAll('.t[title^=trainer]').length > 8")
 
@@ -237,21 +238,206 @@ def test_an_evaluation_is_paired_and_a_problem_opened(page, client):
 def test_runs_are_compared_with_the_difference_of_their_options(page):
     page.open("compare?run=first&runs=first,second")
     page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
-    assert page.texts("tbody tr") == ["optim.lr0.0030.004"]
+    assert page.texts("tbody tr") == [
+        "reward.verifierhelpers.reward_functions:digits_alouddapo.rewards.examples:has_digit",
+        "optim.lr0.0030.004",
+    ]
 
 
-def test_a_live_run_is_followed(page, runs):
+def test_a_run_that_begins_after_the_page_is_shown_live_until_it_stops(browser, tmp_path):
+    with serving(tmp_path) as client:
+        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+        page.open("")
+        assert "There is no run here yet" in page.texts("main")[0]
+        with training(tmp_path / "late", "train.num_steps=5000", "train.eval_every=5000", "optim.lr=1e-9") as process:
+            page.wait("return document.querySelector('#summary .badge.live')?.textContent === 'running'")
+            assert run_status(tmp_path / "late").process == process.pid
+            page.wait(f"return {LENGTH}?.x.length > 1")
+            before = len(page.browser.execute_script(f"return {LENGTH}.x"))
+            page.wait(f"return {LENGTH}.x.length > {before}")
+            page.wait("return document.querySelector('#summary').textContent.includes('left')")
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+            page.wait("return document.querySelector('#summary .badge')?.textContent === 'stopped'")
+        browser.get("about:blank")  # it would ask the server after its end
+    assert page.errors() == []
+
+
+def test_a_half_written_line_of_the_metrics_waits_for_its_end(page, runs):
     live = runs[2]
     lines = (runs[0] / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     with RunDirectory(live).lock(4):
         page.open("overview?run=live")
         page.wait(f"return {LENGTH}?.x.length === 2")
-        assert "running" in page.texts("#summary")[0]
-        append_bytes(live / "metrics.jsonl", b"".join(lines[3:-1]) + lines[-1][:40])  # the last line is half written
+        append_bytes(live / "metrics.jsonl", b"".join(lines[3:-1]) + lines[-1][:40])  # as while it is written
         page.wait(f"return {LENGTH}?.x.length === 3")
         append_bytes(live / "metrics.jsonl", lines[-1][40:])
-        close_with(live, "finished")
-    page.wait(f"return {LENGTH}?.x.length === 4 && document.querySelector('#summary').textContent.includes('finished')")
+        page.wait(f"return {LENGTH}?.x.length === 4")
+
+
+def test_the_head_names_accuracy_before_and_after_and_the_first_chart_shows_it(page, client):
+    first, *_, last = client.get("evaluations", run="first")["evaluations"]
+    page.open("overview?run=first")
+    page.wait("return document.querySelector('.headline') !== null")
+    change = f"{first['accuracy']:.1%} → {last['accuracy']:.1%}".replace("%", " %")
+    assert page.texts(".headline") == [f"held out {change} ({100 * last['low']:.1f} to {100 * last['high']:.1f})"]
+    assert page.texts("[data-chart] h2")[0] == "Held-out accuracy"
+    page.wait("return document.querySelector('[data-chart] .js-plotly-plot .point') !== null")
+    clipped = "return document.querySelector('[data-chart] .scatterlayer .point').closest('[clip-path]') !== null"
+    assert not page.browser.execute_script(clipped)
+
+
+def test_each_response_is_shown_with_its_question(page, client):
+    page.open("rollouts?run=first")
+    page.wait("return document.querySelectorAll('tbody tr').length > 3")
+    rows = client.get("rollouts", run="first")["rows"]
+    assert page.texts("td[data-name=question]") == [row["question"] for row in rows]
+    assert page.texts("td[data-name=reference]") == [row["answer"] for row in rows]
+    assert "system" not in "".join(row["question"] for row in rows)
+
+
+def test_every_metric_of_a_run_is_found_by_its_name(page, client):
+    columns = client.get("metrics", run="first")["columns"]
+    page.open("metrics?run=first")
+    assert page.texts("[data-chart] h2") == sorted(columns)
+    page.wait("return document.querySelector('#f-find') !== null")
+    page.browser.execute_script(
+        "const f = document.querySelector('#f-find'); f.value = 'loss RATIO'; f.dispatchEvent(new Event('input'))"
+    )
+    shown = [name for name in sorted(columns) if "loss" in name and "ratio" in name]
+    assert page.texts("[data-chart]:not([hidden]) h2") == shown
+    assert page.texts(".filters [role=status]") == [f"{len(shown)} of {len(columns)} metrics"]
+    page.wait("return document.querySelectorAll('[data-chart]:not([hidden]) .main-svg').length > 0")
+    page.open("metrics?run=first&find=optim/lr")
+    page.wait("return document.querySelector('[data-chart]:not([hidden]) .main-svg') !== null")
+    assert page.texts("[data-chart]:not([hidden]) .ytitle") == []  # a number without a unit
+
+
+def test_options_findings_and_the_log_have_pages(page, client):
+    page.open("options?run=first")
+    page.wait("return document.querySelectorAll('tbody tr').length > 3")
+    changed = [row["name"] for row in client.get("options", run="first")["rows"] if row["changed"]]
+    assert page.texts("tbody td:first-child code") == changed
+    assert {"model.name", "optim.lr", "data.train.size"} <= set(changed)
+    assert not {"loss.clip_high", "preset", "optim.betas"} & set(changed)
+    page.open("findings?run=first")
+    found = client.get("findings", run="first")["findings"]
+    assert [text.split(" ", 1)[1] for text in page.texts(".finding h2")] == [f["name"].replace("_", " ") for f in found]
+    assert all(any(f["cause"] in text for text in page.texts(".finding")) for f in found)
+    page.open("log?run=first")
+    page.wait("return document.querySelector('.log') !== null")
+    assert page.texts(".log")[0].count("judged") == client.get("log", run="first")["text"].count("judged") > 0
+
+
+@pytest.mark.parametrize(
+    ("fragment", "message"),
+    [
+        ("overview?run=nobody", "There is no run nobody here"),
+        ("nothing?run=first", "There is no page nothing"),
+        ("group?run=first&step=99&group=0", "first has no stored group 0 of step 99"),
+        ("evaluation?run=first&a_step=3&b_step=4", "first has no evaluation of step 3"),
+        ("rollouts?run=first&first_step=x", "first_step must be an integer"),
+        ("rollouts?run=first&sort=upwards", "sort must be some of"),
+        ("compare?run=first&runs=first,nobody", "There is no run nobody here"),
+    ],
+)
+def test_a_wrong_address_says_so(browser, client, fragment, message):
+    page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    page.open("overview?run=first")
+    page.wait("return document.querySelector('.headline') !== null")
+    page.browser.execute_script(f"location.hash = '#/{fragment}'")
+    page.wait(f"return document.querySelector('main').textContent.includes({message!r})")
+    if "run=nobody" in fragment:
+        assert page.texts("#summary") == [""]
+    assert all("status of 40" in error for error in page.errors())  # the browser's own line about the answer
+
+
+def test_a_sheet_has_every_chart_as_wide_as_itself_and_nothing_to_press(page):
+    never_idle = {"source": "window.requestIdleCallback = () => 1"}
+    script = page.browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", never_idle)
+    try:
+        page.open("overview?run=first")
+        page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
+        has_charts = (
+            "return [...document.querySelectorAll('[data-chart]')].map((c) => c.querySelector('.main-svg') !== null)"
+        )
+        assert not all(page.browser.execute_script(has_charts))
+        page.browser.execute_cdp_cmd("Page.printToPDF", {})
+        assert all(page.browser.execute_script(has_charts))
+        page.browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        shown = (
+            "return [...document.querySelectorAll('header, button, input')].filter((e) => e.checkVisibility()).length"
+        )
+        assert page.browser.execute_script(shown) == 0
+        widths = """return [...document.querySelectorAll('[data-chart] .main-svg')].map((e) =>
+            e.getBoundingClientRect().width / document.documentElement.clientWidth)"""
+        assert min(page.browser.execute_script(widths)) > 0.9
+        cut = "return [...document.querySelectorAll('.card')].every((e) => getComputedStyle(e).breakInside === 'avoid')"
+        assert page.browser.execute_script(cut)
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        page.browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+
+
+def test_without_printing_every_chart_appears_when_nothing_else_is_to_do(page):
+    page.open("overview?run=first")
+    page.wait("return [...document.querySelectorAll('[data-chart]')].every((c) => c.querySelector('.main-svg'))")
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of `rgb(r, g, b)`, by WCAG 2."""
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_chosen_button_is_legible_also_under_the_pointer(page, theme):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    page.open("overview?run=first")
+    page.browser.execute_script(f"document.documentElement.dataset.theme = {theme!r}")
+    button = page.wait("return document.querySelector('main button[aria-pressed=true]')")
+    for is_under_pointer in (False, True):
+        if is_under_pointer:
+            ActionChains(page.browser).move_to_element(button).perform()
+            assert page.browser.execute_script("return arguments[0].matches(':hover')", button)
+        style = "const s = getComputedStyle(arguments[0]); return [s.color, s.backgroundColor]"
+        ink, ground = sorted(map(luminance, page.browser.execute_script(style, button)))
+        assert (ground + 0.05) / (ink + 0.05) >= 4.5
+
+
+PAGES = ("overview", "metrics", "rollouts", "problems", "evaluation", "compare", "findings", "options", "log")
+
+
+@pytest.mark.parametrize("width", [400, 800])
+def test_on_a_narrow_window_nothing_is_wider_and_every_tab_is_reached(page, width):
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for fragment in PAGES:
+            page.open(f"{fragment}?run=first")
+            page.wait("return document.querySelectorAll('main .card, main table').length > 0")
+            scroll, client_width, right, position = page.browser.execute_script(
+                """const tabs = [...document.querySelectorAll('nav a')].map((e) => e.getBoundingClientRect().right);
+                return [document.documentElement.scrollWidth, document.documentElement.clientWidth, Math.max(...tabs),
+                  getComputedStyle(document.querySelector('header')).position]"""
+            )
+            assert scroll <= client_width, fragment
+            assert right <= client_width, fragment
+            assert position == ("static" if width == 400 else "sticky")
+        page.open("rollouts?run=first")
+        page.wait("return document.querySelectorAll('tbody tr').length > 3")
+        step, response = page.browser.execute_script(
+            """const box = (name) => document.querySelector(`tbody td[data-name=${name}]`).getBoundingClientRect();
+            return [box('step'), box('response')].map((b) => [b.left, b.right, b.top, b.bottom])"""
+        )
+        if width == 400:
+            assert response[1] <= 400
+            assert response[2] >= step[3]  # the text is below the numbers
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_hostile_texts_are_shown_and_do_not_run(page):
@@ -265,21 +451,8 @@ def test_hostile_texts_are_shown_and_do_not_run(page):
     assert page.browser.execute_script("return document.querySelectorAll('main script, main img').length") == 0
 
 
-def test_at_800_pixels_nothing_is_wider_than_the_window(page):
-    page.browser.set_window_size(800, 900)
-    try:
-        for fragment in ("overview", "rollouts", "problems", "evaluation", "compare"):
-            page.open(f"{fragment}?run=first")
-            page.wait("return document.querySelectorAll('main .card, main table').length > 0")
-            width = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-            scroll, client_width = page.browser.execute_script(f"return {width}")
-            assert scroll <= client_width, fragment
-    finally:
-        page.browser.set_window_size(1280, 900)
-
-
 def test_a_report_is_one_file_that_works_without_a_server(browser, runs, tmp_path):
-    found = write_report(RunReader("second", runs[1]), tmp_path / "report.html")
+    found = write_report(runs[1], tmp_path / "report.html")
     assert found["groups"] == found["of_groups"] > 0
     assert found["bytes"] < 6_000_000
     page = Page(browser, (tmp_path / "report.html").as_uri())
@@ -298,5 +471,10 @@ def test_a_report_is_one_file_that_works_without_a_server(browser, runs, tmp_pat
     page.wait("return document.querySelectorAll('#detail .text-box').length >= 3")
     page.open("problems?run=second")
     page.wait("return document.querySelectorAll('tbody tr').length > 2")
+    page.open("options?run=second")
+    page.wait("return document.querySelector('main').textContent.includes('optim.lr')")
+    page.open("findings?run=second")
+    page.wait("return document.querySelector('main h1').textContent === 'Findings'")
+    assert "Compare" not in page.texts("nav")[0]
     assert page.errors() == []
     assert browser.execute_script("return window.hacked") is None

@@ -9,17 +9,24 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from dapo.analysis.compare import compare_runs
+from dapo.analysis.doctor import diagnose
 from dapo.analysis.explain import explain_group
+from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.server import HEADERS, listen
 from dapo.config import dump_config, load_config
+from dapo.config.option_entries import flat_options
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.terminal import to_json
+from dapo.policy.builtin_models import tiny_random
+from dapo.policy.hf_io import write_model_directory
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.rollout_index import Filter, RolloutIndex
 from dapo.runs.rollout_table import write_rollouts
-from dapo.runs.run_reader import RunReader, find_runs
+from dapo.runs.run_reader import RunReader
 from dapo.runs.status import run_status
 from helpers.run_files import append_bytes, edit_options
 from helpers.view_runs import Client, close_with, make_run, serving
@@ -204,13 +211,26 @@ def test_an_ended_run_is_shown_as_it_ended(run, tmp_path, reason, state):
 def test_runs_are_found_by_path_or_in_a_folder_and_have_names_of_their_own(run, tmp_path):
     for folder in ("a", "b"):
         shutil.copytree(run, tmp_path / folder / "same", ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
-    found = find_runs([tmp_path / "a", tmp_path / "b" / "same"])
-    assert [each.name for each in found] == ["same", "same.2"]
+    assert list(Runs([tmp_path / "a", tmp_path / "b" / "same"]).runs) == ["same", "same.2"]
     with pytest.raises(CheckpointError, match="no run directory"):
-        find_runs([tmp_path / "c"])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match="holds no run"):
-        find_runs([tmp_path / "empty"])
+        Runs([tmp_path / "c"])
+
+
+def test_runs_that_begin_after_the_page_are_found_and_keep_their_names(run, tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    with serving(folder, run) as client:
+        assert client.get("runs") == ["first"]
+        late = folder / "first"
+        shutil.copytree(run, late, ignore=shutil.ignore_patterns("checkpoints", "config.yaml"))
+        assert client.get("runs") == ["first"]  # it has no options yet
+        shutil.copy(run / "config.yaml", late)
+        assert client.get("runs") == ["first.2", "first"]
+        assert [each["path"] for each in client.get("overview")["runs"]] == [str(late), str(run)]
+        assert client.get("metrics", run="first.2")["steps"] == [0, 1, 2, 3, 4]
+        shutil.rmtree(folder)
+        assert client.get("runs") == ["first.2", "first"]
+        assert [each["state"] for each in client.get("overview")["runs"]] == ["damaged", "finished"]
 
 
 # --- the table of responses
@@ -318,20 +338,16 @@ def test_ratios_and_gaps_of_tokens_are_those_of_explain(run, client):
         while answer["state"] == "working":
             answer = client.get("explain", run="first", step=step, group=group, replay=1)
         assert answer["state"] == "done", answer
-        found[answer["update"]["number"]] = (group, answer)
+        found[answer["update"]["update"]] = (group, answer)
     group, later = found[2]  # of two updates: in the first every ratio is 1
-    assert all(set(each["ratios"]) == {1.0} for each in found[1][1]["responses"].values())
+    assert all(set(each["token_values"]["ratios"]) == {1.0} for each in found[1][1]["responses"])
     expected = explain_group(run, step, group)
-    for each in expected["responses"]:
-        shown, tokens = later["responses"][str(each["sample"])], each["token_values"]
-        assert shown["ratios"] == pytest.approx(tokens["ratios"], abs=1e-5)
-        assert shown["clipped"] == tokens["clipped"]
-        gaps = [a - b for a, b in zip(tokens["old_logprobs"], tokens["engine_logprobs"], strict=True)]
-        assert shown["gaps"] == pytest.approx(gaps, abs=1e-5)
+    assert later["update"] == json.loads(to_json(expected["eq8"]))
+    assert later["responses"] == json.loads(to_json(expected["responses"]))
     unknown = {"state": "working"}
     while unknown["state"] == "working":
         unknown = client.get("explain", run="first", step=step, group=group)
-    assert not unknown["ratios"]["known"]
+    assert not unknown["update"]["ratios"]["known"]
 
 
 def test_the_page_runs_no_code_that_comes_with_a_model(run, tmp_path):
@@ -347,14 +363,71 @@ def test_the_page_runs_no_code_that_comes_with_a_model(run, tmp_path):
 def test_the_texts_of_tokens_make_up_the_response():
     from dapo.analysis.view.queries import TokenTexts
 
-    tokens = TokenTexts({"model.name": "tiny-random"})
+    tokens = TokenTexts("tiny-random")
     assert tokens.wait() == "ready"
     assert tokens.texts([]) == []
     ids = tokens._tokenizer.encode("12 + 3 = 15", add_special_tokens=False)
     assert "".join(tokens.texts(ids)) == "12 + 3 = 15"
     assert len(tokens.texts(ids)) == len(ids)
-    absent = TokenTexts({"model.name": "nobody/has-this-model"})
+    absent = TokenTexts("nobody/has-this-model")
     assert "is not on this machine" in absent.wait()
+
+
+def test_tokens_have_texts_without_the_model_that_trained_on_this_machine(tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    model, tokenizer = tiny_random(torch.float32)
+    write_model_directory(dict(model.named_parameters()), model, tokenizer, folder)
+    run = make_run(tmp_path / "run", f"model.name={folder}")
+    shutil.rmtree(folder)
+    for name in ("HOME", "HF_HOME", "DAPO_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / "another"))
+    row = rows_of(run)[0]
+    with serving(run) as client:
+        tokens = "loading"
+        while tokens == "loading":
+            group = client.get("group", run="run", step=row["step"], group=row["group_id"])
+            tokens = group["tokens"]
+    assert tokens == "ready"
+    assert "".join(group["responses"][0]["tokens"]).startswith(group["responses"][0]["response"])
+
+
+# --- the pages of one run
+
+
+def test_options_are_marked_where_they_differ_from_the_default_under_the_preset(tmp_path):
+    run = make_run(tmp_path / "run", "preset=grpo", "loss.kl_coef=0.001", "loss.clip_high=0.3", "optim.warmup_steps=20")
+    with serving(run) as client:
+        found = client.get("options", run="run")
+    rows = {row["name"]: row for row in found["rows"]}
+    assert found["preset"] == "grpo"
+    assert set(rows) == set(flat_options(load_config(run / "config.yaml")))
+    assert (rows["loss.clip_high"]["value"], rows["loss.clip_high"]["default"]) == (0.3, 0.2)
+    assert rows["loss.clip_high"]["changed"]
+    for name in ("loss.kl_coef", "loss.clip_low", "optim.warmup_steps", "optim.betas"):
+        assert not rows[name]["changed"], name
+    assert rows["data.train.size"]["changed"]
+    assert all(row["meaning"] for name, row in rows.items() if name.startswith(("loss.", "train.", "optim.")))
+
+
+def test_findings_are_those_of_the_doctor(run, client):
+    assert client.get("findings", run="first") == json.loads(to_json(diagnose(run).to_json()))
+
+
+def test_the_log_of_the_verifier_is_shown_from_its_end(tmp_path):
+    run = make_run(tmp_path / "run", "reward.verifier=helpers.reward_functions:digits_aloud")
+    log = RunDirectory(run).verifier_log
+    with serving(run) as client:
+        found = client.get("log", run="run")
+        assert found == {"files": ["verifier.log"], "file": "verifier.log", "text": log.read_text(), "left_out": 0}
+        append_bytes(log, b"x" * 300_000 + b"the end")
+        assert client.get("log", run="run")["text"].endswith("the end")
+        assert client.get("log", run="run")["left_out"] == log.stat().st_size - 200_000
+        for name in ("../config.yaml", "absent.log"):
+            assert client.request(f"/api/log?run=run&file={name}")[0] == 404
+
+
+def test_a_run_without_a_log_has_none(client):
+    assert client.get("log", run="first") == {"files": [], "file": None, "text": "", "left_out": 0}
 
 
 # --- the index follows the files
@@ -436,12 +509,3 @@ def test_the_page_refuses_to_pair_what_dapo_compare_refuses(run, tmp_path):
     assert status == 404
     assert json.loads(body) == {"error": "temperature is 1.0 in one and 0.1 in the other"}
     assert "temperature is 1.0 in one and 0.1 in the other" in " ".join(compare_runs(run, other).notes)
-
-
-def test_the_difference_of_two_configs_names_the_options(run, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(run, other, ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
-    edit_options(other, "lr: 0.003", "lr: 0.001")
-    with serving(run, other) as client:
-        found = client.get("configs", runs="first,other")
-    assert found["rows"] == [{"name": "optim.lr", "values": [0.003, 0.001]}]

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import pandas as pd
@@ -18,10 +19,11 @@ import pyarrow as pa
 import pytest
 
 import dapo
+from dapo.analysis.doctor import diagnose
 from dapo.api.keywords import options_from, scale_defaults
 from dapo.api.notebook import NotebookDisplay
 from dapo.config import dump_config, load_config
-from dapo.core.errors import CheckpointError
+from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.directory import RunDirectory
 from helpers.commands import run as run_command
 from helpers.fork_server import ForkServer
@@ -324,6 +326,31 @@ def test_what_a_run_holds_is_read_as_tables(finished: dapo.Run):
     assert finished.summary["exit_reason"] == "finished"
     assert finished.config.optim.lr == 1e-3
     assert finished.status == "finished"
+
+
+def test_rollouts_have_the_question_without_the_instruction():
+    rows = [{"prompt": [{"role": "user", "content": each["prompt"]}], "answer": each["answer"]} for each in ROWS]
+    run = dapo.train("tiny-random", data=rows, reward=DIGITS, steps=1, instruction="Be brief.", **SMALL)
+    found = run.rollouts
+    assert set(found["question"]) <= {row["prompt"] for row in ROWS}
+    assert list(found["prompt"]) == [f"{question}\nBe brief." for question in found["question"]]
+    assert list(run.read_rollouts(columns=["question"])["question"]) == list(found["question"])
+
+
+def test_a_run_leads_to_its_page_its_report_and_its_findings(finished: dapo.Run, tmp_path: Path):
+    address = finished.view()
+    with urlopen(f"{address}api/runs") as answer:
+        assert json.load(answer) == [finished.path.name]
+    assert finished.report() == Path(f"{finished.path.name}.html")
+    assert finished.report(tmp_path / "mine.html").read_text().count("report-data")
+    with pytest.raises(ConfigError, match="must end in"):
+        finished.report(tmp_path / "mine.txt")
+    with pytest.raises(ConfigError, match="is inside the run"):
+        finished.report(finished.path / "mine.html")
+    found = finished.doctor()
+    assert list(found.columns[:2]) == ["name", "severity"]
+    diagnosis = diagnose(finished.path)
+    assert list(found["name"]) == [case.finding.name for case in diagnosis.cases]
 
 
 def test_a_run_says_in_a_line_and_in_html_how_it_stands(finished: dapo.Run):

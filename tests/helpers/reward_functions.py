@@ -16,6 +16,11 @@ def length(completions, **kwargs):
     return [float(len(text)) for text in completions]
 
 
+def digits_aloud(completions, **kwargs):
+    print(f"judged {len(completions)}")
+    return [any(character.isdigit() for character in text) for text in completions]
+
+
 def only_completions(completions):
     return [len(text) / 10 for text in completions]
 

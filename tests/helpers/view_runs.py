@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from dapo.analysis.view.queries import Runs
 from dapo.analysis.view.server import listen, make_server
 from dapo.api.lifecycle.execute import RunCallbacks, new_run, run_training
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory
-from dapo.runs.run_reader import find_runs
+from helpers.paths import TINY
 from helpers.tiny_runs import tiny
 
 SHORT = (
@@ -78,7 +80,7 @@ class Client:
 @contextmanager
 def serving(*paths: Path) -> Iterator[Client]:
     """A server of these runs in a thread."""
-    runs = Runs(find_runs(paths))
+    runs = Runs(paths)
     with listen(0) as listener:
         port = listener.getsockname()[1]
         server = make_server(runs, port=port)
@@ -90,3 +92,14 @@ def serving(*paths: Path) -> Iterator[Client]:
             server.should_exit = True
             thread.join(30)
             runs.close()
+
+
+@contextmanager
+def training(path: Path, *overrides: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that trains a run of the tiny model in this directory; it is killed at the end of the block."""
+    command = [sys.executable, "-m", "dapo", "train", str(TINY), "--run-dir", str(path), *SHORT, *overrides]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -40,8 +40,7 @@ for command in (
         print(command, stopped.code)
 from dapo.analysis.view.queries import Runs
 from pathlib import Path
-from dapo.runs.run_reader import find_runs
-Runs(find_runs([Path(".")]))
+Runs([Path(".")])
 """
 ROWS = [{"prompt": f"{a} + 1 =", "answer": str(a + 1)} for a in range(8)]
 SMALL: dict[str, Any] = {"prompts_per_step": 2, "group_size": 4, "max_response_tokens": 6, "threads": 1, "workers": 1}

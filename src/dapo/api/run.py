@@ -14,7 +14,7 @@ from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import Comparison, Curves, EvaluationResult
 from dapo.config import Config
 from dapo.core.errors import DapoError, DataError, LossFailed, VerifierFailed
-from dapo.core.files import read_json
+from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
 from dapo.runs.console import METRIC_COLUMNS
 from dapo.runs.directory import RunDirectory
@@ -150,6 +150,32 @@ class Run:
         from dapo.runs.curves import curves_figure
 
         return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
+
+    def view(self) -> str:
+        """Serve the page of `dapo view` to this machine until this process ends, and return its address."""
+        from dapo.analysis.view.queries import Runs
+        from dapo.analysis.view.server import serve_in_background
+
+        return serve_in_background(Runs([self.path]))
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the page as one HTML file, by default with the run's name in the current folder, and return its path.
+
+        Raises ConfigError if the path does not end in .html, is inside the run, or has no folder.
+        """
+        from dapo.analysis.view.report import write_report
+
+        return Path(write_report(self.path, None if path is None else Path(path))["output"])
+
+    def doctor(self) -> "pd.DataFrame":
+        """The findings of `dapo doctor`, one row each, the most severe first; empty if nothing is wrong."""
+        import pandas as pd
+
+        from dapo.analysis.doctor import diagnose
+
+        with damage_of(self.path):
+            rows = diagnose(self.path).to_json()["findings"]
+        return pd.DataFrame(rows, columns=None if rows else ["name", "severity", "cause", "change", "advice"])
 
     def generate(
         self,

@@ -33,9 +33,8 @@ def view(
     from dapo.analysis.view.queries import Runs
     from dapo.analysis.view.server import serve
     from dapo.cli.formatting import plural
-    from dapo.runs.run_reader import find_runs
 
-    shown = Runs(find_runs(runs or []))
+    shown = Runs(runs or [])
 
     def on_ready(url: str) -> None:
         if as_json:
@@ -60,23 +59,15 @@ def report(
     """Write a run's page as one HTML file that opens without a network: curves, sampled responses, evaluations."""
     from dapo.analysis.view.report import write_report
     from dapo.cli.formatting import size
-    from dapo.runs.run_reader import RunReader
 
-    files = RunReader(run.resolve().name, run)
-    files.require_run()
-    target = output or Path(f"{files.name}.html")
-    if target.suffix.lower() != ".html":
-        raise ConfigError(f"--output {target} must end in .html")
-    if target.resolve().is_relative_to(run.resolve()):
-        raise ConfigError(f"{target} is inside the run, which is never changed; choose another --output")
-    if not target.parent.is_dir():
-        raise ConfigError(f"there is no folder {target.parent} for the report")
-    found = write_report(files, target)
+    found = write_report(run, output)
     if as_json:
         print_json(found)
         return
     shown = "all" if found["groups"] == found["of_groups"] else f"{found['groups']:,} of {found['of_groups']:,}"
-    print_text(f"{target}: {size(found['bytes'])}, with {shown} groups of responses; it opens without a network")
+    print_text(
+        f"{found['output']}: {size(found['bytes'])}, with {shown} groups of responses; it opens without a network"
+    )
 
 
 @commands.command()

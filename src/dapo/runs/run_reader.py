@@ -5,11 +5,13 @@ Nothing is written into the run. Values are cached until their file changes.
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dapo.config.data_spec import parse_spec
 from dapo.config.load import read_options
 from dapo.config.option_entries import flatten
 from dapo.core.errors import CheckpointError, DapoError, DataError
@@ -107,8 +109,7 @@ class RunReader:
         progress = run_progress(self.directory, list(rows.values()))
         return {
             "model": config.get("model.name", "unknown"),
-            "data": _data_label(config, "data.train"),
-            "held_out": _data_label(config, "data.eval"),
+            **self._keep(self.directory.config, _data_labels),
             "steps": progress.step,
             "num_steps": progress.num_steps,
             "state": progress.state,
@@ -129,29 +130,33 @@ class RunReader:
         return value
 
 
-def find_runs(paths: Sequence[Path]) -> list[RunReader]:
-    """Find the named runs, or those in `./runs` if none is named; each gets a unique name.
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Find the named runs, or those in `./runs` if none is named.
 
-    A folder of runs stands for its runs, the newest first, the damaged ones included. Raises CheckpointError if there
-    is no run, or only a damaged one.
+    A folder of runs stands for its runs, the newest first, the damaged ones included; it may hold none yet. Raises
+    CheckpointError for a path that does not exist, and if there is only a damaged run.
     """
     found: list[Path] = []
+    if not paths and not os.path.isdir("runs"):
+        raise CheckpointError("there is no folder ./runs; name a run: dapo view RUN")
     for path in paths or [Path("runs")]:
         found += [path] if RunDirectory.is_run(path) or not os.path.isdir(path) else _runs_inside(path)
-    if not paths and not os.path.isdir(found[0]):
-        raise CheckpointError("there is no folder ./runs; name a run: dapo view RUN")
-    names: dict[str, Path] = {}
-    for path in dict.fromkeys(found):
+    found = list(dict.fromkeys(found))
+    for path in found:
         if len(found) == 1 or not RunDirectory.is_run(path):
             RunDirectory.open(path)
-        base = re.sub(r"[^\w.@=+-]", "_", path.resolve().name) or "run"
-        number = next(n for n in range(1, len(found) + 2) if (base if n == 1 else f"{base}.{n}") not in names)
-        names[base if number == 1 else f"{base}.{number}"] = path
-    return [RunReader(name, path) for name, path in names.items()]
+    return found
+
+
+def unique_name(path: Path, taken: Container[str]) -> str:
+    """Name a run by its folder, with a number if the name is taken."""
+    base = re.sub(r"[^\w.@=+-]", "_", path.resolve().name) or "run"
+    names = chain([base], (f"{base}.{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _runs_inside(folder: Path) -> list[Path]:
-    """The runs in a folder, the newest first. Raises CheckpointError if there is none."""
+    """The runs in a folder, the newest first. Raises CheckpointError if it cannot be read."""
     try:
         entries = [entry for entry in os.scandir(folder) if entry.is_dir() and RunDirectory.is_run(entry.path)]
     except OSError as error:
@@ -160,10 +165,6 @@ def _runs_inside(folder: Path) -> list[Path]:
     for entry in entries:
         with suppress(OSError):  # removed since
             inside.append((entry.stat().st_mtime, Path(entry.path)))
-    if not inside:
-        raise CheckpointError(
-            f"{folder} holds no run: expected run directories that `dapo train` made, such as {folder}/quickstart-..."
-        )
     return [path for _, path in sorted(inside, reverse=True)]
 
 
@@ -184,14 +185,11 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
 
 
-def _data_label(config: Mapping[str, Any], name: str) -> str | None:
-    """Return a short name of the data: the file or source, the tasks, or the parts of a mix."""
-    if config.get(name) is not None:
-        return str(config[name])
-    inside = [key.removeprefix(f"{name}.").split(".") for key in config if key.startswith(f"{name}.")]
-    if tasks := list(dict.fromkeys(key[1] for key in inside if key[0] in ("builtin", "gym", "mix") and len(key) > 1)):
-        return "+".join(tasks)
-    for key in ("path", "hub", "builtin", "gym"):
-        if f"{name}.{key}" in config:
-            return str(config[f"{name}.{key}"])
-    return None
+def _data_labels(config: Path) -> dict[str, str | None]:
+    """Return short names of the training and the held-out problems. Raises ConfigError or DataError."""
+    with damage_of(config):
+        data = read_options(config)["data"]
+        return {
+            "data": parse_spec(data["train"]).label,
+            "held_out": None if data.get("eval") is None else parse_spec(data["eval"]).label,
+        }

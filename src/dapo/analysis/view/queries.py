@@ -5,21 +5,23 @@ import re
 import shlex
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from functools import cached_property
 from math import exp
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dapo.analysis.view.explanations import Explanations
-from dapo.config.option_entries import differing
-from dapo.core.errors import DataError
+from dapo.analysis.view.explanations import Explanations, in_background
+from dapo.core.errors import CheckpointError, DataError
 from dapo.core.text import quoted
 from dapo.data.byte_level import byte_alphabet
 from dapo.evaluation.pairing import paired_evaluations
-from dapo.runs.metric_table import METRICS, PHASES
+from dapo.runs.metric_table import METRICS
 from dapo.runs.outcomes import OUTCOME_MEANINGS, OUTCOMES, VERDICT_WORDS
 from dapo.runs.rollout_index import SORTS, Filter, RolloutIndex
-from dapo.runs.run_reader import RunReader
+from dapo.runs.run_reader import RunReader, find_runs, unique_name
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -27,25 +29,24 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenTexts:
     """Loads the tokenizer of a run in the background, without weights and without code that comes with a model."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self._model = config.get("model.name")
-        self._worker: threading.Thread | None = None
+    def __init__(self, source: str) -> None:
+        """`source` is the name of a model, or a folder with a tokenizer."""
+        self._source = source
         self._tokenizer: Any = None
-        self._state = "loading"
+
+    @cached_property
+    def _loading(self) -> Future[str]:
+        return in_background(self._load)
 
     def state(self) -> str:
         """`ready`, `loading`, or the reason why there are no token texts. The first call starts loading."""
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._load, daemon=True)
-            self._worker.start()
-        return self._state
+        return self.wait() if self._loading.done() else "loading"
 
     def wait(self) -> str:
         """The state after loading has ended."""
-        self.state()
-        assert self._worker is not None
-        self._worker.join()
-        return self._state
+        if (error := self._loading.exception()) is not None:  # a damaged tokenizer costs the colours, not the page
+            return f"The tokenizer of {self._source} cannot be loaded: {type(error).__name__}: {error}"
+        return self._loading.result()
 
     def texts(self, ids: Iterable[int]) -> list[str]:
         """The text of each token; joined, they give the whole text, with U+FFFD for bytes that are no UTF-8.
@@ -61,23 +62,18 @@ class TokenTexts:
             pieces[-1] += rest
         return pieces
 
-    def _load(self) -> None:
-        try:
-            from dapo.policy.model import load_local_tokenizer
+    def _load(self) -> str:
+        from dapo.policy.model import load_local_tokenizer
 
-            found = load_local_tokenizer(str(self._model))
-        except Exception as error:  # a damaged tokenizer costs the colours, not the page
-            self._state = f"The tokenizer of {self._model} cannot be loaded: {type(error).__name__}: {error}"
-            return
-        if found is None:
-            self._state = (
-                f"The tokenizer of {self._model} is not on this machine, or comes with its own code, "
+        if (found := load_local_tokenizer(self._source)) is None:
+            return (
+                f"The tokenizer of {self._source} is not on this machine, or comes with its own code, "
                 "which the page does not run."
             )
-        elif not hasattr(found[0], "backend_tokenizer"):
-            self._state = f"The tokenizer of {self._model} does not give the text of single tokens."
-        else:
-            self._tokenizer, self._state = found[0], "ready"
+        if not hasattr(found[0], "backend_tokenizer"):
+            return f"The tokenizer of {self._source} does not give the text of single tokens."
+        self._tokenizer = found[0]
+        return "ready"
 
 
 def _bytes_of(token: str | None, alphabet: Mapping[str, int]) -> bytes:
@@ -123,8 +119,9 @@ class ViewedRun:
 
     @cached_property
     def tokens(self) -> TokenTexts:
-        """The texts of the tokens, by the tokenizer of the run's model."""
-        return TokenTexts(self.files.config())
+        """The texts of the tokens, by the tokenizer in the run, or that of its model for a run without one."""
+        folder = self.files.directory.tokenizer
+        return TokenTexts(str(folder if folder.is_dir() else self.files.config().get("model.name")))
 
     def close(self) -> None:
         if "index" in self.__dict__:
@@ -132,11 +129,29 @@ class ViewedRun:
 
 
 class Runs:
-    """The runs that a page shows, by name."""
+    """The runs that a page shows, by name: those in `paths`, and those that begin there later."""
 
-    def __init__(self, runs: Sequence[RunReader]) -> None:
-        self.runs = {run.name: ViewedRun(run) for run in runs}
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Raises CheckpointError if a path is no run and no folder of runs."""
+        self._paths, self._lock = paths, threading.Lock()
+        self.runs: dict[str, ViewedRun] = {}
+        self._add(find_runs(paths))
         self.explanations = Explanations()
+
+    def refresh(self) -> list[ViewedRun]:
+        """Search for new runs, and return all runs, the new ones first."""
+        with suppress(CheckpointError):  # the folder was removed
+            self._add(find_runs(self._paths))
+        return list(self.runs.values())
+
+    def _add(self, paths: Sequence[Path]) -> None:
+        with self._lock:
+            known = {run.files.directory.path for run in self.runs.values()}
+            added: dict[str, ViewedRun] = {}
+            for path in (path for path in paths if path not in known):
+                name = unique_name(path, self.runs | added)
+                added[name] = ViewedRun(RunReader(name, path))
+            self.runs = added | self.runs
 
     def __getitem__(self, name: str) -> ViewedRun:
         """A run by name. Raises DataError for an unknown name, and CheckpointError for a damaged run."""
@@ -150,12 +165,11 @@ class Runs:
             run.close()
 
 
-def overview(runs: Runs) -> dict[str, Any]:
-    """Every run's summary, and the texts that the page shows: metrics, outcomes, phases."""
+def overview(runs: Iterable[ViewedRun]) -> dict[str, Any]:
+    """Every run's summary, and the texts that the page shows: metrics and outcomes."""
     return {
-        "runs": [run.files.summary() for run in runs.runs.values()],
+        "runs": [run.files.summary() for run in runs],
         "outcomes": OUTCOME_MEANINGS,
-        "phases": {name: phase.meaning for name, phase in PHASES.items() if phase.is_logged},
         "metrics": [{"name": m.name, "unit": m.unit, "meaning": m.meaning, "paper": m.paper} for m in METRICS],
     }
 
@@ -186,18 +200,18 @@ def rollouts(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     return {**run.index.page(wanted, sort=sort, **_page(given)), "note": missing_rollouts(run)}
 
 
-def group(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+def group(run: ViewedRun, given: Parameters, *, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
     """The responses of a group with rewards, advantages and, once the tokenizer is loaded, token probabilities."""
     step, group_id = _integers(given, "step", "group")
     rows = run.index.group(step, group_id)
     if not rows:
         raise DataError(f"{run.name} has no stored group {group_id} of step {step}")
     state = run.tokens.state()
-    limit = None if given.get("all") else MAX_TOKENS
+    limit = None if given.get("all") else max_tokens
     first = rows[0]
-    shared = ("step", "group_id", "problem_id", "source", "prompt", "answer", "fields", "outcome", "prompt_tokens")
+    shared = ("step", "group_id", "problem_id", "source", "question", "prompt", "answer", "fields", "outcome")
     return {
-        **{name: first.get(name) for name in shared},
+        **{name: first.get(name) for name in (*shared, "prompt_tokens")},
         "responses": [_response(run.tokens if state == "ready" else None, row, limit) for row in rows],
         "tokens": state,
         "not_recorded": NOT_RECORDED,
@@ -214,7 +228,8 @@ def explain(runs: Runs, given: Parameters) -> dict[str, Any]:
 
 def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
     ids, logprobs = row["response_ids"][:limit], row["engine_logprobs"]
-    shown = {name: value for name, value in row.items() if name not in ("response_ids", "engine_logprobs", "prompt")}
+    left_out = ("response_ids", "engine_logprobs", "prompt", "question")
+    shown = {name: value for name, value in row.items() if name not in left_out}
     shown["tokens"] = None if tokens is None else tokens.texts(ids)
     shown["probabilities"] = None if logprobs is None else [round(exp(min(0.0, p)), 4) for p in logprobs[: len(ids)]]
     shown["mean_probability"] = round(fmean(exp(min(0.0, p)) for p in logprobs), 4) if logprobs else None
@@ -229,7 +244,7 @@ def problems(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     return {**run.index.problems(kind=kind, sort=sort, **_page(given)), "note": missing_rollouts(run)}
 
 
-def evaluations(run: ViewedRun) -> dict[str, Any]:
+def evaluations(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     """The summaries of a run's evaluations."""
     return {"evaluations": run.files.evaluations()}
 
@@ -251,17 +266,6 @@ def paired(runs: Runs, given: Parameters) -> dict[str, Any]:
     steps = _integers(given, "a_step", "b_step")
     named = [runs[given.get(f"{which}_run", "")] for which in ("a", "b")]
     return paired_evaluations(*(run.files.evaluation(step) for run, step in zip(named, steps, strict=True)))
-
-
-def configs(runs: Runs, given: Parameters) -> dict[str, Any]:
-    """The options in which the runs named in `runs` differ, and the number of options they share."""
-    names = [name for name in given.get("runs", "").split(",") if name]
-    chosen = [runs[name].files for name in names]
-    return {
-        "runs": names,
-        "rows": [{"name": name, "values": values} for name, values in differing([r.config() for r in chosen]).items()],
-        "options": max((len(r.config()) for r in chosen), default=0),
-    }
 
 
 def _without_responses(row: Mapping[str, Any]) -> dict[str, Any]:

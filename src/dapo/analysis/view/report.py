@@ -13,9 +13,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from dapo.analysis.view import queries
+from dapo.analysis.view import queries, run_details
 from dapo.analysis.view.server import SCRIPTS, index_page, page_file, plotly_js
-from dapo.core.errors import DataError
+from dapo.core.errors import ConfigError, DataError
 from dapo.core.files import atomic_write_text, damage_of
 from dapo.core.terminal import printable, to_json
 from dapo.core.text import shorten
@@ -32,8 +32,21 @@ MAX_TEXT = 4_000
 EVALUATIONS_PAIRED = 4
 
 
-def write_report(files: RunReader, output: Path) -> dict[str, Any]:
-    """Write the report of a run; return `output`, `bytes`, and the numbers of groups in it and in the run."""
+def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
+    """Write the report of a run, by default with its name in the current folder.
+
+    Returns `output`, `bytes`, and the numbers of groups in the report and in the run. Raises ConfigError if there is no
+    folder for `output`, or if it is inside the run or does not end in .html.
+    """
+    files = RunReader(path.resolve().name, path)
+    files.require_run()
+    output = output or Path(f"{files.name}.html")
+    if output.suffix.lower() != ".html":
+        raise ConfigError(f"the report {output} must end in .html")
+    if output.resolve().is_relative_to(path.resolve()):
+        raise ConfigError(f"{output} is inside the run, which is never changed; write the report elsewhere")
+    if not output.parent.is_dir():
+        raise ConfigError(f"there is no folder {output.parent} for the report")
     run = queries.ViewedRun(files)
     try:
         with damage_of(files.directory.path):
@@ -53,7 +66,7 @@ def write_report(files: RunReader, output: Path) -> dict[str, Any]:
 
 
 def _collect(run: queries.ViewedRun) -> dict[str, Any]:
-    overview = queries.overview(queries.Runs([run.files]))
+    overview = queries.overview([run])
     of_groups, groups = _sample(run)
     note = (
         f"a sample of {len(groups):,} of {of_groups:,} groups: of each step the first, the best and the worst that "
@@ -66,6 +79,8 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
     return {
         "overview": overview,
         "metrics": queries.metrics(run, {}),
+        "options": run_details.options(run, {}),
+        "findings": run_details.findings(run, {}),
         "groups": groups,
         "of_groups": of_groups,
         "rollouts_note": note,
@@ -82,7 +97,9 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
     chosen: list[dict[str, Any]] = []
     left = MAX_GROUP_BYTES
     for step, group_id in order:
-        group = _without_long_texts(queries.group(run, {"step": str(step), "group": str(group_id)}))
+        group = queries.group(run, {"step": str(step), "group": str(group_id)}, max_tokens=MAX_TOKENS_SHOWN)
+        for response in group["responses"]:
+            response["response"] = shorten(response["response"], MAX_TEXT)  # the page shows where
         left -= len(to_json(group))
         if left < 0:
             break
@@ -122,17 +139,6 @@ def _by_interest(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[int, dict[s
             if group["group_id"] not in seen:
                 seen.add(group["group_id"])
                 yield rank, group
-
-
-def _without_long_texts(group: dict[str, Any]) -> dict[str, Any]:
-    """A group with its long texts cut; the page shows where."""
-    for response in group["responses"]:
-        if response["tokens"] is not None and len(response["tokens"]) > MAX_TOKENS_SHOWN:
-            response["tokens_left"] += len(response["tokens"]) - MAX_TOKENS_SHOWN
-            response["tokens"] = response["tokens"][:MAX_TOKENS_SHOWN]
-            response["probabilities"] = response["probabilities"] and response["probabilities"][:MAX_TOKENS_SHOWN]
-        response["response"] = shorten(response["response"], MAX_TEXT)
-    return group
 
 
 def _evaluations(files: RunReader) -> dict[str, Any]:

@@ -7,32 +7,33 @@ the page load only its own files.
 
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import threading
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dapo.analysis.view import queries
+from dapo.analysis.view import queries, run_details
 from dapo.core.errors import ConfigError, DapoError
 from dapo.core.terminal import to_json
 from dapo.core.text import one_line
 
-Message: TypeAlias = MutableMapping[str, Any]
-App: TypeAlias = Callable[
-    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
-
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8020
 NAMES = ("127.0.0.1", "localhost")
-SCRIPTS = ("data.js", "charts.js", "overview.js", "rollouts.js", "problems.js", "evaluation.js", "compare.js", "app.js")
 TYPES = {".css": "text/css", ".js": "text/javascript"}
+OF_ONE_RUN = (
+    *(queries.metrics, queries.rollouts, queries.group, queries.problems, queries.evaluations, queries.evaluation),
+    *(run_details.findings, run_details.options, run_details.log),
+)
+"""The queries that get the run which a request names, and its other parameters."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -48,6 +49,10 @@ HEADERS = {
 def page_file(name: str) -> str:
     """The text of one of the page's own files."""
     return (files("dapo.analysis.view") / "page" / name).read_text(encoding="utf-8")
+
+
+SCRIPTS = tuple(re.findall(r'src="(?!plotly)(\w+\.js)"', page_file("index.html")))
+"""The page's own scripts, in their order."""
 
 
 @cache
@@ -67,25 +72,21 @@ def index_page() -> str:
     return page_file("index.html").replace("<!-- ids of styles -->", taken)
 
 
-def make_app(runs: queries.Runs, *, port: int) -> App:
+def make_app(runs: queries.Runs, *, port: int) -> ASGIApp:
     """The page and its data as an ASGI application for requests to `port` of this machine."""
     routes = [
         Route("/", _text(index_page(), "text/html")),
         *(Route(f"/{name}", _static(name)) for name in ("style.css", *SCRIPTS)),
     ]
     routes.append(Route("/plotly.js", _plotly))
-    answers: Mapping[str, Callable[[Mapping[str, str]], Any]] = {
-        "overview": lambda given: queries.overview(runs),
-        "metrics": lambda given: queries.metrics(runs[given.get("run", "")], given),
-        "rollouts": lambda given: queries.rollouts(runs[given.get("run", "")], given),
-        "group": lambda given: queries.group(runs[given.get("run", "")], given),
+    answers: dict[str, Callable[[Mapping[str, str]], Any]] = {
+        "runs": lambda given: [run.name for run in runs.refresh()],
+        "overview": lambda given: queries.overview(runs.refresh()),
         "explain": lambda given: queries.explain(runs, given),
-        "problems": lambda given: queries.problems(runs[given.get("run", "")], given),
-        "evaluations": lambda given: queries.evaluations(runs[given.get("run", "")]),
-        "evaluation": lambda given: queries.evaluation(runs[given.get("run", "")], given),
         "paired": lambda given: queries.paired(runs, given),
-        "configs": lambda given: queries.configs(runs, given),
     }
+    for query in OF_ONE_RUN:
+        answers[query.__name__] = lambda given, query=query: query(runs[given.get("run", "")], given)  # type: ignore[misc]
     routes += [Route(f"/api/{name}", _json(answer)) for name, answer in answers.items()]
     return _guarded(Starlette(routes=routes), port)
 
@@ -105,6 +106,14 @@ def serve(runs: queries.Runs, *, port: int | None, on_ready: Callable[[str], Non
             pass
         finally:
             runs.close()
+
+
+def serve_in_background(runs: queries.Runs) -> str:
+    """Serve the page until this process ends; return its address."""
+    listener = listen(None)
+    port = listener.getsockname()[1]
+    threading.Thread(target=make_server(runs, port=port).run, args=([listener],), daemon=True).start()
+    return f"http://{HOST}:{port}/"
 
 
 def make_server(runs: queries.Runs, *, port: int) -> Any:
@@ -134,12 +143,12 @@ def listen(port: int | None) -> socket.socket:
     raise ConfigError(f"port {port} of {HOST} cannot be used: {reason}; choose another --port, or leave it out")
 
 
-def _guarded(app: App, port: int) -> App:
+def _guarded(app: ASGIApp, port: int) -> ASGIApp:
     """The application behind the checks of every request, with the headers of every response."""
     hosts = {f"{name}:{port}" for name in NAMES}
     origins = {f"http://{host}" for host in hosts}
 
-    async def guarded(scope: Message, receive: Any, send: Any) -> None:
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         request = Request(scope)

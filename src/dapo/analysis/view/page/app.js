@@ -2,7 +2,8 @@
 // Starts the page: runs, tabs, summary line, theme, and updates of a live run.
 
 const POLL_MS = 3000;
-const TABS = [["overview", "Overview"], ["rollouts", "Rollouts"], ["problems", "Problems"], ["evaluation", "Evaluation"], ["compare", "Compare"]];
+const TABS = [["overview", "Overview"], ["metrics", "Metrics"], ["rollouts", "Rollouts"], ["problems", "Problems"], ["evaluation", "Evaluation"], ["compare", "Compare"], ["findings", "Findings"], ["options", "Options"], ["log", "Log"]];
+const NOT_IN_REPORTS = ["compare", "log"];
 const known = new Map();
 let shown = null, turn = 0, runs = [];
 
@@ -17,15 +18,32 @@ View.metrics = async (run) => {
 View.runs = () => runs;
 View.wholeRuns = () => runs.filter((r) => r.state !== "damaged");
 
+const loadRuns = async () => {
+  const found = await View.get("overview");
+  runs = found.runs;
+  View.words.outcomes = found.outcomes;
+  View.words.metrics = Object.fromEntries(found.metrics.map((m) => [m.name, m]));
+};
+const isKnown = (run) => runs.some((r) => r.name === run);
+
+// The reason why the address leads to nothing, or null.
+const wrongAddress = (state) => {
+  if (!isKnown(state.run)) return runs.length ? `There is no run ${state.run} here. Choose one of the ${View.count(runs.length)} above.` : "There is no run here yet. The page shows the first one as soon as it begins.";
+  if (!View.pages[state.page]) return `There is no page ${state.page}. The pages are: ${TABS.map(([page]) => page).join(", ")}.`;
+  return null;
+};
+
 View.show = async () => {
   const state = View.state(), mine = ++turn, main = document.getElementById("main");
-  if (!state.run || !runs.some((r) => r.name === state.run)) {
-    if (state.run) { main.replaceChildren(View.empty(`There is no run ${state.run} here.`)); return; }
-    return View.go({ run: (View.wholeRuns()[0] || runs[0]).name }, true);
-  }
+  if (!state.run && runs.length) return View.go({ run: (View.wholeRuns()[0] || runs[0]).name }, true);
+  if (!isKnown(state.run) && !View.report) await loadRuns().catch(() => {});
+  if (mine !== turn) return;
   drawHead(state);
   if (shown && shown.leave) shown.leave();
+  const wrong = wrongAddress(state);
+  if (wrong) { shown = null; main.replaceChildren(View.empty(wrong)); document.title = "dapo view"; return; }
   main.classList.add("loading");
+  if (!main.hasChildNodes()) main.replaceChildren(View.empty("Reading the run …"));
   const stage = View.h("div");
   try {
     const next = (await View.pages[state.page].show(stage, state, () => mine === turn)) || {};
@@ -39,7 +57,7 @@ View.show = async () => {
     if (focus && document.getElementById(focus)) document.getElementById(focus).focus();
     document.title = `${View.pages[state.page].title}: ${state.run} – dapo`;
   } catch (error) {
-    if (mine === turn) main.replaceChildren(View.empty(error.message));
+    if (mine === turn) { shown = null; main.replaceChildren(View.empty(error.message)); }
   } finally {
     if (mine === turn) main.classList.remove("loading");
   }
@@ -47,35 +65,62 @@ View.show = async () => {
 
 const drawHead = (state) => {
   const select = document.getElementById("run");
-  if (select.length !== runs.length) select.replaceChildren(...runs.map((r) => View.h("option", { value: r.name }, r.state === "damaged" ? `${r.name} (damaged)` : r.name)));
+  select.replaceChildren(...runs.map((r) => View.h("option", { value: r.name }, r.state === "damaged" ? `${r.name} (damaged)` : r.name)));
   select.value = state.run;
-  const tabs = TABS.filter(([page]) => !(View.report && page === "compare"));
+  const tabs = TABS.filter(([page]) => !(View.report && NOT_IN_REPORTS.includes(page)));
   document.getElementById("tabs").replaceChildren(...tabs.map(([page, title]) =>
     View.h("a", { href: View.link(page), "aria-current": page === state.page || (page === "rollouts" && state.page === "group") ? "page" : null }, title)));
-  drawSummary(runs.find((r) => r.name === state.run));
+  drawSummary(runs.find((r) => r.name === state.run), known.get(state.run));
+  const mine = turn;
+  if (isKnown(state.run)) View.metrics(state.run).then((m) => { if (mine === turn) drawSummary(m.summary, m); }, () => {});
 };
 
-const drawSummary = (s) => {
+// Held-out accuracy before training and now, with the interval of the newest.
+const headline = (metrics) => {
+  const name = metrics && View.evaluationNames(metrics)[0];
+  if (!name) return "";
+  const column = (n) => metrics.columns[`eval/${name}/${n}`] || [];
+  const at = metrics.steps.map((_, i) => i).filter((i) => column("accuracy")[i] != null);
+  if (!at.length) return "";
+  const first = at[0], last = at[at.length - 1], values = at.map((i) => column("accuracy")[i]);
+  const shownAs = (v) => View.score(v, values.every((each) => each >= 0 && each <= 1)); // the score of a verifier need not be a fraction
+  const interval = column("low")[last] == null ? "" : ` (${shownAs(column("low")[last]).replace(" %", "")} to ${shownAs(column("high")[last]).replace(" %", "")})`;
+  const change = first === last ? shownAs(values[0]) : `${shownAs(values[0])} → ${shownAs(values[values.length - 1])}`;
+  return View.h("span", { class: "headline", title: `Accuracy on the held-out problems ${name}: step ${metrics.steps[first]}${first === last ? "" : ` and step ${metrics.steps[last]}`}, with the 95 % interval of the last` }, "held out ", View.h("b", {}, `${change}${interval}`));
+};
+
+const drawSummary = (s, metrics) => {
+  const head = document.getElementById("summary");
+  document.getElementById("print-head").textContent = s ? `${s.name}: ${s.model} on ${s.data}, ${s.state}, step ${s.steps}` : "";
+  if (!s) { head.replaceChildren(); return; }
   const kind = { running: "live", finished: "good", solved: "good", stopped: "warn", failed: "bad", damaged: "bad" }[s.state] || "plain";
-  const facts = [["model", s.model], ["data", s.data || "–"], ["held out", s.held_out || "none"], ["tokens", View.big(s.tokens)], ["time", View.seconds(s.seconds)]];
-  document.getElementById("summary").replaceChildren(
+  const facts = [["model", s.model], ["data", s.data || "–"], ...(s.held_out === s.data ? [] : [["held-out data", s.held_out || "none"]]), ["tokens", View.big(s.tokens)], ["time", View.seconds(s.seconds)]];
+  head.replaceChildren(
     View.badge(s.state, kind, s.note && s.note !== s.state ? s.note : undefined),
+    headline(metrics),
     View.h("span", {}, "step ", View.h("b", {}, `${View.count(s.steps)}${s.num_steps ? ` of ${View.count(s.num_steps)}` : ""}`)),
     s.seconds_left !== null && s.seconds_left !== undefined ? View.h("span", {}, "about ", View.h("b", {}, View.seconds(s.seconds_left)), " left") : "",
     ...facts.map(([name, value]) => View.h("span", {}, `${name} `, View.h("b", {}, value))),
     s.note && ["stopped", "failed", "damaged"].includes(s.state) ? View.h("span", {}, s.note) : "");
 };
 
+// Asks for new runs, and for new metrics of the shown run.
 const follow = async () => {
-  const state = View.state(), mine = turn;
   try {
-    if (document.hidden || !shown) return;
-    const before = known.get(state.run), found = await View.metrics(state.run);
+    if (document.hidden) return;
+    const names = await View.get("runs");
+    document.getElementById("offline").hidden = true;
+    if (names.some((name) => !isKnown(name))) {
+      await loadRuns();
+      if (shown) drawHead(View.state()); else await View.show();
+    }
+    if (!shown) return;
+    const state = View.state(), mine = turn, before = known.get(state.run), found = await View.metrics(state.run);
     if (mine !== turn) return;
     const at = runs.findIndex((r) => r.name === state.run);
-    if (at >= 0) { runs[at] = found.summary; drawSummary(found.summary); }
+    if (at >= 0) { runs[at] = found.summary; drawSummary(found.summary, found); }
     if (found !== before && shown.follow) await shown.follow();
-  } catch { /* the server has ended: keep the page as it was */ }
+  } catch (error) { document.getElementById("offline").hidden = error !== View.offline; } // the page stays as it was
   finally { setTimeout(follow, POLL_MS); }
 };
 
@@ -98,11 +143,7 @@ const start = async () => {
   document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); document.getElementById("main").focus(); }); // the address holds the state
   addEventListener("hashchange", View.show);
   try {
-    const found = await View.get("overview");
-    runs = found.runs;
-    View.words.outcomes = found.outcomes;
-    View.words.phases = found.phases;
-    View.words.metrics = Object.fromEntries(found.metrics.map((m) => [m.name, m]));
+    await loadRuns();
   } catch (error) {
     document.getElementById("main").replaceChildren(View.empty(error.message));
     return;

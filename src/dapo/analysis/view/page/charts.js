@@ -31,26 +31,56 @@ View.xOf = (metrics, axis) => {
   return metrics.steps.map((_, i) => (sum += each[i] || 0));
 };
 
+// The description of a logged metric, also of one in a family such as eval/{data}/accuracy.
+View.metricOf = (name) => {
+  const words = View.words.metrics;
+  return words[name] || Object.values(words).find((m) => m.name.includes("{") && new RegExp(`^${m.name.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\w+\}/g, ".+")}$`).test(name)) || null;
+};
+View.unitOf = (name) => { const m = View.metricOf(name); return !m || m.unit === "1" ? "" : m.unit === "fraction" ? "%" : m.unit; };
+View.scaleOf = (name) => { const m = View.metricOf(name); return m && m.unit === "fraction" ? 100 : 1; };
+
 View.known = (values, x) => {
   const pairs = x.map((at, i) => [at, values ? values[i] : null]).filter(([, v]) => v !== null && v !== undefined);
   return { x: pairs.map((p) => p[0]), y: pairs.map((p) => p[1]) };
 };
 
 // A card with a chart. `traces` is a function, called again when the theme changes. The chart is drawn when the card comes
-// near the window: drawing ten charts at once takes seconds on a small machine.
+// near the window, and the others one by one when nothing else is to do: drawing ten charts at once takes seconds on a
+// small machine.
 const nearWindow = new IntersectionObserver((entries) => { for (const { target, isIntersecting } of entries) { target.near = isIntersecting; if (isIntersecting && target.waits) target.update(); } }, { rootMargin: "150px" });
+const allCards = () => [...document.querySelectorAll("[data-chart]")];
+let isPrinting = false, idle = 0;
+const drawOneMore = () => {
+  idle = 0;
+  const card = allCards().find((each) => each.waits && !each.drawn);
+  if (card) { card.update(undefined, true); drawWhenIdle(); }
+};
+const drawWhenIdle = () => { idle ||= (window.requestIdleCallback || setTimeout)(drawOneMore); };
+
+// A sheet shows every chart, in the light colours, as wide as the sheet.
+const printing = (now) => {
+  isPrinting = now;
+  document.documentElement.classList.toggle("printing", now);
+  for (const card of allCards()) card.update(undefined, true);
+  for (const svg of document.querySelectorAll(".main-svg")) { // scaled to the sheet, whose width is not known here
+    if (now) svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`); else svg.removeAttribute("viewBox");
+  }
+};
+addEventListener("beforeprint", () => printing(true));
+addEventListener("afterprint", () => printing(false));
 
 View.chart = ({ title, note, traces, layout = {}, empty, tall }) => {
   const plot = View.h("div", { class: tall ? "plot tall" : "plot", role: "img", "aria-label": title });
   const card = View.h("section", { class: "card" }, View.h("h2", {}, title), View.h("p", { class: "sub" }, note || "\u00a0"), plot);
-  card.update = (next) => {
+  card.update = (next, now) => {
     if (next) ({ traces, empty } = next);
-    card.waits = !card.near && !empty;
-    if (card.waits) return;
+    card.waits = !card.near && !empty && !now;
+    if (card.waits) { drawWhenIdle(); return; }
     if (empty) { if (card.drawn) Plotly.purge(plot); card.drawn = false; plot.className = "plot-empty"; plot.replaceChildren(empty); return; }
     if (!card.drawn) { plot.className = tall ? "plot tall" : "plot"; plot.replaceChildren(); }
     card.drawn = true;
-    Plotly.react(plot, traces(), View.layout(layout), { displayModeBar: false, responsive: true });
+    const size = isPrinting ? { width: plot.clientWidth, height: plot.clientHeight } : {};
+    Plotly.react(plot, traces(), { ...View.layout(layout), ...size }, { displayModeBar: false, responsive: true });
   };
   card.setAttribute("data-chart", title);
   nearWindow.observe(card);

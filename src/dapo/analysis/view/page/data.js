@@ -2,13 +2,14 @@
 // The source of values: the server, or the file that `dapo report` wrote. Also the few helpers that
 // every page uses. Text of models only ever becomes a text node: nothing here parses HTML.
 
-const View = { pages: {}, words: { outcomes: {}, phases: {}, metrics: {} } };
+const View = { pages: {}, words: { outcomes: {}, metrics: {} } };
 
 View.report = (() => {
   const element = document.getElementById("report-data");
   return element ? JSON.parse(element.textContent) : null;
 })();
 
+View.offline = new Error("The server does not answer: is `dapo view` still running?");
 View.get = async (path, parameters = {}, signal) => {
   if (View.report) return View.answerFromReport(path, parameters);
   const query = new URLSearchParams();
@@ -18,7 +19,7 @@ View.get = async (path, parameters = {}, signal) => {
     response = await fetch(`api/${path}?${query}`, { signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Error("The server does not answer: is `dapo view` still running?");
+    throw View.offline;
   }
   const value = await response.json().catch(() => null);
   if (!response.ok || value === null) throw new Error((value && value.error) || `The server answered ${response.status}.`);
@@ -39,9 +40,11 @@ View.reportAnswers = {
   overview: (d) => d.overview,
   metrics: (d) => d.metrics,
   evaluations: (d) => ({ evaluations: d.evaluations }),
+  options: (d) => d.options,
+  findings: (d) => d.findings,
   rollouts(d, p) {
     const text = (p.text || "").toLowerCase();
-    const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, tokens: r.response_tokens, verdict: verdictOf(r) })))
+    const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, question: g.question || g.prompt, tokens: r.response_tokens, verdict: verdictOf(r) })))
       .filter((r) => within(r.step, p.first_step, p.last_step) && within(r.tokens, p.min_tokens, p.max_tokens) && among(r.outcome, p.outcomes) && among(r.verdict, p.verdicts)
         && (!p.problem || r.problem_id === p.problem) && (!p.finish || r.finish === p.finish) && (!text || r.response.toLowerCase().includes(text)));
     rows.sort(REPORT_SORTS[p.sort] || REPORT_SORTS.newest);
@@ -80,7 +83,7 @@ View.answerFromReport = async (path, parameters) => View.reportAnswers[path](Vie
 
 View.state = () => {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  return { page: View.pages[path] ? path : "overview", ...Object.fromEntries(new URLSearchParams(query)) };
+  return { page: path || "overview", ...Object.fromEntries(new URLSearchParams(query)) };
 };
 
 View.address = (changes, base = View.state()) => {
@@ -132,13 +135,16 @@ View.choices = (label, options, chosen, onchange, { several = false } = {}) => {
 View.table = (columns, rows, onopen) => View.h("div", { class: "table-wrap" }, View.h("table", {},
   View.h("thead", {}, View.h("tr", {}, columns.map((c) => View.h("th", { class: c.number && "n", scope: "col", title: c.title }, c.name)))),
   View.h("tbody", {}, rows.map((row) => View.h("tr", { class: onopen && "open", onclick: onopen && ((event) => { if (!event.target.closest("a,button") && !String(getSelection())) onopen(row); }) },
-    columns.map((c) => View.h("td", { class: c.number ? "n" : c.class }, c.cell(row))))))));
+    columns.map((c) => View.h("td", { class: c.number ? "n" : c.class, "data-name": c.name }, c.cell(row))))))));
 
 View.pager = (offset, limit, total, go, more) => View.h("div", { class: "pager" },
   View.h("span", {}, total ? `${View.count(offset + 1)} to ${View.count(Math.min(total, offset + limit))} of ${View.count(total)}${more || ""}` : ""),
   View.h("span", { class: "choices" },
     View.h("button", { type: "button", disabled: offset <= 0, onclick: () => go(Math.max(0, offset - limit)) }, "← previous"),
     View.h("button", { type: "button", disabled: offset + limit >= total && !more, onclick: () => go(offset + limit) }, "next →")));
+
+// A field that filters as one types.
+View.searchBox = (id, label, value, oninput) => View.h("label", { class: "field" }, label, View.h("input", { id, type: "search", value: value || "", oninput: (event) => oninput(event.target.value.trim().toLowerCase()) }));
 
 // --- formats of numbers
 

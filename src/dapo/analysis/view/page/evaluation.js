@@ -45,7 +45,7 @@ const pairedTable = (found, binary, state) => {
   const offset = Number(state.offset) || 0;
   return [View.table([
     { name: "problem", class: "text", cell: (r) => View.h("a", { href: View.address({ problem: r.id }) }, View.h("div", { class: "clip" }, r.question || r.id)) },
-    { name: "answer", class: "text", cell: (r) => View.h("div", { class: "clip" }, String(r.answer)) },
+    { name: "reference", class: "text", cell: (r) => View.h("div", { class: "clip" }, String(r.answer)) },
     { name: "source", cell: (r) => r.source },
     { name: "A", number: true, cell: (r) => View.score(r.first, binary) },
     { name: "B", number: true, cell: (r) => View.score(r.second, binary) },
@@ -71,9 +71,9 @@ View.pages.evaluation = {
     }
     const chosen = { a_run: state.a_run || state.run, a_step: state.a_step ?? String(own[0].step), b_run: state.b_run || state.run, b_step: state.b_step ?? String(own[own.length - 1].step) };
     const now = { ...state, ...chosen }, binary = own.every((e) => e.binary), scale = binary ? 100 : 1;
-    const traces = () => [{ x: own.map((e) => e.step), y: own.map((e) => e.accuracy * scale), type: "scatter", mode: "lines+markers", name: own[0].name, line: { color: View.colour("c1"), width: 2 }, marker: { size: 8 },
+    const traces = () => [{ x: own.map((e) => e.step), y: own.map((e) => e.accuracy * scale), type: "scatter", mode: "lines+markers", cliponaxis: false, name: own[0].name, line: { color: View.colour("c1"), width: 2 }, marker: { size: 8 },
       error_y: own.every((e) => e.low !== null) ? { type: "data", symmetric: false, array: own.map((e) => (e.high - e.accuracy) * scale), arrayminus: own.map((e) => (e.accuracy - e.low) * scale), color: View.faded(View.colour("c1"), 0.6), width: 4 } : undefined },
-      ...[...new Set(own.flatMap((e) => Object.keys(e.by_source)))].filter((s, _, list) => list.length > 1).map((s, i) => ({ x: own.map((e) => e.step), y: own.map((e) => (e.by_source[s] ? e.by_source[s].accuracy * scale : null)), type: "scatter", mode: "lines+markers", name: s, line: { color: View.colour(["c0", "c2", "c3", "c4", "c5", "c6"][i % 6]), width: 1.2, dash: "dot" }, marker: { size: 5 } }))];
+      ...[...new Set(own.flatMap((e) => Object.keys(e.by_source)))].filter((s, _, list) => list.length > 1).map((s, i) => ({ x: own.map((e) => e.step), y: own.map((e) => (e.by_source[s] ? e.by_source[s].accuracy * scale : null)), type: "scatter", mode: "lines+markers", cliponaxis: false, name: s, line: { color: View.colour(["c0", "c2", "c3", "c4", "c5", "c6"][i % 6]), width: 1.2, dash: "dot" }, marker: { size: 5 } }))];
     const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: { xaxis: { title: "training step" }, yaxis: { title: binary ? "correct (%)" : "mean score" } } });
     const body = [head, ...notes, View.h("div", { class: "split" }, chart, View.h("section", { class: "card" }, View.h("h2", {}, "Paired difference"), View.h("p", { class: "sub" }, "B minus A on the same problems; pairing removes their difficulty from the interval"),
       View.h("div", { class: "choices" }, pickEvaluation("a", now, all), pickEvaluation("b", now, all)), View.h("div", { id: "difference" }))), View.h("p", {}, " "), View.table(evaluationColumns(binary), own), View.h("p", {}, " ")];

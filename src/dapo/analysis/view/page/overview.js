@@ -14,19 +14,19 @@ View.heldOut = (metrics, x, name, colour, label) => {
   const { x: at, y } = View.known(scaled("accuracy"), x);
   const low = View.known(scaled("low"), x).y, high = View.known(scaled("high"), x).y, paint = View.colour(colour);
   const bars = low.length === y.length && high.length === y.length;
-  return [{ x: at, y, type: "scatter", mode: "lines+markers", name: label || name, line: { color: paint, width: 2 }, marker: { size: 7 }, hovertemplate: "%{y:.1f} %",
+  return [{ x: at, y, type: "scatter", mode: "lines+markers", name: label || name, cliponaxis: false, line: { color: paint, width: 2 }, marker: { size: 7 }, hovertemplate: "%{y:.1f} %",
     error_y: bars ? { type: "data", symmetric: false, array: y.map((v, i) => Math.max(0, high[i] - v)), arrayminus: y.map((v, i) => Math.max(0, v - low[i])), color: View.faded(paint, 0.6), thickness: 1.2, width: 4 } : undefined }];
 };
 
 const CURVE_SPECS = [
+  { title: "Held-out accuracy", note: "with its 95 % interval, beside the accuracy of all judged training responses", unit: "correct (%)",
+    names: (m) => ["reward/accuracy", ...View.evaluationNames(m).map((n) => `eval/${n}/accuracy`)],
+    draw: (m, x) => [...View.evaluationNames(m).flatMap((n, i) => View.heldOut(m, x, n, ["c1", "c2", "c3", "c4"][i % 4], `held out: ${n}`)), ...View.curve(m, x, "reward/accuracy", { label: "training", scale: 100 })] },
   { title: "Response length", note: "mean tokens of a response (Fig. 7a)", names: ["rollout/response_tokens_mean"], draw: (m, x) => View.curve(m, x, "rollout/response_tokens_mean", { label: "mean length" }), unit: "tokens" },
   { title: "Reward", note: "shaped reward: score plus overlong penalty (Fig. 7b)", names: ["reward/mean"], zero: false, unit: "reward",
     draw: (m, x) => [...View.curve(m, x, "reward/mean", { label: "all judged responses" }), ...View.curve(m, x, "reward/trained_mean", { label: "groups that train", colour: "c1" })] },
   { title: "Entropy", note: "of the policy at the sampled positions, in nats (Fig. 7c)", names: ["loss/entropy"], draw: (m, x) => View.curve(m, x, "loss/entropy", { label: "entropy" }), unit: "nats" },
   { title: "Mean probability", note: "of the sampled tokens (Fig. 7d)", names: ["loss/token_prob_mean"], draw: (m, x) => View.curve(m, x, "loss/token_prob_mean", { label: "mean probability" }), range: [0, 1], unit: "probability" },
-  { title: "Accuracy", note: "held-out with its 95 % interval, and of all judged training responses", unit: "correct (%)",
-    names: (m) => ["reward/accuracy", ...View.evaluationNames(m).map((n) => `eval/${n}/accuracy`)],
-    draw: (m, x) => [...View.curve(m, x, "reward/accuracy", { label: "training", scale: 100 }), ...View.evaluationNames(m).flatMap((n, i) => View.heldOut(m, x, n, ["c1", "c2", "c3", "c4"][i % 4], `held out: ${n}`))] },
   { title: "Groups", note: "of the judged groups: kept by dynamic sampling (Eq. 11), or dropped", names: ["rollout/keep_rate"], range: [0, 102], unit: "groups (%)",
     draw: (m, x) => [["rollout/keep_rate", "kept", "c0"], ["rollout/all_correct_fraction", "all correct", "c2"], ["rollout/all_wrong_fraction", "all wrong", "red"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },
   { title: "Token breakdown", note: "every generated token of a step by the outcome of its group", names: ["rollout/tokens_generated"], unit: "tokens per step",

@@ -14,20 +14,14 @@ const visitCells = (row) => View.h("span", { class: "cells" }, row.seen.map((vis
 
 const PROBLEM_COLUMNS = [
   { name: "problem", cell: (r) => View.h("a", { class: "mono", href: View.link("rollouts", { problem: r.problem_id }) }, r.problem_id.slice(0, 16)) },
-  { name: "prompt", class: "text", cell: (r) => View.h("div", { class: "clip", title: r.prompt || "" }, View.lastTurn(r.prompt || "")) },
-  { name: "answer", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.answer || "") },
+  { name: "question", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.question || "") },
+  { name: "reference", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.answer || "") },
   { name: "source", cell: (r) => r.source },
   { name: "visits", number: true, cell: (r) => View.count(r.visits) },
   { name: "correct", number: true, title: "of all decided responses", cell: (r) => (r.decided ? `${View.count(r.correct)}/${View.count(r.decided)}` : View.number(r.score, 2)) },
   { name: "pass rate", number: true, cell: (r) => (r.decided ? View.percent(r.correct / r.decided, 0) : "–") },
   { name: "over time, one cell per visit", cell: visitCells },
 ];
-
-// The last message of a chat prompt, without the template's special tokens, for a table cell.
-View.lastTurn = (prompt) => {
-  const turns = prompt.split(/<\|im_start\|>|<\|start_header_id\|>/).map((t) => t.replace(/<\|[a-z_]+\|>/g, " ").trim()).filter((t) => t && t !== "assistant");
-  return (turns.pop() || prompt).replace(/^user\s+/, "");
-};
 
 View.pages.problems = {
   title: "Problems",

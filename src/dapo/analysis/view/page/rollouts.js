@@ -23,7 +23,9 @@ const chooser = (id, state, name, options, label) => {
 
 const FILTERS = ["first_step", "last_step", "outcomes", "verdicts", "min_tokens", "max_tokens", "problem", "finish", "text", "sort"];
 
-View.rolloutFilters = (state) => View.h("form", { class: "filters", role: "search", onsubmit: (event) => { event.preventDefault(); if (document.activeElement) document.activeElement.blur(); } },
+// On a narrow window the filters are closed at first, so that the table is on the first screen.
+View.rolloutFilters = (state) => View.h("details", { class: "filter-box", open: innerWidth > 640 || FILTERS.some((name) => state[name]) }, View.h("summary", {}, "Filters"), rolloutForm(state));
+const rolloutForm = (state) => View.h("form", { class: "filters", role: "search", onsubmit: (event) => { event.preventDefault(); if (document.activeElement) document.activeElement.blur(); } },
   field("Steps", input(state, "first_step", { placeholder: "first" }), "to", input(state, "last_step", { placeholder: "last" })),
   field("Tokens", input(state, "min_tokens", { placeholder: "min" }), "to", input(state, "max_tokens", { placeholder: "max" })),
   View.choices("Verdict", [["correct", "correct"], ["wrong", "wrong"], ["score", "score only"], ["error", "error", "the verifier gave no verdict"]], state.verdicts, (verdicts) => View.go({ verdicts, offset: "" }), { several: true }),
@@ -45,8 +47,9 @@ const COLUMNS = [
   { name: "reward", number: true, cell: (r) => View.number(r.reward, 2) },
   { name: "advantage", number: true, title: "– : the response did not train", cell: (r) => View.h("span", { class: View.signClass(r.advantage) }, View.signed(r.advantage, 2)) },
   { name: "tokens", number: true, cell: (r) => [View.count(r.tokens), r.finish === "length" ? View.h("span", { class: "neg", title: "cut at the length limit" }, " ✂") : ""] },
+  { name: "question", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.question) },
   { name: "response", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.response) },
-  { name: "answer", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.answer) },
+  { name: "reference", class: "text short", cell: (r) => View.h("div", { class: "clip" }, r.answer) },
 ];
 
 View.pages.rollouts = {
@@ -86,11 +89,12 @@ View.backToTable = (state) => View.address({ page: "rollouts", ...Object.fromEnt
 
 // The colour and the tooltip of a token in each of the colourings.
 const ratioClass = (ratio) => { const size = Math.min(4, Math.round(Math.abs(Math.log(ratio)) / 0.06)); return size === 0 ? "" : `${ratio > 1 ? "up" : "down"}${size}`; };
+const gaps = ({ token_values: { old_logprobs: trainer, engine_logprobs: sampler } }) => (trainer && trainer.length && sampler ? trainer.map((v, i) => v - sampler[i]) : null);
 const PAINT = {
   probability: { values: (r) => r.probabilities, of: (p) => [`p${Math.min(9, Math.floor(p * 10))}`, `probability ${p.toFixed(p < 0.001 ? 5 : 3)}`] },
-  ratio: { values: (r, e) => e && e.ratios, of: (v) => [ratioClass(v), `ratio ${v.toFixed(4)}`] },
-  clipping: { values: (r, e) => e && e.clipped, of: (kind) => [kind === "none" ? "" : `clip-${kind}`, kind === "none" ? "not clipped" : `clipped: ${kind}`] },
-  gap: { values: (r, e) => e && e.gaps, of: (v) => [`p${9 - Math.min(9, Math.floor(Math.abs(v) / 0.02))}`, `trainer − sampler ${View.signed(v, 4)} nats`] },
+  ratio: { values: (r, e) => e && e.token_values.ratios, of: (v) => [ratioClass(v), `ratio ${v.toFixed(4)}`] },
+  clipping: { values: (r, e) => e && e.token_values.clipped, of: (kind) => [kind === "none" ? "" : `clip-${kind}`, kind === "none" ? "not clipped" : `clipped: ${kind}`] },
+  gap: { values: (r, e) => e && gaps(e), of: (v) => [`p${9 - Math.min(9, Math.floor(Math.abs(v) / 0.02))}`, `trainer − sampler ${View.signed(v, 4)} nats`] },
 };
 
 const tokenSpans = (response, colouring, explained) => {
@@ -128,7 +132,7 @@ const responseCard = (response, colouring, largest, open, explained) => View.h("
     View.h("span", {}, "advantage ", View.h("b", { class: View.signClass(response.advantage) }, View.signed(response.advantage, 2))),
     View.h("span", { class: "soft" }, `${View.count(response.response_tokens)} tokens${response.finish === "length" ? ", cut at the limit" : ""}`),
     response.mean_probability === null ? null : View.h("span", { class: "soft" }, `mean p ${View.number(response.mean_probability, 2)}`),
-    explained && explained.share !== null && explained.share !== undefined ? View.h("span", { class: "soft", title: "of the update's gradient over all its tokens" }, `gradient ${View.percent(explained.share)}`) : null),
+    explained && explained.gradient_share !== null && explained.gradient_share !== undefined ? View.h("span", { class: "soft", title: "of the update's gradient over all its tokens" }, `gradient ${View.percent(explained.gradient_share)}`) : null),
   advantageBar(response.advantage, largest),
   response.error ? View.h("p", { class: "note problem" }, response.error) : null,
   response.components ? View.h("p", { class: "note" }, `scores: ${response.components}`) : null,
@@ -150,16 +154,17 @@ const colourNote = (group, colouring, explained, state) => {
   if (!EXPLAINED.includes(colouring)) return null;
   if (!explained || explained.state === "working") return `Computing: ${explained ? explained.message : "reading the step"} …`;
   if (explained.state === "failed") return explained.message;
-  const known = { ratio: explained.ratios.known, clipping: explained.ratios.known, gap: Object.values(explained.responses).some((r) => r.gaps) }[colouring];
-  const again = !state.replay && explained.ratios.source !== "none" ? View.h("button", { type: "button", id: "replay", onclick: () => View.go({ replay: 1 }, true) }, "train the step again in memory") : null;
-  const update = explained.update ? `Update ${explained.update.number} of ${explained.update.of} of the step. ` : "";
-  if (known) return `${update}${explained.ratios.why}.`;
-  return [`${update}Not known: ${colouring === "gap" && explained.ratios.known ? "the gap needs the trainer's own log-probabilities" : explained.ratios.why}. `, explained.ratios.source === "first_update" || explained.ratios.source === "own_loss" ? null : again];
+  const ratios = explained.update ? explained.update.ratios : { known: false, source: "none", why: "the group did not train" };
+  const known = { ratio: ratios.known, clipping: ratios.known, gap: explained.responses.some(gaps) }[colouring];
+  const again = !state.replay && ratios.source !== "none" ? View.h("button", { type: "button", id: "replay", onclick: () => View.go({ replay: 1 }, true) }, "train the step again in memory") : null;
+  const update = explained.update ? `Update ${explained.update.update} of ${explained.update.updates} of the step. ` : "";
+  if (known) return `${update}${ratios.why}.`;
+  return [`${update}Not known: ${colouring === "gap" && ratios.known ? "the gap needs the trainer's own log-probabilities" : ratios.why}. `, ratios.source === "first_update" || ratios.source === "own_loss" ? null : again];
 };
 
 const drawGroup = (main, state, group, explained) => {
   const colouring = state.colour || "probability";
-  const values = explained && explained.state === "done" ? explained.responses : {};
+  const values = explained && explained.state === "done" ? Object.fromEntries(explained.responses.map((r) => [r.sample, r])) : {};
   const rewards = group.responses.map((r) => r.reward).filter((v) => v !== null), { mean, std } = stats(rewards.length ? rewards : [0]);
   const largest = Math.max(1e-9, ...group.responses.map((r) => Math.abs(r.advantage || 0)));
   const correct = group.responses.filter((r) => r.correct).length, decided = group.responses.some((r) => r.correct !== null);

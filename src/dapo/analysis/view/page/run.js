@@ -1,0 +1,67 @@
+"use strict";
+// What a run was told and what it said: its options, the findings of the doctor, and its logs.
+
+const findingCard = (f) => View.h("section", { class: "card finding" },
+  View.h("h2", {}, View.badge(f.severity, { error: "bad", warning: "warn" }[f.severity] || "plain"), ` ${f.name.replaceAll("_", " ")}`),
+  View.h("p", { class: "sub" }, f.holds ? `since step ${f.since}` : `from step ${f.since} to ${f.steps[1]}, not any more`),
+  View.h("p", {}, f.cause),
+  f.change.length ? View.h("p", {}, "try ", f.change.map((change, i) => [i ? " or " : "", View.h("code", {}, change)])) : null,
+  f.advice ? View.h("p", {}, f.advice) : null,
+  View.h("p", { class: "note" }, `steps ${f.steps[0]} to ${f.steps[1]}: `, Object.entries(f.evidence).map(([name, value], i) => [i ? ", " : "", View.metricOf(name) && !View.report ? View.h("a", { href: View.link("metrics", { find: name }) }, name) : name, ` ${Number(value.toPrecision(4))}`])),
+  f.problems.length ? View.h("p", { class: "note" }, `${View.count(f.responses)} responses show it, most often those to `, f.problems.map((p, i) => [i ? ", " : "", View.h("a", { href: View.link("rollouts", { problem: p.id, first_step: f.steps[0], last_step: f.steps[1] }) }, p.id), ` (${p.responses})`])) : null,
+  f.error ? View.h("p", { class: "note" }, "error ", View.h("code", {}, f.error)) : null,
+  f.example ? View.h("p", { class: "note" }, "example ", View.h("code", {}, f.example)) : null);
+
+View.pages.findings = {
+  title: "Findings",
+  async show(main, state) {
+    const draw = async () => {
+      const found = await View.get("findings", { run: state.run });
+      const seen = `${View.count(found.steps)} steps, ${View.count(found.evaluations)} evaluations and ${View.count(found.rollout_tables)} tables of responses, by the ${found.rules.length} rules of dapo doctor`;
+      main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Findings"), View.h("span", { class: "note" }, seen)),
+        found.findings.length ? View.h("div", { class: "stack" }, found.findings.map(findingCard)) : View.empty(found.steps ? "Nothing wrong found." : "No step has been logged yet."));
+    };
+    await draw();
+    return { follow: draw };
+  },
+};
+
+View.optionValue = (value) => (value === null || value === undefined ? View.h("span", { class: "soft" }, "none") : View.h("code", {}, typeof value === "string" ? value : JSON.stringify(value)));
+
+View.pages.options = {
+  title: "Options",
+  async show(main, state) {
+    const found = await View.get("options", { run: state.run }), all = state.show === "all", table = View.h("div");
+    const columns = [
+      { name: "option", cell: (r) => [View.h("code", {}, r.name), r.changed ? " " : "", r.changed ? View.badge("set", "accent", "differs from the default") : ""] },
+      { name: "value", cell: (r) => View.optionValue(r.value) },
+      { name: `default of ${found.preset}`, cell: (r) => (r.changed ? View.optionValue(r.default) : View.h("span", { class: "soft" }, "the same")) },
+      ...found.segments.map((s, i) => ({ name: `from step ${s}`, cell: (r) => (r.later[i] === undefined || r.later[i] === null ? "" : View.optionValue(r.later[i])) })),
+      { name: "meaning", class: "text", cell: (r) => r.meaning || "" },
+    ];
+    const filter = (text) => {
+      const rows = found.rows.filter((r) => (all || r.changed) && (r.name + r.meaning).toLowerCase().includes(text));
+      table.replaceChildren(View.note(`${View.count(rows.length)} of ${View.count(found.rows.length)} options`), rows.length ? View.table(columns, rows) : View.empty("No option is like that."));
+    };
+    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Options"), View.choices("Show", [["", "set by this run"], ["all", "all"]], state.show || "", (show) => View.go({ show }))),
+      View.h("div", { class: "filters" }, View.searchBox("f-find", "Contains", state.find, (find) => { history.replaceState(null, "", View.address({ find })); filter(find); })), table);
+    filter((state.find || "").toLowerCase());
+  },
+};
+
+View.pages.log = {
+  title: "Log",
+  async show(main, state) {
+    const draw = async () => {
+      const found = await View.get("log", { run: state.run, file: state.file });
+      const text = View.h("div", { class: "card text-box log", tabindex: "0", "aria-label": "log" }, found.text);
+      main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Log"),
+        found.files.length > 1 ? View.choices("File", found.files.map((f) => [f, f]), found.file, (file) => View.go({ file })) : View.h("span", { class: "note" }, found.file || "")),
+      View.note(found.left_out ? `The last ${View.big(found.text.length)} characters; ${View.big(found.left_out)} bytes before them are only in the file.` : "") || "",
+      found.files.length ? text : View.empty("No log: logs/verifier.log begins when a verifier prints something."));
+    };
+    const toTheEnd = () => { const text = document.querySelector(".log"); if (text) text.scrollTop = text.scrollHeight; };
+    await draw();
+    return { redraw: toTheEnd, async follow() { await draw(); toTheEnd(); } };
+  },
+};

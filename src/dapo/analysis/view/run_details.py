@@ -1,0 +1,57 @@
+"""The queries of the pages Findings, Options and Log."""
+
+import os
+from typing import Any
+
+from dapo.analysis.view.queries import Parameters, ViewedRun
+from dapo.config.load import build_config, read_options
+from dapo.config.option_entries import flat_options, option_entries
+from dapo.core.errors import DataError
+from dapo.core.files import open_no_link
+from dapo.core.text import quoted
+
+MAX_LOG_BYTES = 200_000
+_REQUIRED = ("model.name", "data.train")
+"""Options without a default, with those inside them."""
+
+
+def findings(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+    """The findings of `dapo doctor`. Raises DataError for damaged metrics."""
+    from dapo.analysis.doctor import diagnose
+
+    return diagnose(run.files.directory.path).to_json()
+
+
+def options(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+    """Every option of a run with its value, its default under the run's preset, and its meaning.
+
+    Raises ConfigError if the run was made by a version with other options.
+    """
+    config, raw = run.files.config(), read_options(run.files.directory.config)
+    required = {name for name in config if name.startswith(_REQUIRED)}
+    least = {"preset": raw["preset"], "model": raw["model"]["name"], "data": {"train": raw["data"]["train"]}}
+    defaults = flat_options(build_config(least))
+    meanings = {entry.name: entry.meaning for entry in option_entries()}
+    rows = [
+        {"name": name, "value": value, "default": None if name in required else defaults.get(name)}
+        | {"meaning": meanings.get(name, "")}
+        for name, value in config.items()
+    ]
+    changed = [row | {"changed": row["name"] in required or row["value"] != row["default"]} for row in rows]
+    return {"preset": raw["preset"], "rows": changed, "segments": []}
+
+
+def log(run: ViewedRun, given: Parameters) -> dict[str, Any]:
+    """The end of a file in `logs`, by default the verifier's. Raises DataError for an unknown name."""
+    folder, verifier = run.files.directory.logs, run.files.directory.verifier_log.name
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file()) if folder.is_dir() else []
+    name = given.get("file") or (verifier if verifier in names else next(iter(names), None))
+    if name is None:
+        return {"files": [], "file": None, "text": "", "left_out": 0}
+    if name not in names:
+        raise DataError(f"{folder} has no file {quoted(name)}; it has {', '.join(names) or 'none'}")
+    with open_no_link(folder / name, "rb") as file:
+        left_out = max(0, os.fstat(file.fileno()).st_size - MAX_LOG_BYTES)
+        file.seek(left_out)
+        text = file.read(MAX_LOG_BYTES).decode("utf-8", "replace")
+    return {"files": names, "file": name, "text": text, "left_out": left_out}
