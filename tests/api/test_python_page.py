@@ -22,6 +22,7 @@ SMALLER = {
     "rows[:20]": "rows[:5]",
     "steps=18": "steps=1, threads=1, workers=1",
     "steps=20": "steps=2",
+    "steps=21": "steps=3",
     "steps=2, clip": "steps=1, clip",
     "steps=[2]": "steps=[1]",
     "prompts_per_step=8": "prompts_per_step=2",
@@ -40,7 +41,7 @@ def test_the_blocks_of_the_page_run_one_after_the_other(tmp_path: Path, monkeypa
         assert large in text
         text = text.replace(large, small)
     names = run_cells(*text.split("\x00"))
-    assert names["run"].state.step == 2
+    assert names["run"].state.step == 3
     assert (tmp_path / "my-model/config.json").is_file()
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 1
 

@@ -226,13 +226,13 @@ def resume(
 
     run = path if isinstance(path, Run) else Run(path)
     RunDirectory.open(run.path)
-    changed, modules, folders = _read_options({}, reward, options)
+    changed, modules, _ = _read_options({}, reward, options)
     if trust:
         trust_module_folders(run.path)
     with (
         translate_errors(run),
         _prepared(run.path, {}, {}, modules),
-        continued_run(run.path, as_overrides(changed), module_folders=folders) as ready,
+        continued_run(run.path, as_overrides(changed)) as ready,
     ):
         if not isinstance(ready, Finished):
             run_training(ready, _callbacks(run, on_step, sinks))

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,8 +16,9 @@ from dapo.runs.console import ProgressDisplay, stopwatch
 from dapo.runs.metric_table import PHASES
 from dapo.runs.sinks import Display
 
-CURVES = ("reward/mean", "rollout/response_tokens_mean", "loss/entropy")
-"""The metrics of which a notebook shows curves, besides accuracies."""
+CURVES = {"reward/accuracy": "accuracy", "reward/mean": "reward", "rollout/response_tokens_mean": "length"}
+CURVES["loss/entropy"] = "entropy"
+"""The metrics of which a notebook shows curves, with their labels; before them, the accuracies of evaluations."""
 POINTS = 150  # of a curve, at most
 LINES = 10  # the latest ones that stay visible
 REFRESH_S = 1.0
@@ -82,14 +84,17 @@ class NotebookDisplay:
         self._lines.close()
 
     def _add(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            if (name in CURVES or name.endswith("/accuracy")) and math.isfinite(value):
+        evaluations = [name for name in metrics if re.fullmatch("eval/.+/accuracy", name)]
+        self._curves = {name: [] for name in evaluations} | self._curves
+        for name in (*evaluations, *CURVES):
+            value = metrics.get(name)
+            if value is not None and math.isfinite(value):
                 self._curves.setdefault(name, []).append(value)
 
     def _html(self) -> str:
         lines = self._text.getvalue().splitlines()[-LINES:]
-        charts = "".join(_chart(name, values) for name, values in sorted(self._curves.items()))
-        return f"<div>{charts}</div><pre style='white-space:pre-wrap'>{escape(chr(10).join(lines))}</pre>"
+        charts = "".join(_chart(name, values) for name, values in self._curves.items() if values)
+        return f"<div>{charts}</div><pre>{escape(chr(10).join(lines))}</pre>"
 
     def _phase_html(self, name: str, done: int, total: int, note: str) -> str:
         counts = f" {done}/{total} {PHASES[name].counts}," if total else ""
@@ -110,7 +115,7 @@ def _chart(name: str, values: Sequence[float]) -> str:
     line = f"<polyline points='{' '.join(points)}' fill='none' stroke='currentColor' stroke-width='1.5'/>"
     end = "<circle cx='{}' cy='{}' r='2' fill='currentColor'/>".format(*points[-1].split(","))
     svg = f"<svg width='160' height='48' role='img' aria-label='{escape(name)}'>{line}{end}</svg>"
-    label = f"{escape(name.removesuffix('/mean'))} <b>{values[-1]:.3g}</b>"
+    label = f"{escape(CURVES.get(name) or name.removesuffix('/accuracy'))} <b>{values[-1]:.3g}</b>"
     return f"<div style='display:inline-block;margin-right:1em'><small>{label}</small><br>{svg}</div>"
 
 

@@ -3,7 +3,6 @@
 import functools
 import inspect
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,19 +17,19 @@ from dapo.training.signals import Interrupted, ListenerFailed
 
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
-_CALLS = {"train": "dapo.train", "resume": "dapo.resume", "eval": "run.evaluate", "export": "run.export"}
-_PATH = r"'[^']*'|[^\s`';,)]+"
-_RESUME = re.compile(rf"`?dapo resume ({_PATH})((?: [\w.]+=\S+)*)`?")
-_COMMAND = re.compile(rf"`?\bdapo ({'|'.join(_CALLS)})\b`?")
-_ARGUMENTS = {
-    "command line: ": "",
-    "--data SOURCE": "data=SOURCE",
-    "--run-dir": "run_dir",
-    "--trust": "trust=True",
-    "--adapter": "adapter=True",
-    "; with --output it could be continued": "",
-}
-"""Phrases about the command line, with the words for a Python caller."""
+_IN_PYTHON = (
+    (r"`?dapo resume ('[^']*')`?", r"dapo.resume(\1)"),
+    (r"`?dapo resume ([^\s`';,)]+)`?", r"dapo.resume('\1')"),
+    (r"\) OPTION=VALUE", ", OPTION=VALUE)"),
+    (r"`?\bdapo (train|resume)\b`?", r"dapo.\1"),
+    (r"`?\bdapo eval\b`?", "run.evaluate"),
+    (r"`?\bdapo export\b`?", "run.export"),
+    (r"^command line: |; with --output it could be continued", ""),
+    (r"--data SOURCE", "data=SOURCE"),
+    (r"--run-dir", "run_dir"),
+    (r"--(trust|adapter)\b", r"\1=True"),
+)
+"""Phrases of messages about the command line, with the words for a Python caller."""
 
 
 class WrongCall(ConfigError, TypeError):
@@ -47,19 +46,12 @@ class CallInterrupted(KeyboardInterrupt):
 def in_python(text: str) -> str:
     """A message for the command line in the words of a Python caller.
 
-    >>> in_python("saved; continue with: dapo resume 'runs/my run' optim.lr=1e-6")
-    "saved; continue with: dapo.resume('runs/my run', **{'optim.lr': 1e-6})"
+    >>> in_python("saved; continue with: dapo resume 'runs/my run'")
+    "saved; continue with: dapo.resume('runs/my run')"
     """
-    text = _COMMAND.sub(lambda match: _CALLS[match[1]], _RESUME.sub(_resume_call, text))
-    for typed, argument in _ARGUMENTS.items():
-        text = text.replace(typed, argument)
+    for typed, call in _IN_PYTHON:
+        text = re.sub(typed, call, text)
     return text
-
-
-def _resume_call(match: re.Match[str]) -> str:
-    (path,), options = shlex.split(match[1]), [item.partition("=") for item in match[2].split()]
-    changed = f", **{{{', '.join(f'{name!r}: {value}' for name, _, value in options)}}}" if options else ""
-    return f"dapo.resume({path!r}{changed})"
 
 
 def python_interface(target: T) -> T:
@@ -114,7 +106,7 @@ def _fits(value: Any, hint: Any) -> bool:
     if isinstance(hint, UnionType):
         return any(_fits(value, each) for each in hint.__args__)
     kind = get_origin(hint) or hint
-    return kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+    return kind is Any or not isinstance(kind, type) or isinstance(value, (float, int) if kind is float else kind)
 
 
 def _for_python(error: DapoError | KeyboardInterrupt) -> BaseException:
@@ -123,7 +115,7 @@ def _for_python(error: DapoError | KeyboardInterrupt) -> BaseException:
         sys.excepthook = _print_error
     if isinstance(error, ListenerFailed) and error.__cause__ is not None:  # the user's own, with the user's frames
         trace = error.__cause__.__traceback__
-        while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        while trace and trace.tb_next and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
             trace = trace.tb_next
         return error.__cause__.with_traceback(trace)
     if isinstance(error, DapoError):
@@ -136,16 +128,12 @@ def _for_python(error: DapoError | KeyboardInterrupt) -> BaseException:
     return error.with_traceback(None)
 
 
-def _is_ours(file: str) -> bool:
-    return file.startswith(_PACKAGE)
-
-
 def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The hook for uncaught errors of a script: the frames of the caller and the sentence; a signal's exit code."""
     if not isinstance(error, DapoError | CallInterrupted):
         sys.__excepthook__(kind, error, trace)
         return
-    frames = [frame for frame in traceback.extract_tb(trace) if not _is_ours(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_PACKAGE)]
     code = 130 if isinstance(error, CallInterrupted) else error.exit_code
     head = "" if code > 128 else "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
     print_text(f"{head}{kind.__name__}: {error}", file=sys.stderr)

@@ -13,7 +13,6 @@ from dapo.config.data_spec import paths_in
 from dapo.config.load import read_options
 from dapo.config.option_entries import differing, flatten
 from dapo.core.errors import ConfigError, DataError, RewardError
-from dapo.core.files import atomic_write_json, read_json
 from dapo.core.loading import add_code_folder
 from dapo.core.secrets import mask_options
 from dapo.core.terminal import print_text
@@ -69,15 +68,9 @@ def changed_config(file: Path, overrides: Sequence[str]) -> Config:
     return load_config(file, [*overrides, *found])
 
 
-def keep_overrides(
-    run: RunDirectory, overrides: Sequence[str], *, after: int, module_folders: Sequence[str] = ()
-) -> None:
+def keep_overrides(run: RunDirectory, overrides: Sequence[str], *, after: int) -> None:
     """Write the options of a process that continues a run after a step: they last, and `configs` keeps the former."""
     changed = dump_config(changed_config(run.config, overrides)) if overrides else None
-    if module_folders:
-        known = manifest_entry(run, "module_folders") or []
-        entry = {"module_folders": list(dict.fromkeys([*known, *module_folders]))}
-        atomic_write_json(run.manifest, read_json(run.manifest) | entry)
     run.replace_config(changed or run.config.read_text(encoding="utf-8"), after=after)
 
 

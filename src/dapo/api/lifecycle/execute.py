@@ -79,8 +79,6 @@ class ReadyRun:
     directory: RunDirectory
     overrides: Sequence[str] = ()
     """Changes of the options of a run that is continued, not written yet."""
-    module_folders: Sequence[str] = ()
-    """The folders of modules that the changes name."""
 
 
 @contextmanager
@@ -118,13 +116,10 @@ def new_run(
 
 
 @contextmanager
-def continued_run(
-    path: Path, overrides: Sequence[str], *, module_folders: Sequence[str] = ()
-) -> Iterator[ReadyRun | Finished]:
+def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
     """Lock the directory of a run in the block and read its inputs, unless the run is finished.
 
-    `overrides` change options of the run, from its checkpoint on; they may name modules of further `module_folders`.
-    Raises DapoError if it cannot continue.
+    `overrides` change options of the run, from its checkpoint on. Raises DapoError if it cannot continue.
     """
     directory = RunDirectory.open(path)
     config = resolve_auto(load_run_config(directory, overrides))
@@ -138,7 +133,7 @@ def continued_run(
         with with_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
-        yield ReadyRun(config, inputs, judge, directory, overrides, module_folders)
+        yield ReadyRun(config, inputs, judge, directory, overrides)
 
 
 def _is_last(checkpoint: Path, config: Config) -> bool:
@@ -200,7 +195,7 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
             for line in provenance_diff(checkpoint, run.provenance, step=step, expected=expected):
                 run.tracker.message(line)
             display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
-        keep_overrides(directory, ready.overrides, after=step, module_folders=ready.module_folders)
+        keep_overrides(directory, ready.overrides, after=step)
         if config.schedule == "sync":  # a prefetched batch of an earlier schedule is stale
             one_step_off.requeue(run)
         opened.pop_all()
