@@ -158,6 +158,17 @@ def test_a_run_warns_once_with_the_step_and_a_resumed_one_does_not_again(
     assert [line["time/warnings"] for line in lines if "time/warnings" in line][-1] >= 1
 
 
+def test_a_run_of_scores_says_at_its_first_step_alone_what_would_make_an_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    graded = ("reward.verifier=helpers.reward_functions:length", "train.num_steps=2", "reward.workers=1")
+    advice = "reward.threshold=1 would count scores of at least 1 as correct"
+    start_run(tiny(*graded), run_dir=tmp_path / "run", config_name="t")
+    assert capsys.readouterr().out.count(advice) == 1
+    start_run(tiny(*graded, "reward.threshold=1"), run_dir=tmp_path / "other", config_name="t")
+    assert advice not in capsys.readouterr().out
+
+
 def test_the_rules_of_a_step_are_a_bounded_number_of_calls_however_long_the_run_is():
     """A bound instead of a clock: 2,000 calls of Python and C functions are under a millisecond."""
 

@@ -1,6 +1,7 @@
 """An evaluation keeps the verifier of the run, whatever its problems are; one that cannot judge them is an error."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,19 @@ def test_a_run_of_exact_answers_is_right_about_a_file_of_its_own_answers(
     assert from_python.accuracy == 1.0
     same = dapo.load(trained).compare("tiny-random", rows, **ONCE)
     assert (same.first.summary["verifier"], same.second.summary["verifier"]) == ("exact", "exact")
+
+
+def test_of_two_runs_with_different_verifiers_the_first_one_judges_both(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    other = shutil.copytree(trained, tmp_path / "other")
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("verifier: exact", "verifier: regex"))
+    assert "verifier: regex" in (other / "config.yaml").read_text()
+    rows = write(tmp_path / "q.jsonl", {"prompt": "2 + 2 =", "answer": "4"})
+    found = dapo.load(other).compare(trained, rows, **ONCE)
+    assert (found.first.summary["verifier"], found.second.summary["verifier"]) == ("exact", "exact")
+    assert f"the verifier of {trained} judges both (exact); {other} was trained with regex" in capsys.readouterr().out
 
 
 def test_a_verifier_that_cannot_judge_the_problems_is_an_error_that_names_the_way_to_another(
