@@ -220,11 +220,10 @@ def evaluation_data(request: EvalRequest, base: Mapping[str, Any] | None) -> Dat
     """The problems to evaluate on: `--data`, or the run's `data.eval`. Raises ConfigError without either."""
     if request.data is not None:
         return parse_data_argument(request.data) if isinstance(request.data, str) else request.data
-    if base is None:
-        raise ConfigError("dapo eval needs --data SOURCE, except for a run with data.eval")
-    if base["data"]["eval"] is None:
-        raise ConfigError("dapo eval needs --data SOURCE: the run was trained without data.eval")
-    found: DataSpec = base["data"]["eval"]
+    found: DataSpec | None = None if base is None else base["data"]["eval"]
+    if found is None:
+        reason = ", except for a run with data.eval" if base is None else ": the run was trained without data.eval"
+        raise ConfigError(f"dapo eval needs --data SOURCE{reason}")
     return found
 
 

@@ -108,12 +108,8 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
 
 def inert_clipping(history: MetricHistory, config: Config) -> Symptom | None:
     """With one update per step every ratio is 1."""
-    if (
-        config.reuses_samples
-        or config.loss.function
-        or not SURROGATES[config.loss.surrogate].bounds
-        or "loss/ratio_mean" not in {name for record in history.window() for name in record}
-    ):
+    clips = SURROGATES[config.loss.surrogate].bounds and not config.loss.function
+    if config.reuses_samples or not clips or history.mean("loss/ratio_mean") is None:
         return None
     groups = config.rollout.prompts_per_step
     divisors = [size for size in range(1, groups) if groups % size == 0]
@@ -172,7 +168,8 @@ def gradient_spike(history: MetricHistory, config: Config) -> Symptom | None:
         return None
     usual, largest = median(norms), max(recent)
     is_clipped_anyway = usual >= config.optim.max_grad_norm  # every update has that norm, this one as well
-    if is_clipped_anyway or largest <= max(SPIKE * usual, config.optim.max_grad_norm) or trains_little(history):
+    is_of_few_groups = history.rate("rollout/zero_advantage_fraction") > 1 - MIN_KEEP_RATE  # whose norms are small
+    if is_clipped_anyway or is_of_few_groups or largest <= max(SPIKE * usual, config.optim.max_grad_norm):
         return None
     at = [record.get(name) for record in history.window()].index(largest)
     scale = ("advantage.scale=std",) if config.advantage.scale == "none" else ()
@@ -237,11 +234,6 @@ def _trains_twice(record: Mapping[str, float], config: Config) -> bool:
         1 - record.get("rollout/zero_advantage_fraction", 0.0)
     )
     return config.reuses_samples and with_advantage > config.train.minibatch_groups
-
-
-def trains_little(history: MetricHistory) -> bool:
-    """Whether most groups that train have no token with an advantage."""
-    return history.total("rollout/zero_advantage_fraction") > (1 - MIN_KEEP_RATE) * len(history.window())
 
 
 def _lower_lr(config: Config) -> str:
