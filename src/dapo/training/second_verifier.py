@@ -21,7 +21,7 @@ class Audit:
     output: VerifierOutput | None = None  # the output of the judge; None where it goes to the console
 
     def submit(self, groups: Sequence[Group], *, step: int) -> "Callable[[], AuditedStep]":
-        """Judge sampled responses of a step's trained groups, in the background; the result waits for the verdicts.
+        """Judge responses of a step's trained groups in the background; the result waits for the verdicts.
 
         The responses are sampled like their tokens, keyed by seed, step and position.
         """

@@ -26,6 +26,7 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
     rows = []
     for each in results.variants:
         name, previous = each["name"], each["previous"]
+        seeds = runs[name].values()
         rows.append(
             {
                 "variant": name,
@@ -34,9 +35,7 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
                 "previous": previous,
                 "to_previous": None if previous is None else _difference(runs[previous], runs[name], judged),
                 "to_baseline": None if name == baseline else _difference(runs[baseline], runs[name], judged),
-                **{
-                    key: mean_over_seeds([r[key] for r in runs[name].values() if r[key] is not None]) for key in FIGURES
-                },
+                **{key: mean_over_seeds([run[key] for run in seeds if run[key] is not None]) for key in FIGURES},
             }
         )
     problems = len(results.facts["problems"].get(condition, []))
