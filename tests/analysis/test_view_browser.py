@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo.analysis.view.report import write_report
+from dapo.cli.train import resume_run
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
 from dapo.runs.metrics_file import truncate_after
@@ -316,7 +317,7 @@ def test_every_metric_of_a_run_is_found_by_its_name(page, client):
 def test_options_findings_and_the_log_have_pages(page, client):
     page.open("options?run=first")
     page.wait("return document.querySelectorAll('tbody tr').length > 3")
-    changed = [row["name"] for row in client.get("options", run="first")["rows"] if row["changed"]]
+    changed = [row["name"] for row in client.get("options", run="first")["rows"] if row["value"] != row["default"]]
     assert page.texts("tbody td:first-child code") == changed
     assert {"model.name", "optim.lr", "data.train.size"} <= set(changed)
     assert not {"loss.clip_high", "preset", "optim.betas"} & set(changed)
@@ -327,6 +328,19 @@ def test_options_findings_and_the_log_have_pages(page, client):
     page.open("log?run=first")
     page.wait("return document.querySelector('.log') !== null")
     assert page.texts(".log")[0].count("judged") == client.get("log", run="first")["text"].count("judged") > 0
+
+
+def test_an_option_that_a_resume_changed_is_shown_with_its_steps(browser, tmp_path):
+    run = make_run(tmp_path / "changed", "train.num_steps=1", "train.save_every=1", "data.eval=null")
+    resume_run(run, ["optim.lr=0.002", "train.num_steps=2"])
+    with serving(run) as client:
+        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+        page.open("options?run=changed&find=optim.lr")
+        page.wait("return document.querySelector('tbody tr') !== null")
+        assert page.texts("tbody tr:first-child code")[:2] == ["optim.lr", "0.002"]
+        assert page.texts("tbody tr:first-child td[data-name='before a resume']") == ["0.003 up to step 1"]
+        browser.get("about:blank")
+    assert page.errors() == []
 
 
 @pytest.mark.parametrize(

@@ -159,10 +159,7 @@ class Run:
         return serve_in_background(Runs([self.path]))
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write the page as one HTML file, by default with the run's name in the current folder, and return its path.
-
-        Raises ConfigError if the path does not end in .html, is inside the run, or has no folder.
-        """
+        """Write the page as an HTML file, by default with the run's name in the current folder, and return its path."""
         from dapo.analysis.view.report import write_report
 
         return Path(write_report(self.path, None if path is None else Path(path))["output"])

@@ -86,23 +86,16 @@ def write_model_directory(
     tensors: dict[str, Tensor], model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path
 ) -> None:
     """Write weights (in their type), configuration, generation settings and tokenizer; `out` is absent or empty."""
-    config = config_of(model)
-    config.dtype = next(iter(tensors.values())).dtype
-    with tokenizer_directory(config, tokenizer, out) as temporary:
+    with appearing_directory(out) as temporary:
+        config = config_of(model)
+        config.dtype = next(iter(tensors.values())).dtype
+        config.save_pretrained(temporary)
         if model.generation_config is not None:
             # save_pretrained refuses settings that some published models contain
             model.generation_config.to_json_file(temporary / "generation_config.json")
-        write_tensors(tensors, temporary / "model.safetensors")
-
-
-@contextlib.contextmanager
-def tokenizer_directory(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> Iterator[Path]:
-    """Write a model's configuration and tokenizer; the directory appears when the block has added the other files."""
-    with appearing_directory(out) as temporary:
         with quiet_transformers():
-            config.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
-        yield temporary
+        write_tensors(tensors, temporary / "model.safetensors")
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

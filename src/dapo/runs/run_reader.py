@@ -68,8 +68,11 @@ class RunReader:
 
     def config(self) -> dict[str, Any]:
         """Read the options in config.yaml by dotted name; secrets are masked. Raises ConfigError or DataError."""
+        return self._options()[0]
+
+    def _options(self) -> tuple[dict[str, Any], dict[str, str | None]]:
         with damage_of(self.directory.config):
-            return self._keep(self.directory.config, lambda path: dict(flatten(mask_options(read_options(path)))))
+            return self._keep(self.directory.config, _options_and_labels)
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Read the summaries of the stored evaluations, by step; a damaged one has a `problem`."""
@@ -104,12 +107,12 @@ class RunReader:
             return known | {"state": "damaged", "note": str(error), "problem": str(error)}
 
     def _facts(self) -> dict[str, Any]:
-        config, manifest = self.config(), read_manifest(self.directory)
+        (config, labels), manifest = self._options(), read_manifest(self.directory)
         rows, metrics = self._rows_and_columns()
         progress = run_progress(self.directory, list(rows.values()))
         return {
             "model": config.get("model.name", "unknown"),
-            **self._keep(self.directory.config, _data_labels),
+            **labels,
             "steps": progress.step,
             "num_steps": progress.num_steps,
             "state": progress.state,
@@ -185,11 +188,9 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
 
 
-def _data_labels(config: Path) -> dict[str, str | None]:
-    """Return short names of the training and the held-out problems. Raises ConfigError or DataError."""
-    with damage_of(config):
-        data = read_options(config)["data"]
-        return {
-            "data": parse_spec(data["train"]).label,
-            "held_out": None if data.get("eval") is None else parse_spec(data["eval"]).label,
-        }
+def _options_and_labels(path: Path) -> tuple[dict[str, Any], dict[str, str | None]]:
+    """Return options by dotted name, and short names of the training and the held-out problems."""
+    options = read_options(path)
+    train, held_out = options["data"]["train"], options["data"].get("eval")
+    labels = {"data": parse_spec(train).label, "held_out": None if held_out is None else parse_spec(held_out).label}
+    return dict(flatten(mask_options(options))), labels

@@ -27,10 +27,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenTexts:
-    """Loads the tokenizer of a run in the background, without weights and without code that comes with a model."""
+    """Loads the tokenizer of a model or a folder in the background, without weights and without code of the model."""
 
     def __init__(self, source: str) -> None:
-        """`source` is the name of a model, or a folder with a tokenizer."""
         self._source = source
         self._tokenizer: Any = None
 
@@ -93,11 +92,6 @@ MAX_PAGE = 200
 MAX_TOKENS = 2000
 """Number of tokens shown with their probabilities, unless the request has `all`."""
 MAX_TEXT_CHARS = 200
-NOT_RECORDED = (
-    "The table of responses holds the sampler's log-probability of each token, at the sampling temperature. The "
-    "trainer's are not recorded: dapo explain computes ratio, clipping and sampler gap, and trains the step again in "
-    "memory if they need it."
-)
 
 Parameters = Mapping[str, str]
 
@@ -208,13 +202,11 @@ def group(run: ViewedRun, given: Parameters, *, max_tokens: int = MAX_TOKENS) ->
         raise DataError(f"{run.name} has no stored group {group_id} of step {step}")
     state = run.tokens.state()
     limit = None if given.get("all") else max_tokens
-    first = rows[0]
     shared = ("step", "group_id", "problem_id", "source", "question", "prompt", "answer", "fields", "outcome")
     return {
-        **{name: first.get(name) for name in (*shared, "prompt_tokens")},
+        **{name: rows[0].get(name) for name in (*shared, "prompt_tokens")},
         "responses": [_response(run.tokens if state == "ready" else None, row, limit) for row in rows],
         "tokens": state,
-        "not_recorded": NOT_RECORDED,
         "command": f"dapo explain {shlex.quote(str(run.files.directory.path))} --step {step} --group {group_id}",
         **run.index.neighbours(step, group_id),
     }
@@ -242,11 +234,6 @@ def problems(run: ViewedRun, given: Parameters) -> dict[str, Any]:
     (kind,) = _choose({"kind": given.get("kind") or "all"}, "kind", PROBLEM_KINDS)
     (sort,) = _choose({"sort": given.get("sort") or "visits"}, "sort", ("visits", "rate", "recent"))
     return {**run.index.problems(kind=kind, sort=sort, **_page(given)), "note": missing_rollouts(run)}
-
-
-def evaluations(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """The summaries of a run's evaluations."""
-    return {"evaluations": run.files.evaluations()}
 
 
 def evaluation(run: ViewedRun, given: Parameters) -> dict[str, Any]:

@@ -7,7 +7,8 @@ hashes, so that nothing else in it can run, whatever a model wrote.
 import base64
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from html import escape
 from itertools import combinations
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from dapo.analysis.view import queries, run_details
 from dapo.analysis.view.server import SCRIPTS, index_page, page_file, plotly_js
-from dapo.core.errors import ConfigError, DataError
+from dapo.core.errors import ConfigError, DapoError
 from dapo.core.files import atomic_write_text, damage_of
 from dapo.core.terminal import printable, to_json
 from dapo.core.text import shorten
@@ -33,10 +34,9 @@ EVALUATIONS_PAIRED = 4
 
 
 def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
-    """Write the report of a run, by default with its name in the current folder.
+    """Write the report of a run, by default with its name in the current folder. Raises ConfigError for `output`.
 
-    Returns `output`, `bytes`, and the numbers of groups in the report and in the run. Raises ConfigError if there is no
-    folder for `output`, or if it is inside the run or does not end in .html.
+    Returns `output`, `bytes`, and the numbers of groups in the report and in the run.
     """
     files = RunReader(path.resolve().name, path)
     files.require_run()
@@ -66,29 +66,29 @@ def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
 
 
 def _collect(run: queries.ViewedRun) -> dict[str, Any]:
-    overview = queries.overview([run])
     of_groups, groups = _sample(run)
-    note = (
-        f"a sample of {len(groups):,} of {of_groups:,} groups: of each step the first, the best and the worst that "
-        "trained, and some that did not"
-        if len(groups) < of_groups
-        else "every judged response; select one to see its group"
-    )
     given = {"kind": "all", "limit": str(queries.MAX_PAGE)}
     pages = [queries.problems(run, given | {"offset": str(at)}) for at in range(0, MAX_PROBLEMS, queries.MAX_PAGE)]
     return {
-        "overview": overview,
+        "overview": queries.overview([run]),
         "metrics": queries.metrics(run, {}),
-        "options": run_details.options(run, {}),
-        "findings": run_details.findings(run, {}),
+        "options": _or_error(lambda: run_details.options(run, {})),
+        "findings": _or_error(lambda: run_details.findings(run, {})),
         "groups": groups,
         "of_groups": of_groups,
-        "rollouts_note": note,
         "index": run.index.state(),
         "note": queries.missing_rollouts(run),
         "problems": pages[0] | {"rows": [row for page in pages for row in page["rows"]]},
         **_evaluations(run.files),
     }
+
+
+def _or_error(answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The answer, or the `error` that the page shows in its place."""
+    try:
+        return answer()
+    except DapoError as error:
+        return {"error": str(error)}
 
 
 def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
@@ -104,11 +104,6 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
         if left < 0:
             break
         chosen.append(group)
-    shown = {(group["step"], group["group_id"]) for group in chosen}
-    for group in chosen:  # buttons lead only to groups of the report
-        for name in ("previous", "next"):
-            if (group["step"], group[name]) not in shown:
-                group[name] = None
     return total, sorted(chosen, key=lambda group: (-group["step"], group["group_id"]))
 
 
@@ -154,11 +149,9 @@ def _evaluations(files: RunReader) -> dict[str, Any]:
         if left >= 0:
             tables[str(step)] = table
     for a, b in combinations(steps, 2):
-        try:
-            paired[f"{a}:{b}"] = paired_evaluations(files.evaluation(a), files.evaluation(b))
-        except DataError as error:  # a resumed run may have evaluated with other settings
-            paired[f"{a}:{b}"] = {"error": str(error)}
-    return {"evaluations": summaries, "evaluation_tables": tables, "paired": paired, "paired_steps": steps}
+        # a resumed run may have evaluated with other settings
+        paired[f"{a}:{b}"] = _or_error(partial(paired_evaluations, files.evaluation(a), files.evaluation(b)))
+    return {"evaluations": summaries, "evaluation_tables": tables, "paired": paired}
 
 
 def _page(data: dict[str, Any], *, title: str) -> str:

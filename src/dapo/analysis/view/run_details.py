@@ -9,6 +9,7 @@ from dapo.config.option_entries import flat_options, option_entries
 from dapo.core.errors import DataError
 from dapo.core.files import open_no_link
 from dapo.core.text import quoted
+from dapo.runs.stored_config import option_changes
 
 MAX_LOG_BYTES = 200_000
 _REQUIRED = ("model.name", "data.train")
@@ -23,22 +24,18 @@ def findings(run: ViewedRun, given: Parameters) -> dict[str, Any]:
 
 
 def options(run: ViewedRun, given: Parameters) -> dict[str, Any]:
-    """Every option of a run with its value, its default under the run's preset, and its meaning.
-
-    Raises ConfigError if the run was made by a version with other options.
-    """
+    """Every option with its value, default under the preset and meaning, and the changes that resumes made."""
     config, raw = run.files.config(), read_options(run.files.directory.config)
     required = {name for name in config if name.startswith(_REQUIRED)}
     least = {"preset": raw["preset"], "model": raw["model"]["name"], "data": {"train": raw["data"]["train"]}}
     defaults = flat_options(build_config(least))
     meanings = {entry.name: entry.meaning for entry in option_entries()}
     rows = [
-        {"name": name, "value": value, "default": None if name in required else defaults.get(name)}
-        | {"meaning": meanings.get(name, "")}
+        {"name": name, "value": value, "meaning": meanings.get(name, "")}
+        | {"default": None if name in required else defaults.get(name)}
         for name, value in config.items()
     ]
-    changed = [row | {"changed": row["name"] in required or row["value"] != row["default"]} for row in rows]
-    return {"preset": raw["preset"], "rows": changed, "segments": []}
+    return {"preset": raw["preset"], "rows": rows, "changes": option_changes(run.files.directory)}
 
 
 def log(run: ViewedRun, given: Parameters) -> dict[str, Any]:

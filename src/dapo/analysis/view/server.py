@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -28,9 +28,8 @@ from dapo.core.text import one_line
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8020
 NAMES = ("127.0.0.1", "localhost")
-TYPES = {".css": "text/css", ".js": "text/javascript"}
 OF_ONE_RUN = (
-    *(queries.metrics, queries.rollouts, queries.group, queries.problems, queries.evaluations, queries.evaluation),
+    *(queries.metrics, queries.rollouts, queries.group, queries.problems, queries.evaluation),
     *(run_details.findings, run_details.options, run_details.log),
 )
 """The queries that get the run which a request names, and its other parameters."""
@@ -76,12 +75,14 @@ def make_app(runs: queries.Runs, *, port: int) -> ASGIApp:
     """The page and its data as an ASGI application for requests to `port` of this machine."""
     routes = [
         Route("/", _text(index_page(), "text/html")),
-        *(Route(f"/{name}", _static(name)) for name in ("style.css", *SCRIPTS)),
+        Route("/style.css", _text(page_file("style.css"), "text/css")),
+        *(Route(f"/{name}", _text(page_file(name), "text/javascript")) for name in SCRIPTS),
+        Route("/plotly.js", _text(plotly_js(), "text/javascript", {"Cache-Control": "max-age=86400"})),
     ]
-    routes.append(Route("/plotly.js", _plotly))
     answers: dict[str, Callable[[Mapping[str, str]], Any]] = {
         "runs": lambda given: [run.name for run in runs.refresh()],
         "overview": lambda given: queries.overview(runs.refresh()),
+        "evaluations": lambda given: {"evaluations": runs[given.get("run", "")].files.evaluations()},
         "explain": lambda given: queries.explain(runs, given),
         "paired": lambda given: queries.paired(runs, given),
     }
@@ -155,18 +156,18 @@ def _guarded(app: ASGIApp, port: int) -> ASGIApp:
         refusal = None
         if request.headers.get("host") not in hosts:
             refusal = Response("This page is served to this machine only: open it as http://127.0.0.1.", 403)
-        elif request.headers.get("origin", next(iter(origins))) not in origins:
+        elif request.headers.get("origin", next(iter(origins))) not in origins or request.headers.get(
+            "sec-fetch-site", "none"
+        ) not in ("same-origin", "none"):
             refusal = Response("Requests of other sites are refused.", 403)
         elif request.method not in ("GET", "HEAD"):
             refusal = Response("This server is read only.", 405, {"Allow": "GET, HEAD"})
-        elif request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            refusal = Response("Requests of other sites are refused.", 403)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                own = {name for name, _ in message.get("headers", [])}
-                message["headers"] = [*message.get("headers", []), *(pair for pair in extra if pair[0] not in own)]
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         await (refusal or app)(scope, receive, send_with_headers)
@@ -174,16 +175,8 @@ def _guarded(app: ASGIApp, port: int) -> ASGIApp:
     return guarded
 
 
-def _static(name: str) -> Callable[[Request], Response]:
-    return _text(page_file(name), TYPES[Path(name).suffix])
-
-
-def _text(text: str, media_type: str) -> Callable[[Request], Response]:
-    return lambda request: Response(text, media_type=media_type)
-
-
-def _plotly(request: Request) -> Response:
-    return Response(plotly_js(), media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
+def _text(text: str | bytes, kind: str, headers: dict[str, str] | None = None) -> Callable[[Request], Response]:
+    return lambda request: Response(text, media_type=kind, headers=headers)
 
 
 def _json(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Response]:
@@ -194,10 +187,9 @@ def _json(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Res
             text, status = to_json(answer(request.query_params)), 200
         except queries.InvalidParameter as error:
             text, status = to_json({"error": str(error)}), 400
-        except DapoError as error:
-            text, status = to_json({"error": str(error)}), 404
-        except Exception as error:  # of a damaged run, which must not end the page
-            text, status = to_json({"error": f"cannot be shown: {type(error).__name__}: {one_line(str(error))}"}), 404
+        except Exception as error:  # also of a damaged run, which must not end the page
+            kind = "" if isinstance(error, DapoError) else f"cannot be shown: {type(error).__name__}: "
+            text, status = to_json({"error": f"{kind}{one_line(str(error)) if kind else error}"}), 404
         return Response(text, status, media_type="application/json")
 
     return respond

@@ -15,7 +15,7 @@ import torch
 
 from dapo.config import Config, dump_config
 from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
-from dapo.policy.hf_io import config_of, require_new, tokenizer_directory
+from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers, require_new
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
@@ -110,8 +110,10 @@ def new_run(
         )
         directory = RunDirectory.create(path, dump_config(config), manifest, prepared=prepared)
         with disk_errors_as_storage_error(), directory.lock(config.train.num_steps):
-            with tokenizer_directory(config_of(inputs.loaded.model), inputs.loaded.tokenizer, directory.tokenizer):
-                pass  # the page colours tokens by it, on any machine
+            # the page colours tokens by it, on any machine
+            with appearing_directory(directory.tokenizer) as folder, quiet_transformers():
+                config_of(inputs.loaded.model).save_pretrained(folder)
+                inputs.loaded.tokenizer.save_pretrained(folder)
             yield ReadyRun(config, inputs, verifiers, directory)
 
 

@@ -51,9 +51,10 @@ View.reportAnswers = {
     return { rows: rows.slice(p.offset, p.offset + p.limit), total: rows.length, steps_left: 0, index: d.index, note: d.note };
   },
   group(d, p) {
-    const found = d.groups.find((g) => g.step === Number(p.step) && g.group_id === Number(p.group));
+    const find = (id) => d.groups.find((g) => g.step === Number(p.step) && g.group_id === id), found = find(Number(p.group));
     if (!found) throw new Error("This group is not in the report's sample; dapo view shows all groups.");
-    return found;
+    const inReport = (id) => (find(id) ? id : null); // buttons lead only to groups of the report
+    return { ...found, previous: inReport(found.previous), next: inReport(found.next) };
   },
   problems(d, p) {
     const rows = d.problems.rows.filter((r) => p.kind === "all" || r.kind === p.kind);
@@ -77,7 +78,11 @@ View.reportAnswers = {
     return { ...found, difference: minus(found.difference), low: minus(found.high), high: minus(found.low), better: found.worse, worse: found.better, table: turned };
   },
 };
-View.answerFromReport = async (path, parameters) => View.reportAnswers[path](View.report, parameters);
+View.answerFromReport = async (path, parameters) => {
+  const value = View.reportAnswers[path](View.report, parameters);
+  if (value.error) throw new Error(value.error);
+  return value;
+};
 
 // --- the state of the page, which is in the address: #/rollouts?run=a&outcomes=trained
 

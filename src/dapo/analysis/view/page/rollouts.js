@@ -75,7 +75,7 @@ View.pages.rollouts = {
           : progress ? null : View.empty(found.index.steps === 0 ? found.note || "There are no responses." : filtered ? "No response passes these filters. Remove one, or press Clear." : "There are no responses."),
         found.rows.length ? View.pager(offset, PAGE_ROWS, found.total, (next) => View.go({ offset: next || "" }), found.steps_left ? ` and more: ${View.count(found.steps_left)} steps are not searched yet` : "") : null].filter(Boolean));
     };
-    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Rollouts"), View.h("span", { class: "note" }, View.report ? View.report.rollouts_note : "every judged response; select one to see its group")), View.rolloutFilters(state), results);
+    main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Rollouts"), View.h("span", { class: "note" }, View.report && View.report.groups.length < View.report.of_groups ? `a sample of ${View.count(View.report.groups.length)} of ${View.count(View.report.of_groups)} groups: of each step the first, the best and the worst that trained, and some that did not` : "every judged response; select one to see its group")), View.rolloutFilters(state), results);
     await draw();
     return { follow: () => (offset === 0 ? draw() : undefined) };
   },
@@ -145,6 +145,7 @@ const stats = (values) => {
   return { mean, std: Math.sqrt(values.reduce((a, b) => a + (b - mean) ** 2, 0) / Math.max(1, values.length - 1)) };
 };
 
+const NOT_RECORDED = "The table of responses holds the sampler's log-probability of each token, at the sampling temperature. The trainer's are not recorded: dapo explain computes ratio, clipping and sampler gap, and trains the step again in memory if they need it.";
 const EXPLAINED = ["ratio", "clipping", "gap"];
 
 // The note about the colours: their source, or the reason why there are none.
@@ -173,7 +174,7 @@ const drawGroup = (main, state, group, explained) => {
   const colours = View.choices("Colour tokens by", COLOURINGS, colouring, (colour) => View.go({ colour }, true));
   for (const button of colours.querySelectorAll("button")) {
     const value = button.dataset.value;
-    if (View.report && EXPLAINED.includes(value)) { button.disabled = true; button.title = group.not_recorded; }
+    if (View.report && EXPLAINED.includes(value)) { button.disabled = true; button.title = NOT_RECORDED; }
   }
   const why = colourNote(group, colouring, explained, state);
   main.replaceChildren(
@@ -189,7 +190,7 @@ const drawGroup = (main, state, group, explained) => {
       View.choices("Order", [["sample", "as sampled"], ["advantage", "by reward"]], state.by || "sample", (by) => View.go({ by }, true))),
     why ? View.h("p", { class: "note", id: "why" }, why) : "",
     View.h("div", { class: "responses" }, order.map((r) => responseCard(r, colouring, largest, () => View.go({ all: 1 }), values[r.sample]))),
-    View.h("p", { class: "note" }, `${group.not_recorded} `, View.report ? "" : View.h("span", {}, "Every term of the loss: ", View.h("code", {}, group.command))));
+    View.h("p", { class: "note" }, `${NOT_RECORDED} `, View.report ? "" : View.h("span", {}, "Every term of the loss: ", View.h("code", {}, group.command))));
 };
 
 View.pages.group = {

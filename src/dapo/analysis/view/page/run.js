@@ -32,15 +32,19 @@ View.pages.options = {
   title: "Options",
   async show(main, state) {
     const found = await View.get("options", { run: state.run }), all = state.show === "all", table = View.h("div");
+    for (const r of found.rows) {
+      r.earlier = found.changes.filter((c) => r.name in c.options).map((c) => ({ value: c.options[r.name][0], last: c.after_step }));
+      r.changed = JSON.stringify(r.value) !== JSON.stringify(r.default);
+    }
     const columns = [
       { name: "option", cell: (r) => [View.h("code", {}, r.name), r.changed ? " " : "", r.changed ? View.badge("set", "accent", "differs from the default") : ""] },
       { name: "value", cell: (r) => View.optionValue(r.value) },
       { name: `default of ${found.preset}`, cell: (r) => (r.changed ? View.optionValue(r.default) : View.h("span", { class: "soft" }, "the same")) },
-      ...found.segments.map((s, i) => ({ name: `from step ${s}`, cell: (r) => (r.later[i] === undefined || r.later[i] === null ? "" : View.optionValue(r.later[i])) })),
+      ...(found.changes.length ? [{ name: "before a resume", cell: (r) => r.earlier.map((e) => View.h("div", {}, View.optionValue(e.value), ` up to step ${e.last}`)) }] : []),
       { name: "meaning", class: "text", cell: (r) => r.meaning || "" },
     ];
     const filter = (text) => {
-      const rows = found.rows.filter((r) => (all || r.changed) && (r.name + r.meaning).toLowerCase().includes(text));
+      const rows = found.rows.filter((r) => (all || r.changed || r.earlier.length) && (r.name + r.meaning).toLowerCase().includes(text));
       table.replaceChildren(View.note(`${View.count(rows.length)} of ${View.count(found.rows.length)} options`), rows.length ? View.table(columns, rows) : View.empty("No option is like that."));
     };
     main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Options"), View.choices("Show", [["", "set by this run"], ["all", "all"]], state.show || "", (show) => View.go({ show }))),
