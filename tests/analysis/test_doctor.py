@@ -130,8 +130,10 @@ def test_tables_of_runs_before_the_audit_are_read(tmp_path: Path, capsys: pytest
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    audited = STEP | {"audit/gap": 0.5, "audit/mean": 0.0, "audit/responses": 64, "audit/problems": 64}
-    path = a_run(tmp_path / "run", [audited | {"audit/gap": 0.5 + i / 100} for i in range(6)])
+    audited = STEP | {"audit/mean": 0.0, "audit/responses": 64, "audit/problems": 64, "audit/gap_low": 0.4}
+    path = a_run(
+        tmp_path / "run", [audited | {"audit/gap": 0.5 + i / 100, "audit/gap_high": 0.6 + i / 50} for i in range(6)]
+    )
     old = pa.schema([field for field in ROLLOUT_SCHEMA if field.name not in OPTIONAL_COLUMNS])
     pq.write_table(pa.Table.from_pylist([row(6, 0)], schema=old), path / "rollouts" / "step_000006.parquet")
     _, printed = doctor(capsys, str(path))

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_quantile
+from dapo.evaluation.intervals import (
+    Interval,
+    difference_interval,
+    difference_variance,
+    mean_interval,
+    student_quantile,
+)
 from dapo.evaluation.scores import pass_at_k
 
 TRIALS = 10_000
@@ -24,6 +30,19 @@ Trials: TypeAlias = Iterator[tuple[Values, float]]
 )
 def test_students_quantiles_are_those_of_the_printed_table(freedom: int, quantile: float):
     assert student_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [[1.0, 0.0], [1.0, -1.0, 0.0], [0.5] * 3 + [-1.0] * 20])
+def test_the_variance_of_differences_is_read_from_their_interval(values: list[float]):
+    low, high = difference_interval(values) or (0.0, 0.0)
+    assert difference_variance((high - low) / 2, len(values)) == pytest.approx(np.var(values))
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, 0.5, 1.0])
+def test_the_variance_of_equal_differences_is_bounded_by_their_interval(value: float):
+    for size in (1, 2, 64):
+        low, high = difference_interval([value] * size) or (0.0, 0.0)
+        assert 0 <= difference_variance((high - low) / 2, size) < 3 / size
 
 
 def wilson(fraction: float, trials: float, z: float) -> Interval:

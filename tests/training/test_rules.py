@@ -1,17 +1,20 @@
 """Each rule on metrics made by hand: it holds beyond its threshold, it is silent before it, and it says what to do."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dapo.config import Config, build_config
+from dapo.evaluation.intervals import difference_interval
 from dapo.training.rules.all_rules import RULES, LiveRules, active_findings
 from dapo.training.rules.finding import Finding
 from dapo.training.rules.history import AUDIT_GAP, FIRST, WINDOW, MetricHistory
-from dapo.training.rules.mean_test import MeanTest
+from dapo.training.rules.mean_test import STAKES, MeanTest
 from dapo.training.rules.outcome_rules import AUDIT_EVIDENCE
 from dapo.training.rules.update_rules import FALL_STEPS
 from helpers.paths import ROOT
@@ -456,47 +459,80 @@ def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
     assert evaluated(0.5, 0.7, 0.6, 0.5, 0.4, training=(0.5, 0.5)) == []  # training falls as well, or stays
 
 
-def audited(*gaps: float, problems: int = 4) -> list[Finding]:
+def audited(*fractions: float, problems: int = 16) -> list[Finding]:
+    """Findings of a run whose reward accepts what the audit refuses, in these fractions of a step's problems."""
     history = MetricHistory()
-    for step, gap in enumerate(gaps, start=1):
-        history.add({**HEALTHY, "step": step, "audit/gap": gap, "audit/problems": problems, "audit/mean": 0.2})
+    for step, fraction in enumerate(fractions, start=1):
+        wrong = round(abs(fraction) * problems)
+        history.add(HEALTHY | audit_metrics([float(np.sign(fraction))] * wrong + [0.0] * (problems - wrong), step))
     return active_findings(history, options(audit__verifier="math"))
 
 
+def audit_metrics(gaps: Sequence[float], step: int = 1) -> dict[str, float]:
+    low, high = difference_interval(gaps) or (math.nan, math.nan)
+    gap = {"audit/gap": fmean(gaps), "audit/gap_low": low, "audit/gap_high": high}
+    return gap | {"step": step, "audit/problems": len(gaps), "audit/mean": 0.2}
+
+
 def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():
-    (gap,) = audited(*[0.5, 0.4] * 4, problems=16)
+    (gap,) = audited(*[0.5, 0.375] * 4)
     assert (gap.name, gap.severity, gap.change) == ("audit_gap", "error", ("reward.verifier=math",))
-    assert "0.44 above the audit's on the same responses; a gap of at most 0.1 would look like this" in gap.cause
-    assert audited(0.3, 0.3, 0.3, 0.3, 0.3) == []  # five equal means are no proof
+    assert "0.425 above the audit's on the same responses; a gap of at most 0.1 would look like this" in gap.cause
+    assert audited(*[0.25] * 5, problems=4) == []  # five equal means are no proof
     assert audited(*[0.1] * 1000, problems=500) == []
-    assert audited(*[0.5] * 40, *[0.05] * WINDOW, problems=16) == []  # it is past, whatever the evidence was
-    assert len(audited(*[0.0] * 500, *[0.5] * 20, problems=16)) == 1  # it begins late
-    assert len(audited(*[0.4] * 60, problems=1)) == 1
-    assert audited(*[0.9, -0.9] * 100, problems=16) == []  # two verifiers that disagree, and neither pays more
+    assert audited(*[0.5] * 40, *[0.0] * WINDOW) == []  # it is past, whatever the evidence was
+    assert len(audited(*[0.0] * 500, *[0.5] * 20)) == 1  # it begins late
+    assert len(audited(*[1.0, 0.0] * 30, problems=1)) == 1
+    assert audited(*[1.0, -1.0] * 100) == []  # two verifiers that disagree, and neither pays more
 
 
-def test_a_gap_of_honest_verifiers_is_an_error_in_few_runs_however_often_it_is_looked_at():
-    """At a mean of 0.1, the largest that is allowed, 1 run in 20 at most; at 0.05 none. Some disagree both ways."""
+@pytest.mark.parametrize("problems", [1, 8, 64])
+@pytest.mark.parametrize(("more", "less"), [(0.1, 0), (0.2, 0.1), (0.3, 0.2), (0.5, 0.4)])
+def test_a_gap_of_honest_verifiers_is_an_error_in_few_runs_however_they_disagree(
+    more: float, less: float, problems: int
+):
+    """At a mean of 0.1, the largest that is allowed, at most 1 run in 20, of 200 steps, has an error at any of them."""
     draw = np.random.default_rng(7)
-    for more, less, problems, most in (
-        (0.1, 0, 1, 10),
-        (0.1, 0, 8, 10),
-        (0.2, 0.1, 8, 10),
-        (0.05, 0, 1, 0),
-        (0.05, 0, 8, 0),
-    ):
-        gaps = draw.choice([1, -1, 0], p=[more, less, 1 - more - less], size=(200, 300, problems)).mean(axis=2)
-        alarms = sum(has_alarm(run, problems) for run in gaps)
-        assert alarms <= most, (more, less, problems)
+    gaps = draw.choice([1, -1, 0], p=[more, less, 1 - more - less], size=(100, 200, problems))
+    assert sum(has_alarm(run) for run in gaps) <= 5
 
 
-def has_alarm(gaps: Any, problems: int) -> bool:
+def test_a_gap_is_found_though_the_verifiers_disagree_both_ways():
+    draw = np.random.default_rng(8)
+    for more, less in ((0.3, 0), (0.6, 0.3)):
+        gaps = draw.choice([1, -1, 0], p=[more, less, 1 - more - less], size=(20, 40, 16))
+        assert sum(has_alarm(run) for run in gaps) == 20
+
+
+def has_alarm(gaps: Any) -> bool:
     test = MeanTest(AUDIT_GAP)
-    for gap in gaps:
-        test.add(float(gap), num_problems=problems)
+    for step in gaps:
+        test.add(float(step.mean()), num_problems=len(step), variance=float(step.var()))
         if test.wealth >= AUDIT_EVIDENCE:
             return True
     return False
+
+
+def test_no_value_multiplies_wealth_by_more_than_a_fair_bet():
+    """A player with stake s gets at most 1 + s (x - m), whose expectation is at most 1 at a mean of at most m."""
+    values = np.linspace(-1, 1, 201)
+    for x in values:
+        before, test = MeanTest(AUDIT_GAP), MeanTest(AUDIT_GAP)
+        test.add(float(x))
+        fair = fmean(1 + stake * (x - AUDIT_GAP) for stake in STAKES)
+        assert before.wealth == 0 < test.wealth <= fair / 2 * (1 + 1e-12)
+
+
+def test_the_test_of_the_gap_reads_the_variance_of_a_steps_problems_from_its_interval():
+    gaps = [1.0] * 5 + [-1.0] * 2 + [0.0] * 9
+    history, without, test = MetricHistory(), MetricHistory(), MeanTest(AUDIT_GAP)
+    history.add(HEALTHY | audit_metrics(gaps))
+    test.add(fmean(gaps), num_problems=16, variance=float(np.var(gaps)))
+    assert history.audit.wealth == pytest.approx(test.wealth)
+    without.add({name: value for name, value in (HEALTHY | audit_metrics(gaps)).items() if "gap_" not in name})
+    one = MeanTest(AUDIT_GAP)
+    one.add(fmean(gaps))
+    assert without.audit.wealth == one.wealth  # an unknown variance: as one problem
 
 
 def test_truncation_is_named_before_the_first_step_where_an_evaluation_shows_it():

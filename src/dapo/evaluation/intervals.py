@@ -62,6 +62,11 @@ def difference_interval(differences: Sequence[float], *, proportions: bool = Tru
     return max(-1.0, float(array.mean()) - half), min(1.0, float(array.mean()) + half)
 
 
+def difference_variance(half: float, size: int) -> float:
+    """The variance of `size` differences with an interval of this half width; if they do not vary, a bound of it."""
+    return 0.0 if size < 2 else (size - 1) * (half / student_quantile(size - 1)) ** 2
+
+
 def student_quantile(freedom: float) -> float:
     """Compute the number of standard errors that an interval of CONFIDENCE extends to each side.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from dapo.evaluation.intervals import difference_variance
 from dapo.training.rules.mean_test import MeanTest
 
 WINDOW = 5  # the number of last steps that a rule reads
@@ -62,8 +63,7 @@ class MetricHistory:
             if len(self.first) < FIRST:
                 self.first.append(values)
         self.step = step
-        if math.isfinite(gap := values.get("audit/gap", math.nan)):
-            self.audit.add(gap, num_problems=int(values.get("audit/problems", 1)))
+        self._add_audit(values)
         self._add_evaluation(step, values)
 
     def window(self, steps: int = WINDOW) -> list[dict[str, float]]:
@@ -115,6 +115,14 @@ class MetricHistory:
         if self.first_evaluation is not None and self.last_evaluation is not None and self.evaluations > 1:
             gains.append(self.last_evaluation.accuracy - self.first_evaluation.accuracy)
         return max((gain for gain in gains if not math.isnan(gain)), default=None)
+
+    def _add_audit(self, values: Mapping[str, float]) -> None:
+        gap, problems = values.get("audit/gap", math.nan), int(values.get("audit/problems", 1))
+        half = (values.get("audit/gap_high", math.nan) - values.get("audit/gap_low", math.nan)) / 2
+        if math.isfinite(gap) and math.isfinite(half):
+            self.audit.add(gap, num_problems=problems, variance=difference_variance(half, problems))
+        elif math.isfinite(gap):  # the mean of problems whose variance is unknown counts as one problem's value
+            self.audit.add(gap)
 
     def _add_evaluation(self, step: int, values: Mapping[str, float]) -> None:
         names = [name.removesuffix("/high") for name in values if name.startswith("eval/") and name.endswith("/high")]
