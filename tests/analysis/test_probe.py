@@ -102,6 +102,15 @@ def test_more_samples_and_a_reward_of_scores_alone_are_probed_too():
     assert found.groups_per_step == min(16, 8 / found.kept) if found.kept else 16
 
 
+def test_responses_without_a_verdict_are_in_no_pass_rate_of_a_probe():
+    """Every response with a verdict is right: so are all problems, however many responses have none."""
+    found = probe_of(tiny(*OPTIONS, "reward.verifier=helpers.reward_functions:right_or_no_verdict"), problems=8)
+    assert found.verifier_errors > 0
+    assert found.accuracy == 1.0
+    (always,) = (each for each in found.histogram if each.problems)
+    assert always.name == "always"
+
+
 def test_fewer_samples_than_a_group_has_leave_the_keep_rate_without_an_interval():
     config = tiny(*OPTIONS)
     found = probe_of(config, problems=8, samples=2)

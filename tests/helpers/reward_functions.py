@@ -183,6 +183,10 @@ def verdict_with_error(problem, response):
     return Verdict(None, 0.0, "the judge is out")
 
 
+def right_or_no_verdict(problem, response):
+    return Verdict(True, 1.0) if ord(response[:1] or "a") % 3 else Verdict(None, 0.0, "the judge is out")
+
+
 def tolerant(problem, response, *, tolerance=0):
     return abs(int(response) - int(problem.answer)) <= tolerance
 
