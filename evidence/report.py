@@ -9,7 +9,7 @@ A document has pairs of equal marker lines, and the text between them is generat
     <!-- picture: NAME -->        its curves (`differences NAME`: its differences to the baseline; `summary`)
 
 A number in the text is followed by its source: `86.4<!-- = {experiment: ladder, row: + token-level loss} -->` is a
-measure of evidence.claims, `{config: base.yaml, option: optim.lr}` an option, `{verdict: refuted}` a count of claims.
+measure of evidence.measures, `{config: base.yaml, option: optim.lr}` an option, `{verdict: refuted}` a count of claims.
 Nothing is run: everything is made from the stored files. Pictures go to the folder `evidence` next to the document.
 """
 
@@ -32,7 +32,8 @@ from dapo.config.option_entries import flat_options
 from dapo.runs.curves import BLUE, INK, ORANGE, frame, new_figure, save_figure
 from dapo.runs.metric_table import metric_of
 from evidence import claims
-from evidence.claims import FOLDER, Criterion, Effect, Judged, Measure, stored
+from evidence.claims import Criterion, Judged
+from evidence.measures import FOLDER, Effect, Measure, measure, parse_measure, stored
 
 _MARKERS = re.compile(
     r"^<!-- (claims|table|grid|picture): (.+?) -->$\n(.*?)^<!-- \1: \2 -->$", re.MULTILINE | re.DOTALL
@@ -323,8 +324,8 @@ def number(source: Mapping[str, Any]) -> str:
     if "table" in given:
         rows = {row["variant"]: row for row in make_table(stored(name))[0]["rows"]}
         return _cost(given["table"], rows[given["row"]][given["table"]]["mean"])
-    wanted = claims.parse_measure(given)
-    value = _scale(wanted) * claims.measure(wanted, stored(name)).mean
+    wanted = parse_measure(given)
+    value = _scale(wanted) * measure(wanted, stored(name)).mean
     return format(value, style or (".1f" if _scale(wanted) == _PERCENT else ".3g"))
 
 

@@ -13,7 +13,8 @@ from dapo.analysis.ablate.results import Results, collect
 from dapo.evaluation.intervals import student_quantile
 from dapo.evaluation.two_way import two_way_difference
 from evidence import claims
-from evidence.claims import Claim, Effect, adjust, judge, load_claims, measure, parse_claim, parse_measure
+from evidence.claims import Claim, adjust, judge, load_claims, parse_claim
+from evidence.measures import Effect, measure, parse_measure
 from helpers.ablations import write_run
 from helpers.paths import ROOT
 

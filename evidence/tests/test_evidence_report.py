@@ -8,7 +8,7 @@ import pytest
 
 from dapo.analysis.ablate.experiment import ACCURACY, load_experiment
 from dapo.analysis.ablate.results import collect
-from evidence import claims, report
+from evidence import claims, measures, report
 from evidence.claims import load_claims
 from helpers.ablations import write_run
 from helpers.paths import ROOT
@@ -61,7 +61,7 @@ def test_every_picture_is_shown_on_the_page_and_every_claim_is_listed():
     shown = {Path(link).name for link in re.findall(r"\((evidence/[^)]+\.png)\)", text)}
     assert {path.name for path in (PAGE.parent / "evidence").glob("*.png")} == shown
     listed = {name for names in re.findall("<!-- claims: (.+?) -->", text) for name in names.split()}
-    stored = {folder.name for folder in claims.STORED.glob("*")}
+    stored = {folder.name for folder in measures.STORED.glob("*")}
     assert listed - {"replicated"} == stored
     assert text.index("![summary]") < text.index("<!-- claims: replicated -->") < text.index("<!-- claims: ladder")
 
@@ -79,9 +79,9 @@ def test_a_picture_says_the_claim_and_marks_its_window():
 
 
 def test_every_stored_experiment_has_its_file_and_no_run_of_it_is_missing():
-    for folder in sorted(claims.STORED.glob("*")):
+    for folder in sorted(measures.STORED.glob("*")):
         experiment = load_experiment(ROOT / "evidence" / f"{folder.name}.yaml")
-        kept = claims.stored(folder.name).facts
+        kept = measures.stored(folder.name).facts
         assert [each["name"] for each in kept["experiment"]["variants"]] == [v.name for v in experiment.variants]
         # the files evaluate more often now
         options = [option for option in kept["experiment"]["set"] if not option.startswith("train.eval_every=")]
