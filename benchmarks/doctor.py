@@ -54,7 +54,8 @@ def main() -> None:
     torch.set_num_threads(1)
     ends = time.monotonic() + 60 * given.minutes
     known = read_outcomes(given.into)
-    wanted = [(case, seed) for seed in given.seeds for case in CASES if (case.name, seed) not in known]
+    wanted = [(case, seed) for cases in (FAULTS, ALL_HEALTHY) for seed in given.seeds for case in cases]
+    wanted = [(case, seed) for case, seed in wanted if (case.name, seed) not in known]
     with tempfile.TemporaryDirectory(prefix="dapo-doctor-") as temporary:
         folder = Path(temporary)
         model = fitted_model(folder / "model")
