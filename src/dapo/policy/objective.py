@@ -33,11 +33,9 @@ MEANS = {
 def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str, Tensor]:
     """The `tokens`, and the terms of `objective_gradient` that do not depend on the policy's log-probabilities.
 
-    Args:
-        tokens: `[S]` each: `advantages`, `weights` and `mask`; if known also the log-probabilities `old`, `engine` and
-            `reference`; and `responses`, the index of each token's response, if the loss `needs_whole_responses`.
-            Without `old` the tokens are on policy: their ratio is 1.
-        config: the options of the loss.
+    `tokens` are `[S]` each: `advantages`, `weights` and `mask`; if known also the log-probabilities `old`, `engine` and
+    `reference`; and `responses`, the index of each token's response, if the loss `needs_whole_responses`. Without `old`
+    the tokens are on policy: their ratio is 1.
     """
     mask, weights, advantages = tokens["mask"], tokens["weights"], tokens["advantages"]
     terms = {}

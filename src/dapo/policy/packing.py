@@ -105,15 +105,10 @@ def partition(
     prefixes together. One rank gets nearly full microbatches of similar lengths. Several ranks get loads as equal as
     whole chunks allow, in as few passes as possible.
 
-    Args:
-        samples: the samples; those of a group are adjacent. Samples without response tokens are left out.
-        weights: each sample's loss weight; None: 0, for scoring only.
-        ranks: the number of ranks that compute at the same time.
-        max_tokens: the limit of prompt and response tokens per pass, shared prefixes of a group counted once. A longer
-            sequence gets a pass of its own, uncut.
-
-    Raises:
-        ValueError: a prompt is empty, so that nothing predicts the first token, or a group's samples are not adjacent.
+    Samples of a group are adjacent; samples without response tokens are left out. `weights` are their loss weights
+    (None: 0, for scoring only). `max_tokens` limits prompt and response tokens per pass, shared prefixes of a group
+    counted once; a longer sequence gets a pass of its own, uncut. Raises ValueError if a prompt is empty, so that
+    nothing predicts the first token, or a group's samples are not adjacent.
     """
     groups = ordered_groups(samples)
     chunks = [chunk for group in groups for chunk in group.cut(max_tokens)]

@@ -311,14 +311,9 @@ class Policy(PolicyCore):
         on the same minibatch; during the first `critic.pretrain_steps` steps only the critic is. The update is skipped
         if the loss or the gradient's norm is not finite, or if `loss/approx_kl` exceeds `loss.max_approx_kl`.
 
-        Args:
-            minibatch: the samples; those of a group are adjacent.
-            step: the training step.
-            custom: a loss for this update that replaces `loss.function`.
-
-        Returns:
-            The metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
-            `time/peak_gpu_memory_gib`.
+        The samples of a group are adjacent. `custom` is a loss for this update that replaces `loss.function`. Returns
+        the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
+        `time/peak_gpu_memory_gib`.
 
         Raises:
             NumericsError: the previous update made a weight infinite or NaN; `weights`, `save` and `snapshot` raise it

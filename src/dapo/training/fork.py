@@ -71,9 +71,8 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
     `overrides` change options after the step, as `key=value`. The seed of a `branch` is a function of the run's seed
     and this number.
 
-    Raises:
-        ConfigError: An option is wrong, or cannot change within a run.
-        CheckpointError: The parent has no whole checkpoint of the step; the message names the ones it has.
+    Raises ConfigError if an option is wrong or cannot change within a run, and CheckpointError, which names the whole
+    checkpoints of the parent, if it has none of the step.
     """
     checkpoint = parent.checkpoints.find(step)
     add_code_folder(parent.path / CODE_FOLDER)

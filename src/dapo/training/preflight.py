@@ -81,10 +81,8 @@ def open_judge(
     `run_dir` is the directory of a new run, in which the names in `prepared` were written for it. If the run is for a
     machine `elsewhere`, packages and models may be missing here.
 
-    Raises:
-        ConfigError: A package, a model, or a user's filter or loss is missing.
-        CheckpointError: `run_dir` already has a run, or cannot be made.
-        RewardError: A verifier does not exist or cannot be used.
+    Raises ConfigError if a package, a model, or a user's filter or loss is missing, CheckpointError if `run_dir` has a
+    run or cannot be made, and RewardError if a verifier does not exist or cannot be used.
     """
     if run_dir is not None:
         require_new_run(run_dir, prepared=prepared)

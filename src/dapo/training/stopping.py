@@ -50,9 +50,8 @@ def require_groups(
     `on_shortfall` is the option, `empty_steps` the number of steps without a group directly before this one, and
     `reward_test` the command that tests the run's reward.
 
-    Raises:
-        ProblemsSolved: Every response was correct, and the run has trained.
-        ShortfallError: The run must stop; the message has the counts and advice.
+    Raises ProblemsSolved if every response was correct and the run has trained, and ShortfallError, with counts and
+    advice, if the run must stop.
     """
     has_trained = empty_steps < step - 1
     found: Counter[Outcome] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
