@@ -70,10 +70,10 @@ def test_each_safeguard_is_a_row_of_the_paper_page_with_a_test():
 
 
 def test_safeguards_follow_the_options_and_check_prints_them():
-    config = load_config(TINY, ["loss.max_approx_kl=null", "dynamic_sampling.on_shortfall=stop"])
+    config = load_config(TINY, ["loss.max_approx_kl=null"])
     lines = list(safeguards(config))
     assert not any("max_approx_kl" in line for line in lines)
-    assert any(line.endswith("a short batch ends the run (dynamic_sampling.on_shortfall=stop)") for line in lines)
+    assert any(line.endswith(": a short batch is trained on") for line in lines)
     printed = list(explain(config))
     assert all(f"  - {line}" in printed for line in lines)
     without = list(safeguards(load_config(TINY, ["dynamic_sampling.enabled=false"])))

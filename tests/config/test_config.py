@@ -571,3 +571,56 @@ def test_auto_is_settled_by_machine_and_data():
     assert (asked.train.device, asked.model.dtype, asked.reward.verifier) == ("cpu", "float64", "math")
     on_ray = resolve_auto(config("launcher=ray", "data.train=gym:gcd"), cuda=False)
     assert (on_ray.train.device, on_ray.reward.verifier) == ("auto", "gym")  # each machine has its own devices
+
+
+# --- what people write instead
+
+
+def test_one_value_where_a_list_is_meant_is_that_list():
+    assert config("log.sinks=wandb").log.sinks == ["wandb"]
+    assert config("log.sinks=null").log.sinks == []
+    assert config("profile.steps=3").profile.steps == [3]
+
+
+def test_a_data_source_alone_is_short_for_the_training_data(tmp_path: Path):
+    assert build_config({"model": "m", "data": "builtin:sums"}).data.train == "builtin:sums"
+    both = config("data=train.jsonl", data={"train": "builtin:sums", "eval": "builtin:sums"})
+    assert (both.data.train, both.data.eval) == ("train.jsonl", "builtin:sums")
+
+
+def test_a_value_for_a_section_is_answered_with_an_option_in_it():
+    assert "option optim: input should be a section of options, such as optim.lr, got 'adamw'" in message("optim=adamw")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("model:\n\tname: m\n", "line 2: a tab, or a sign that cannot begin a value"),
+        ("model: a: b\n", "line 1: a colon where no value can begin"),
+        ("model: m\nmodel: n\n", "line 2: model is set twice"),
+        ("train:\n  seed: 1\n lr: 2\n", "line 3: the indentation differs from that of the lines above"),
+        ("a: 1\nmodel: 'x\n", "line 2: a quote is not closed"),
+        ("a: 1\ntrain: {seed: 1\nb: 2\n", "line 2: a mapping is not closed"),
+        ("model: *x\n", "line 1: a value that begins with `*`"),
+    ],
+)
+def test_a_mistake_in_yaml_is_named_with_its_line(tmp_path: Path, text: str, fault: str):
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert f"{path} is not readable as YAML: {fault}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (["rollout.group_size=1"], "command line"),
+        (["train.minibatch_groups=7"], "command line"),
+        (["optim.lr=1e-5"], "config"),
+        (["optim.lr=-1"], "command line"),
+    ],
+)
+def test_a_fault_is_blamed_on_the_place_that_sets_the_option(overrides: list[str], where: str):
+    rollout = {"prompts_per_step": 8, "group_size": 4 if overrides != ["optim.lr=1e-5"] else 1}
+    assert message(*overrides, rollout=rollout, train={"minibatch_groups": 8}).startswith(f"{where}: ")

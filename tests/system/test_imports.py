@@ -318,7 +318,11 @@ def test_the_walker_sees_the_package_at_all():
 LIBRARIES = sorted(path.parent for path in ROOT.parent.glob("*/__init__.py") if path.parent != ROOT)
 
 
-ALLOWED = {"strict_math": {"mpmath"}, "code_sandbox": {"rpc", "test_runner", "pytest_subset"}}
+ALLOWED = {
+    "strict_math": {"mpmath"},
+    "code_sandbox": {"rpc", "test_runner", "pytest_subset"},
+    "foreign_options": {"yaml"},
+}
 """Other packages that a library imports; those of `code_sandbox` are scripts beside the one that a process runs."""
 
 

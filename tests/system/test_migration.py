@@ -130,7 +130,7 @@ def test_an_option_of_theirs_is_answered_with_ours(peer: Peer):
 
 
 def test_a_whole_section_of_theirs_is_answered_with_the_option_in_it():
-    with pytest.raises(ConfigError, match=r"verl's actor_rollout_ref\.rollout\.n is rollout\.group_size here"):
+    with pytest.raises(ConfigError, match=r"verl's actor_rollout_ref\.rollout\.n=16 is rollout\.group_size=16 here"):
         build_config(ANY | {"actor_rollout_ref": {"rollout": {"n": 16}}})
 
 

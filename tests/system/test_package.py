@@ -166,7 +166,7 @@ found = {"file": dapo.__file__, "version": importlib.metadata.version("dapo-rl")
 found["check"] = command("check", "quickstart")
 found["train"] = command("train", "configs/tiny.yaml", "train.num_steps=1", "train.threads=1", "--run-dir", "run")
 found["modules"] = sorted({str(Path(m.__file__).parent) for n, m in list(sys.modules.items())
-                           if n.split(".")[0] in ("dapo", "strict_math", "code_sandbox")
+                           if n.split(".")[0] in ("dapo", "strict_math", "code_sandbox", "foreign_options")
                            and getattr(m, "__file__", None)})
 print(json.dumps(found))
 """

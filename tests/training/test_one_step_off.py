@@ -526,16 +526,16 @@ class TestFailures:
         if kept:
             self.assert_resumes_to(run, undisturbed)
 
-    def test_a_step_without_groups_stops_a_run_that_asks_for_it_and_is_sampled_again(self, tmp_path: Path):
+    def test_three_steps_without_groups_stop_a_run_and_the_last_is_sampled_again(self, tmp_path: Path):
         def hopeless(request: GenerationRequest) -> tuple[list[int], str]:
-            return ([WRONG, END], "stop") if request.id.startswith("3/") else random_script(request)
+            return ([WRONG, END], "stop") if request.id[:2] in ("2/", "3/", "4/") else random_script(request)
 
         run = tmp_path / "run"
         for _ in range(2):  # what was too little stays so, until the options or the data are others
-            with pytest.raises(ShortfallError, match=r"step 3: nothing to learn from, in 40 groups: 40 all wrong"):
-                scripted_run(run, "dynamic_sampling.on_shortfall=stop", engine=ScriptedEngine(hopeless))
-            assert prefetched_steps(run) == {"step_000002": None}
-            assert len(read_table(run / "rollouts/step_000003.parquet")) == 160
+            with pytest.raises(ShortfallError, match=r"step 4: nothing to learn from, in 40 groups: 40 all wrong"):
+                scripted_run(run, engine=ScriptedEngine(hopeless))
+            assert prefetched_steps(run) == {"step_000003": None}
+            assert len(read_table(run / "rollouts/step_000004.parquet")) == 160
         scripted_run(run)
         assert [row["rollout/staleness_max"] for row in metrics(run)] == [0, 1, 0, 1]
         assert decided_positions(run) == list(range(len(decided_positions(run))))

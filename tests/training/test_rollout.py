@@ -175,21 +175,19 @@ def test_an_impossible_data_set_reaches_the_bound_and_says_why():
     assert (batch.group_counts["all_wrong"] + batch.group_counts["all_correct"]) == 10
     assert len(engine.submitted) == 40
     assert_account_adds_up(batch, engine)
-    for mode in ("train", "stop"):
-        with pytest.raises(
-            ShortfallError, match=r"^step 1: nothing to learn from, in 10 groups: \d all wrong, \d all correct\n"
-        ):
-            require_groups(batch, mode)
+    with pytest.raises(
+        ShortfallError, match=r"^step 1: nothing to learn from, in 10 groups: \d all wrong, \d all correct\n"
+    ):
+        require_groups(batch)
 
 
-def test_a_short_batch_trains_or_stops_as_the_option_says():
+def test_a_short_batch_trains():
     engine = ScriptedEngine(by_group(lambda problem: "rwrw" if problem % 4 == 0 else "wwww"))
     batch = run(in_order(40), engine, sampler(prompts=40, bound=40))
     assert len(batch.groups) == 10
     assert batch.shortfall == 30
-    require_groups(batch, "train")
-    with pytest.raises(ShortfallError, match=r"10 of the 40 groups wanted to learn from, in 40 groups: 30 all wrong"):
-        require_groups(batch, "stop")
+    require_groups(batch)
+    assert describe_short_batch(batch) == "10 of the 40 groups wanted to learn from, in 40 groups: 30 all wrong"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +206,7 @@ def test_a_short_batch_trains_or_stops_as_the_option_says():
 def test_where_nothing_can_be_learned_the_cause_comes_first_and_then_what_to_do(marks, found, advice):
     batch = run(in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8))
     with pytest.raises(ShortfallError) as error:
-        require_groups(batch, "train", reward_test="dapo reward test f --data d.jsonl")
+        require_groups(batch, reward_test="dapo reward test f --data d.jsonl")
     first, second = str(error.value).split("\n")
     assert first.startswith(f"step 1: nothing to learn from, in 8 groups: {found}")
     assert advice in second
@@ -218,15 +216,13 @@ def test_after_training_all_correct_is_solved_and_all_wrong_is_tolerated_twice()
     def searched(marks):
         return run(in_order(20), ScriptedEngine(by_group(lambda problem: marks)), sampler(prompts=2, bound=8))
 
-    for on_shortfall in ("train", "stop"):
-        with pytest.raises(ProblemsSolved, match=r"^all 8 groups of step 5 are all correct: .* ends after step 4$"):
-            require_groups(searched("rrrr"), on_shortfall, step=5)
+    with pytest.raises(ProblemsSolved, match=r"^all 8 groups of step 5 are all correct: .* ends after step 4$"):
+        require_groups(searched("rrrr"), step=5)
     for empty_steps in range(MAX_EMPTY_STEPS - 1):
-        require_groups(searched("wwww"), "train", step=5, empty_steps=empty_steps)
-    for on_shortfall, empty_steps in (("train", MAX_EMPTY_STEPS - 1), ("stop", 0)):
-        with pytest.raises(ShortfallError, match="step 5: nothing to learn from, in 8 groups: 8 all wrong") as error:
-            require_groups(searched("wwww"), on_shortfall, step=5, empty_steps=empty_steps)
-        assert not isinstance(error.value, ProblemsSolved)
+        require_groups(searched("wwww"), step=5, empty_steps=empty_steps)
+    with pytest.raises(ShortfallError, match="step 5: nothing to learn from, in 8 groups: 8 all wrong") as error:
+        require_groups(searched("wwww"), step=5, empty_steps=MAX_EMPTY_STEPS - 1)
+    assert not isinstance(error.value, ProblemsSolved)
 
 
 def test_verdicts_with_an_error_do_not_count_and_a_group_of_them_is_invalid():

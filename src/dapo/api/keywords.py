@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config import PRESETS, Config, build_config, find_config
-from dapo.config.load import as_literal, merge_options, parse_overrides, read_options
+from dapo.config.load import SHORT_FORMS, as_literal, merge_options, parse_overrides, read_options
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import called_elsewhere
 from dapo.core.errors import ConfigError
@@ -73,8 +73,8 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
         inner = raw
         for section in sections:
             below = inner.setdefault(section, {})
-            if not isinstance(below, dict):  # the short form of `model`
-                below = inner[section] = {"name": below}
+            if not isinstance(below, dict):  # a short form
+                below = inner[section] = {SHORT_FORMS.get(section, "name"): below}
             inner = below
         if isinstance(value, dict) and isinstance(inner.get(last), dict):
             inner[last] |= value

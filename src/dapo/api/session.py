@@ -132,8 +132,7 @@ class Session:
             )
         custom = load_loss(loss) if isinstance(loss, str) else CustomLoss(loss, _name_of(loss)) if loss else None
         config, step = self.config, self.step + 1
-        on_shortfall, empty = config.dynamic_sampling.on_shortfall, self._empty_steps
-        require_groups(batch.batch, on_shortfall, step=step, empty_steps=empty, reward_test="batch.judged")
+        require_groups(batch.batch, step=step, empty_steps=self._empty_steps, reward_test="batch.judged")
         self._engine.drop_weights()
         self._engine_version = None
         updates = prepare_updates(batch.samples, self._policy, config, step=step)

@@ -6,6 +6,7 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from io import StringIO
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any
 
@@ -145,6 +146,19 @@ def show_configs(
     for each, about in found.items():
         print_text(f"{each:<{width}}  {about['about']}")
     print_text("\ndapo train NAME [KEY=VALUE]... trains with one; dapo configs NAME > my.yaml makes a file to change")
+
+
+@lists_app.command()
+def convert(
+    file: Annotated[Path, Argument(metavar="FILE", help="a script or YAML file; it is read, never run")],
+) -> None:
+    """Translate a verl script, a YAML of verl, AReaL or TRL, or a TRL script: `dapo convert run.sh > my.yaml`."""
+    from dapo.cli.convert import convert_file, faults_of
+
+    found = convert_file(file)
+    print_text(found.text(file.name), end="")
+    if (faults := faults_of(found)) is not None:
+        raise ConfigError(f"the converted configuration does not load yet: {faults}")
 
 
 @lists_app.command()

@@ -78,6 +78,14 @@ def read_options(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in raw.items()}
 
 
+def resolve_references(options: dict[str, Any]) -> dict[str, Any]:
+    """Fill in `${section.option}` and `${oc.env:NAME}`; where one of them fails, all are left as they are."""
+    with suppress(OmegaConfBaseException, ConfigError), _guarded_environment():
+        resolved = OmegaConf.to_container(OmegaConf.create(options), resolve=True)
+        options = {str(key): value for key, value in resolved.items()} if isinstance(resolved, dict) else options
+    return options
+
+
 def _require_bounded(text: str, where: str) -> None:
     """Raise ConfigError for YAML nested too deep for its loader, or whose aliases stand for too many values."""
     sizes: dict[str | None, int] = {}
@@ -102,7 +110,7 @@ def _require_bounded(text: str, where: str) -> None:
 def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where: str = "config") -> Config:
     """Merge preset, `raw` and `overrides` in this order, and validate. Raises ConfigError with all faults."""
     _require_shallow(raw, where)
-    layers = [_with_model_section(raw), _with_model_section(parse_overrides(overrides))]
+    layers = [_with_sections(raw), _with_sections(parse_overrides(overrides))]
     name = next((layer["preset"] for layer in reversed(layers) if "preset" in layer), "dapo")
     preset = PRESETS.get(name, {}) if isinstance(name, str) else {}
     try:
@@ -123,14 +131,21 @@ def build_config(raw: Mapping[str, Any], overrides: Sequence[str] = (), *, where
         return Config.model_validate(values)
     except ValidationError as error:
         messages = "\n".join(f"  {line}" for line in format_validation_errors(error))
-        if all(detail["loc"] and _is_in(detail["loc"], layers[1]) for detail in error.errors()):
+        if all(_is_set_in(layers[1], detail["loc"], detail["msg"]) for detail in error.errors()):
             where = "command line"
         raise ConfigError(f"{where}:\n{messages}" if "\n" in messages else f"{where}: {messages.strip()}") from None
 
 
 def merge_options(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Merge two configurations without validation; `top` wins where both set an option."""
-    return _merge(_with_model_section(base), _with_model_section(top))
+    return _merge(_with_sections(base), _with_sections(top))
+
+
+def _is_set_in(options: Mapping[str, Any], path: Sequence[object], message: str) -> bool:
+    """Whether a fault is of these options: of that at `path`, or of one that a check of several options names."""
+    if path:
+        return _is_in(path, options)
+    return any(_is_in(name.split("."), options) for name in re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+\b", message))
 
 
 def _is_in(path: Sequence[object], options: object) -> bool:
@@ -173,12 +188,12 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
             if _reason(error) == _TOO_DEEP:
                 raise ConfigError(f"override {key}: {_TOO_DEEP}") from None
-            raise ConfigError(f"override {item!r}: {_reason(error)}") from None
+            raise ConfigError(f"override {item!r}: {_reason(error).removeprefix('line 1: ')}") from None
         nested = parsed["v"]
         _require_shallow([nested], f"override {key}", depth=_MAX_DEPTH - key.count("."))
         for part in reversed(key.split(".")):
             nested = _Dotted({part: nested})
-        merged = _merge(merged, _with_model_section(nested))
+        merged = _merge(merged, _with_sections(nested))
     return merged
 
 
@@ -212,10 +227,25 @@ _MAX_DEPTH = 32
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
 
 
+_YAML_FAULTS = [
+    line.split("\t") for line in Path(__file__).with_name("yaml_faults.tsv").read_text("utf-8").splitlines()
+]
+"""Words of PyYAML's messages, and what is wrong there."""
+
+
 def _reason(error: Exception) -> str:
     """Format a YAML error on one line. OmegaConf has its own error for deep recursion."""
     text = " ".join(str(getattr(error, "strerror", None) or error).split())
-    return _TOO_DEEP if "maximum recursion depth exceeded" in text else text
+    if "maximum recursion depth exceeded" in text:
+        return _TOO_DEEP
+    problem = str(getattr(error, "problem", None) or text)
+    mark = getattr(error, "problem_mark", None)
+    if duplicate := re.search(r"found duplicate key (\S+)", text):
+        words = f"{duplicate[1]} is set twice"
+    else:
+        words = next((ours for theirs, ours in _YAML_FAULTS if theirs in text), problem)
+    start = getattr(error, "context_mark", None) if "closed" in words else mark
+    return words if mark is None else f"line {(start or mark).line + 1}: {words}"
 
 
 def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None:
@@ -230,6 +260,10 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
 
 
 _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
+
+
+SHORT_FORMS = {"model": "name", "data": "train"}
+"""Sections that may be written as the value of one option."""
 
 
 class _Dotted(dict[str, Any]):
@@ -253,11 +287,12 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...
     return merged
 
 
-def _with_model_section(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Expand the short form `model: NAME` to `model: {name: NAME}`."""
+def _with_sections(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Expand the short forms `model: NAME` and `data: SOURCE` to `model: {name: NAME}` and `data: {train: SOURCE}`."""
     values = _Dotted(raw) if isinstance(raw, _Dotted) else dict(raw)
-    if isinstance(values.get("model"), str):
-        values["model"] = {"name": values["model"]}
+    for section, option in SHORT_FORMS.items():
+        if isinstance(values.get(section), str):
+            values[section] = _Dotted({option: values[section]})
     return values
 
 

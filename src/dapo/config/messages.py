@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from dapo.config.option_fields import options_of, section_in
 from dapo.config.options import Config
-from dapo.config.other_names import REMOVED, called_elsewhere
+from dapo.config.other_names import REMOVED, TITLES, called_elsewhere, known_rows, peer_that_knows
 from dapo.core.text import quoted
+from foreign_options import leaves_of, shown_value
 
 SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_in(info.annotation))
 """The names of the sections."""
@@ -21,8 +23,8 @@ _BRANCHES = {section.__name__ for _, info in options_of() if (section := section
 
 
 def format_validation_errors(error: ValidationError) -> Iterator[str]:
-    """Format each fault of a configuration as a line."""
-    seen = set()
+    """Format each fault of a configuration as a line; options of another system are answered together, at the end."""
+    seen, unknown = set(), dict[str, Any]()
     for detail in error.errors():
         branch = detail["loc"][-1] if detail["loc"] else None
         parts = [str(part) for part in detail["loc"] if part not in _BRANCHES]
@@ -36,7 +38,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             continue
         seen.add(option)
         if detail["type"] == "extra_forbidden":
-            yield f"unknown option {option}; {nearest_option(parts, got)}"
+            unknown[option] = got
         elif detail["type"] == "missing":
             info = _innermost_section(parts).model_fields.get(parts[-1])
             yield f"option {option} is missing. {info.description if info else 'More values are expected.'}"
@@ -49,8 +51,37 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             if option.startswith(("data.train", "data.eval")):
                 expected = "input should be a data source as text or a mapping"
             elif detail["type"] == "model_type":
-                expected = "input should be a section of options"
+                inner = next((section_in(info.annotation) for name, info in options_of() if name == option), None)
+                example = f", such as {option}.{next(iter(inner.model_fields))}" if inner else ""
+                expected = f"input should be a section of options{example}"
             yield f"option {option}: {expected}, got {shown}"
+    yield from _unknown_options(unknown)
+
+
+def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
+    """Answer unknown options; a section of another system is answered by each option in it."""
+    leaves = {name: value for option, got in unknown.items() for name, value in leaves_of(option, got)}
+    peer = peer_that_knows(leaves.keys() - REMOVED.keys())
+    reasons: dict[str, list[str]] = {}
+    num_theirs = 0
+    for option, got in unknown.items():
+        inner = dict(leaves_of(option, got))
+        is_ours = len(leaves) == 1 and any(name.endswith(f".{option}") for name, _ in options_of())
+        if option in REMOVED or is_ours or peer is None or not any(known_rows(peer, name) for name in inner):
+            yield f"unknown option {option}; {nearest_option(option.split('.'), got)}"
+            continue
+        num_theirs += len(inner)
+        for name, value in inner.items():
+            found = called_elsewhere(name, value, peer=peer, beside=leaves) or nearest_option(name.split("."), value)
+            answer, _, why = found.partition(" has no option here: ")
+            if why and len(leaves) > 1:
+                reasons.setdefault(why, []).append(f"{name}={shown_value(value)}")
+            else:
+                yield f"unknown option {name}; {answer if len(leaves) > 1 else found}"
+    for why, names in reasons.items():
+        yield f"no option here for {', '.join(names)}: {why}"
+    if peer is not None and num_theirs > 1:
+        yield f"docs/from_{peer}.md lists the options of {TITLES[peer]}; dapo convert FILE translates a file of them"
 
 
 def nearest_option(parts: Sequence[str], value: object) -> str:
@@ -58,8 +89,9 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
     if advice := REMOVED.get(".".join(parts)):
         return advice
     is_section = isinstance(value, Mapping)
-    has_name_of_ours = not is_section and any(name.endswith(f".{parts[-1]}") for name, _ in options_of())
-    elsewhere = None if has_name_of_ours else called_elsewhere(".".join(parts), value)
+    leaf, leaf_value = next(leaves_of(".".join(parts), value))
+    has_name_of_ours = any(name.endswith(f".{leaf.rpartition('.')[2]}") for name, _ in options_of())
+    elsewhere = None if has_name_of_ours else called_elsewhere(leaf, leaf_value)
     return elsewhere or _nearest(parts, is_section=is_section)
 
 

@@ -42,7 +42,7 @@ class Config(Section):
     model: ModelConfig = option(
         description="The model, for example model=smollm2-135m-instruct.", also=[{"type": "string"}]
     )
-    data: DataConfig = option(description="The data, for example data.train=builtin:sums.")
+    data: DataConfig = option(description="The data, for example data.train=builtin:sums.", also=[{"type": "string"}])
     rollout: RolloutConfig = RolloutConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     reward: RewardConfig = RewardConfig()
@@ -92,7 +92,7 @@ class Config(Section):
 
     @property
     def updates_per_step(self) -> int:
-        return self.rollout.prompts_per_step // self.train.minibatch_groups
+        return self.rollout.prompts_per_step // self.train.minibatch_groups * self.train.passes_per_step
 
     @property
     def microbatch_tokens(self) -> int:

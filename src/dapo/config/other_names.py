@@ -5,35 +5,16 @@ dapo had once, with the advice for who still sets them.
 """
 
 import csv
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+import yaml
+
+from foreign_options import Counterpart, shown_value, translated
 
 Peer: TypeAlias = Literal["trl", "verl", "areal"]
 TITLES: Mapping[Peer, str] = {"trl": "TRL", "verl": "verl", "areal": "AReaL"}
-
-
-@dataclass(frozen=True)
-class Counterpart:
-    """A row of the table: an option of another system, and the options that do the same here."""
-
-    theirs: str
-    """Its name, or `name=value` for one of its values."""
-    ours: tuple[str, ...]
-    """Names of options here, or overrides `option=value`; empty: there is none."""
-    remark: str
-    converted: bool
-    """Whether the value of a single option changes, in the way that the remark describes."""
-
-    @property
-    def name(self) -> str:
-        return self.theirs.partition("=")[0]
-
-    @property
-    def keeps_value(self) -> bool:
-        """Whether the value moves to our option unchanged."""
-        return len(self.ours) == 1 and "=" not in self.ours[0] and "=" not in self.theirs and not self.converted
 
 
 def _read_table() -> dict[str, tuple[Counterpart, ...]]:
@@ -41,7 +22,8 @@ def _read_table() -> dict[str, tuple[Counterpart, ...]]:
     tables: dict[str, tuple[Counterpart, ...]] = {}
     for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
         ours = tuple(row["here"].split(", ")) if row["here"] else ()
-        found = Counterpart(row["theirs"], ours, row["remark"], converted=row["value"] == "converted")
+        formula = row["value"] if row["value"] != "converted" else ""
+        found = Counterpart(row["theirs"], ours, row["remark"], converted=bool(row["value"]), formula=formula)
         tables[row["system"]] = (*tables.get(row["system"], ()), found)
     return tables
 
@@ -51,33 +33,63 @@ COUNTERPARTS: Mapping[Peer, tuple[Counterpart, ...]] = {peer: _TABLES[peer] for 
 REMOVED: Mapping[str, str] = {row.name: row.remark for row in _TABLES["dapo"]}
 """Advice for each option that was removed."""
 
+_OTHER = yaml.safe_load(Path(__file__).with_name("other_defaults.yaml").read_bytes())
+DEFAULTS: Mapping[Peer, Mapping[str, Any]] = {peer: _OTHER[peer]["theirs"] for peer in TITLES}
+"""Values of their options that are not set, and names that formulas use."""
+DEFAULTS_HERE: Mapping[Peer, Mapping[str, Any]] = {peer: _OTHER[peer].get("here", {}) for peer in TITLES}
+"""Values of our options that no option of theirs sets."""
+NO_OPTIONS: Mapping[str, Any] = {}
 
-def called_elsewhere(name: str, value: object = None) -> str | None:
-    """A sentence on an unknown option that another system has: `TRL's beta is loss.kl_coef here`; None: none has it.
+
+def known_rows(peer: Peer, name: str) -> list[Counterpart]:
+    """The rows of an option by its whole name, else the row `section.*` of a section that it is in."""
+    exact = [row for row in COUNTERPARTS[peer] if row.name == name]
+    prefixes = [f"{name[:i]}.*" for i, sign in enumerate(name) if sign == "."]
+    return exact or [row for prefix in reversed(prefixes) for row in COUNTERPARTS[peer] if row.name == prefix][:1]
+
+
+def peer_that_knows(names: Iterable[str]) -> Peer | None:
+    """The system that has most of these options by their whole names; None: none has any."""
+    counts = {peer: sum(bool(known_rows(peer, name)) for name in names) for peer in TITLES}
+    best = max(counts, key=lambda peer: counts[peer])
+    return best if counts[best] else None
+
+
+def called_elsewhere(
+    name: str, value: object = None, *, peer: Peer | None = None, beside: Mapping[str, Any] = NO_OPTIONS
+) -> str | None:
+    """A sentence on an unknown option that another system has: `TRL's beta=0.1 is loss.kl_coef=0.1 here`.
 
     Args:
         name: the option as it was typed, with dots; the last part alone is enough.
-        value: what it was set to: a mapping stands for the options in it.
+        value: what it was set to; None: the sentence names options alone.
+        peer: the system that is asked first.
+        beside: the other options of that system that are set, which formulas use.
     """
-    rows = [(peer, row) for peer, table in COUNTERPARTS.items() for row in table]
-    for typed in _leaves(name, value):
-        # the name itself, else names that end in it, else those that share its last part
-        exact = [(peer, row) for peer, row in rows if row.name == typed]
-        ending = [(peer, row) for peer, row in rows if row.name.endswith(f".{typed}")]
-        alike = [(peer, row) for peer, row in rows if row.name.rpartition(".")[2] == typed.rpartition(".")[2]]
-        for found in filter(None, (exact, ending, alike)):
-            peer, first = found[0]
-            theirs = f"{TITLES[peer]}'s {first.name}"
-            same = [row for other, row in found if other == peer and row.name == first.name]
-            if ours := dict.fromkeys(option.partition("=")[0] for row in same for option in row.ours):
-                return f"{theirs} is {' and '.join(ours)} here (docs/from_{peer}.md)"
-            return f"{theirs} has no option here: {first.remark[0].lower()}{first.remark[1:].rstrip('.')}"
-    return None
+    peers = sorted(TITLES, key=lambda each: each != peer)
+    found: list[tuple[Peer, list[Counterpart]]] = [(each, known_rows(each, name)) for each in peers]
+    # the name itself, else names that end in it, else those that share its last part
+    for same in (lambda row: row.name.endswith(f".{name}"), lambda row: _leaf(row.name) == _leaf(name)):
+        found += [(each, [row for row in COUNTERPARTS[each] if same(row)]) for each in peers]
+    each, rows = next(((each, rows) for each, rows in found if rows), (None, []))
+    if each is None:
+        return None
+    rows = [row for row in rows if row.name == rows[0].name]
+    theirs = f"{TITLES[each]}'s {name if rows[0].name.endswith('*') else rows[0].name}"
+    theirs += "" if value is None else f"={shown_value(value)}"
+    row, ours = translated(rows, value, {**DEFAULTS[each], **beside})
+    named = dict.fromkeys(option.partition("=")[0] for each_row in rows for option in each_row.ours)
+    values = [*named]
+    if ours and value is not None:
+        values = [f"{option}={shown_value(inner)}" for option, inner in ours.items()]
+    if row is None and named and value is not None:
+        return f"{theirs} has no option here: {' and '.join(named)} has no such value"
+    remark = rows[0].reason if row is None else row.reason
+    if not named:
+        return f"{theirs} has no option here: {remark}"
+    is_told = not ours and rows[0].converted
+    return f"{theirs} is {' and '.join(values)} here (docs/from_{each}.md{f': {remark}' if is_told else ''})"
 
 
-def _leaves(name: str, value: object) -> Iterator[str]:
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _leaves(f"{name}.{key}", inner)
-    else:
-        yield name
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]

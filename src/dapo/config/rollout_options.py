@@ -116,12 +116,10 @@ class ScoreThresholdsConfig(Section):
 class DynamicSamplingConfig(Section):
     enabled: bool = option(True, "Train only on groups whose responses differ in reward (Eq. 11).", paper=True)
     max_groups_per_step: Positive | None = option(
-        None, "Largest number of groups judged per step; none: ten times rollout.prompts_per_step.", unit="groups"
-    )
-    on_shortfall: Literal["train", "stop"] = option(
-        "train",
-        "Action if the batch is not full at max_groups_per_step. train: update on the groups found; stop: save the "
-        "state and end the run.",
+        None,
+        "Largest number of groups judged per step, at which a batch trains that is not full; none: ten times "
+        "rollout.prompts_per_step.",
+        unit="groups",
     )
     filter: str | ScoreThresholdsConfig | None = option(
         None,

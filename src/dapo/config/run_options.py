@@ -44,9 +44,18 @@ def _rollouts(value: str) -> str:
     return value
 
 
+def _one_or_several(value: object) -> object:
+    """Accept `3` for `[3]`, and null for none."""
+    if value is None:
+        return []
+    return value if isinstance(value, list | tuple) else [value]
+
+
 class LogConfig(Section):
-    sinks: list[Literal["tensorboard", "wandb", "trackio"]] = option(
-        [], "Trackers that receive metrics, in addition to metrics.jsonl and the console."
+    sinks: Annotated[list[Literal["tensorboard", "wandb", "trackio"]], BeforeValidator(_one_or_several)] = option(
+        [],
+        "Trackers, one or a list, that receive metrics, in addition to metrics.jsonl and the console.",
+        also=[{"enum": ["tensorboard", "wandb", "trackio"]}, {"type": "null"}],
     )
     rollouts: Annotated[str, AfterValidator(_rollouts)] = option(
         "all",
@@ -58,13 +67,6 @@ class LogConfig(Section):
     def rollout_steps(self) -> int | None:
         """The number of steps whose responses are kept; None: all."""
         return int(self.rollouts.removeprefix("last:")) if self.rollouts.startswith("last:") else None
-
-
-def _one_or_several(value: object) -> object:
-    """Accept `3` for `[3]`, and null for no step."""
-    if value is None:
-        return []
-    return value if isinstance(value, list | tuple) else [value]
 
 
 class ProfileConfig(Section):

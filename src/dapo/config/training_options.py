@@ -238,6 +238,14 @@ class TrainConfig(Section):
         unit="tokens",
     )
     minibatch_groups: Positive = option(32, "Groups per optimiser update.", paper=32, unit="groups")
+    passes_per_step: Positive = option(
+        1,
+        "Passes over the batch of a step, each in another order of groups. pi_old stays the policy before the first "
+        "update (PPO's epochs; verl: ppo_epochs, TRL: num_iterations).",
+        paper=1,
+        le=1000,
+        unit="passes",
+    )
     microbatch_tokens: Annotated[Tokens | None, Auto] = option(
         None,
         "Prompt and response tokens per backward pass; a larger number takes more memory and does not change results. "

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Literal
 
 import torch
@@ -90,14 +90,16 @@ def with_reward_less_kl(samples: Sequence[Sample], kl: Sequence[float], config: 
 def minibatches(samples: Sequence[Sample], config: Config, *, step: int) -> list[list[Sample]]:
     """Algorithm 1, line 10: cut a step into updates of `train.minibatch_groups` whole groups, in a keyed order.
 
-    The samples of a group must be adjacent, and remain so. A short batch has fewer updates; the last may be smaller.
+    The samples of a group must be adjacent, and remain so. A short batch has fewer updates; the last of a pass may be
+    smaller. Each of `train.passes_per_step` passes holds every group, in an order of its own.
     """
     groups = [list(members) for _, members in groupby(samples, key=lambda sample: sample.group_id)]
-    order = keyed_permutation(len(groups), config.train.seed, "minibatches", step)
-    size = config.train.minibatch_groups
-    return [
-        [sample for i in order[start : start + size] for sample in groups[i]] for start in range(0, len(groups), size)
-    ]
+    size, updates = config.train.minibatch_groups, []
+    for number in range(config.train.passes_per_step):
+        order = keyed_permutation(len(groups), config.train.seed, "minibatches", step, *([number] if number else []))
+        starts = range(0, len(groups), size)
+        updates += [[sample for i in order[start : start + size] for sample in groups[i]] for start in starts]
+    return updates
 
 
 def with_old_logprobs(
@@ -106,17 +108,18 @@ def with_old_logprobs(
     *,
     source: Literal["policy", "engine"] = "policy",
 ) -> list[list[Sample]]:
-    """Record pi_old of Eq. 6 in the minibatches of a step from the second one on.
+    """Record pi_old of Eq. 6 in the minibatches of a step from the second one on, once for each sample.
 
     In the first update the policy still is pi_old: that update uses its own detached log-probabilities, and compares
     them with the engine's. `record` computes log-probabilities with the policy; with `source` `engine` the engine's are
     used instead, unless the first update would compare none with them.
     """
     first, *later = minibatches
-    samples = [sample for minibatch in later for sample in minibatch]
+    samples = list({id(sample): sample for minibatch in later for sample in minibatch}.values())
     is_compared = any(sample.has_signal and sample.num_trained_tokens for sample in first)
-    recorded = iter(_from_engine(samples) if source == "engine" and is_compared else record(samples))
-    return [first, *(list(islice(recorded, len(minibatch))) for minibatch in later)]
+    found = _from_engine(samples) if source == "engine" and is_compared else record(samples)
+    recorded = {id(sample): own for sample, own in zip(samples, found, strict=True)}
+    return [first, *([recorded[id(sample)] for sample in minibatch] for minibatch in later)]
 
 
 def _from_engine(samples: Sequence[Sample]) -> list[Sample]:

@@ -62,9 +62,8 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
 
     with in_background(work, name="dapo-rollouts") as pending:
         try:
-            on_shortfall, empty = run.config.dynamic_sampling.on_shortfall, run.state.empty_steps
             test = reward_test_command(run.config.reward, run.config.data, run.directory.path)
-            require_groups(batch, on_shortfall, step=step, empty_steps=empty, reward_test=test)
+            require_groups(batch, step=step, empty_steps=run.state.empty_steps, reward_test=test)
             if batch.shortfall:
                 run.tracker.message(f"step {step}: short batch: {describe_short_batch(batch)}")
             yield text_metrics

@@ -1,6 +1,6 @@
 """Conditions that end a run: searches without enough groups, skipped updates, a collapsed entropy.
 
-With `on_shortfall: train` a short batch trains. A step without any group changes no weight; small batches have such
+A short batch trains. A step without any group changes no weight; small batches have such
 steps by chance, so a run that has trained tolerates fewer than MAX_EMPTY_STEPS of them in a row. If every response of
 the whole search was correct, the problems are solved, and the run is evaluated, saved and finished. Before any step has
 trained that is an error: nothing can be learned, or the reward accepts everything.
@@ -42,28 +42,26 @@ class ProblemsSolved(ShortfallError):
     """Every response of a step's whole search was correct, so a run that has trained can learn nothing more."""
 
 
-def require_groups(
-    batch: Batch, on_shortfall: str, *, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST
-) -> None:
+def require_groups(batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_test: str = REWARD_TEST) -> None:
     """Check that a step, from 1, can train on its batch, which may be short.
 
-    `on_shortfall` is the option, `empty_steps` the number of steps without a group directly before this one, and
-    `reward_test` the command that tests the run's reward.
+    `empty_steps` is the number of steps without a group directly before this one, and `reward_test` the command that
+    tests the run's reward.
 
     Raises ProblemsSolved if every response was correct and the run has trained, and ShortfallError, with counts and
     advice, if the run must stop.
     """
     has_trained = empty_steps < step - 1
     found: Counter[Outcome] = Counter(outcome for _, outcome in batch.decided if outcome != "trained")
-    if not batch.shortfall or (batch.groups and on_shortfall == "train"):
+    if not batch.shortfall or batch.groups:
         return
-    if not batch.groups and has_trained:
+    if has_trained:
         if found.keys() == {"all_correct"}:
             raise ProblemsSolved(
                 f"all {found['all_correct']} groups of step {step} are all correct: nothing is left to learn from "
                 f"them, and the run ends after step {step - 1}"
             )
-        if on_shortfall == "train" and empty_steps + 1 < MAX_EMPTY_STEPS:
+        if empty_steps + 1 < MAX_EMPTY_STEPS:
             return
     steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
     advice = _ADVICE[found.most_common(1)[0][0]].replace("{reward_test}", reward_test)

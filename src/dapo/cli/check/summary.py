@@ -82,9 +82,8 @@ def safeguards(config: Config) -> Iterator[str]:
         yield f"a token whose log-ratio to the old policy is beyond +-{LOG_RATIO_BOUND:g} has no gradient"
     yield f"prompts longer than data.max_prompt_tokens={config.data.max_prompt_tokens:,} are dropped"
     if sampling.enabled:
-        short = {"train": "a short batch is trained on", "stop": "a short batch ends the run"}[sampling.on_shortfall]
         bound = f"dynamic_sampling.max_groups_per_step={config.max_groups_per_step:,}"
-        yield f"a step ends at {bound}: {short} (dynamic_sampling.on_shortfall={sampling.on_shortfall})"
+        yield f"a step ends at {bound}: a short batch is trained on"
         yield (
             f"{MAX_EMPTY_STEPS} steps in a row without a group to train on end the run; before any step has trained, "
             "one does"

@@ -1,0 +1,24 @@
+"""Reads the options that scripts of other trainers set, and translates them by tables; no script is run.
+
+Example:
+    >>> from foreign_options import read_shell
+    >>> read_shell("python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$((4 * 4))", {})
+    {'actor_rollout_ref.rollout.n': 16}
+"""
+
+from foreign_options.formulas import Unknown, compute, value_of
+from foreign_options.scripts import read_script
+from foreign_options.shell import read_shell
+from foreign_options.tables import Counterpart, leaves_of, shown_value, translated
+
+__all__ = [
+    "Counterpart",
+    "Unknown",
+    "compute",
+    "leaves_of",
+    "read_script",
+    "read_shell",
+    "shown_value",
+    "translated",
+    "value_of",
+]

@@ -1,0 +1,136 @@
+"""Computes literals, arithmetic and formulas of names; no code is run."""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_BASE, MAX_EXPONENT = 1e6, 64  # of a power
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """The text of a value that is known only when the script runs."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def compute(formula: str, names: Mapping[str, Any]) -> Any:
+    """Compute a formula of `names`. Raises ValueError, TypeError or ArithmeticError if it has no value.
+
+    Example:
+        >>> compute("batch / group if group else None", {"batch": 64, "group": 8})
+        8
+    """
+    try:
+        return evaluate(ast.parse(formula.strip(), mode="eval"), names)
+    except (SyntaxError, RecursionError):
+        raise ValueError(formula) from None
+
+
+def evaluate(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """Compute a literal, or a formula of `names`, without running code. Raises ValueError, TypeError."""
+    match node:
+        case ast.Expression(body=inner):
+            return evaluate(inner, names)
+        case ast.Constant(value=value):
+            return value
+        case ast.List(elts=inner) | ast.Tuple(elts=inner):
+            return [evaluate(each, names) for each in inner]
+        case ast.Dict(keys=keys, values=inner):
+            return {evaluate(key, names): evaluate(each, names) for key, each in zip(keys, inner, strict=True) if key}
+        case ast.Name() | ast.Attribute():
+            return value_of(ast.unparse(node), names)
+        case ast.Call(func=ast.Name(id=name), args=inner) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*(evaluate(each, names) for each in inner))
+    return _operated(node, names)
+
+
+def _operated(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return evaluate(body if evaluate(test, names) else other, names)
+        case ast.BoolOp(op=op, values=[first, *rest]):
+            found = evaluate(first, names)
+            is_decided = bool(found) == isinstance(op, ast.Or) or not rest
+            return found if is_decided else evaluate(ast.BoolOp(op, rest), names)
+        case ast.UnaryOp(op=op, operand=inner) if type(op) in _UNARY:
+            return _UNARY[type(op)](evaluate(inner, names))
+        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
+            if type(op) in _BINARY:
+                return _computed(_BINARY[type(op)], evaluate(left, names), evaluate(right, names))
+    raise ValueError(ast.unparse(node))
+
+
+def value_of(name: str, names: Mapping[str, Any]) -> Any:
+    """The value of one of their options, of which a default may be a formula. Raises ValueError if it is not known."""
+    if name not in names:
+        raise ValueError(name)
+    value = names[name]
+    is_formula = isinstance(value, str) and value.startswith("= ")
+    return compute(value[2:], names) if is_formula else value
+
+
+def _computed(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Apply an operator of two numbers, of bounded size, or of two texts; an integral quotient is an integer."""
+    if function is operator.pow and (abs(left) > MAX_BASE or abs(right) > MAX_EXPONENT):
+        raise ValueError(f"{left} ** {right}")
+    if function is operator.mul and not isinstance(left, int | float):
+        raise TypeError(f"expected numbers, got {left!r}")
+    found = function(left, right)
+    return int(found) if isinstance(found, float) and found.is_integer() and function is operator.truediv else found
+
+
+def _rewards(functions: Any, weights: Any) -> Any:
+    """TRL's reward functions as `reward.verifier`: the names of its own are in `trl.rewards`."""
+    each = functions if isinstance(functions, list) else [functions]
+    names = [
+        name
+        if ":" in name
+        else ":".join(f"trl.rewards.{name}".removeprefix("trl.rewards." * ("." in name)).rsplit(".", 1))
+        for name in each
+    ]
+    return names[0] if len(names) == 1 else dict(zip(names, weights or [1.0] * len(names), strict=True))
+
+
+def _sinks(value: Any) -> list[str]:
+    names = value if isinstance(value, list) else [value]
+    return [name for name in names if name in ("tensorboard", "wandb", "trackio")]
+
+
+def _dataset(name: Any, split: str) -> str | None:
+    """A data set as text: that of the hub is `OWNER/NAME` there."""
+    return f"hub:{name}:{split}" if re.fullmatch(r"[\w.-]+/[\w-]+", str(name)) else name
+
+
+_UNARY: Mapping[type[ast.AST], Any] = {ast.USub: operator.neg, ast.Not: operator.not_}
+_BINARY: Mapping[type[ast.AST], Any] = {
+    **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
+    **{ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.Gt: operator.gt},
+    **{
+        ast.GtE: operator.ge,
+        ast.Lt: operator.lt,
+        ast.Eq: operator.eq,
+        ast.In: lambda a, b: a in b,
+        ast.Is: operator.is_,
+    },
+}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **{
+        "ceil": math.ceil,
+        "max": max,
+        "sinks": _sinks,
+        "rewards": _rewards,
+        "dataset": _dataset,
+        "startswith": str.startswith,
+    },
+    "files": lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value,
+    "function": lambda path, name: f"{Path(path).stem}:{name}",
+}

@@ -1,0 +1,271 @@
+"""`dapo convert`, and the answers to options of verl, AReaL and TRL: values arrive, and nothing is passed over."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dapo.config import Config, build_config
+from dapo.config.option_fields import options_of
+from dapo.config.other_names import COUNTERPARTS, DEFAULTS, TITLES, Peer, called_elsewhere, known_rows
+from dapo.core.errors import ConfigError
+from helpers.commands import run
+from helpers.paths import ROOT
+
+ANY = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
+NAMES: dict[str, dict[str, list[str]]] = json.loads((Path(__file__).parent / "their_options.json").read_text())
+"""Names of options as their projects have them: a list for each file or class that was read."""
+
+RECIPE = r"""#!/usr/bin/env bash
+set -xeuo pipefail
+NNODES=${NNODES_OF_NOBODY:-8}                     # a comment
+MODELS=${MODELS_OF_NOBODY:-"/models"}
+MODEL=${MODEL_OF_NOBODY:-"${MODELS}/Qwen2.5-7B"}
+max_prompt=$((1024 * 2))
+max_response=$((1024 * 8))
+max_tokens=$(((max_prompt + max_response) * 2))
+bsz=64
+adv='grpo'
+EXTRA=(
+    actor_rollout_ref.actor.optim.lr=2e-6
+    actor_rollout_ref.actor.ppo_epochs=3     # in an array
+)
+EXTRA+=( actor_rollout_ref.actor.grad_clip=0.5 )
+
+ray job submit --working-dir "${PWD}" -- python3 -m recipe.dapo.main_dapo \
+    data.train_files="['/data/train.parquet']" \
+    data.val_files="/data/${adv}.parquet" \
+    data.truncation='left' \
+    data.max_prompt_length=${max_prompt} \
+    data.max_response_length=$max_response \
+    data.train_batch_size=${bsz} \
+    data.gen_batch_size=$((bsz * 3)) \
+    actor_rollout_ref.rollout.n=8 \
+    algorithm.adv_estimator=${adv} \
+    actor_rollout_ref.actor.clip_ratio_low=0.2 \
+    actor_rollout_ref.actor.clip_ratio_high=0.28 \
+    # actor_rollout_ref.actor.clip_ratio_high=0.4 \
+    algorithm.filter_groups.enable=True \
+    algorithm.filter_groups.max_num_gen_batches=5 \
+    actor_rollout_ref.model.path="${MODEL}" \
+    +actor_rollout_ref.model.override_config.attention_dropout=0. \
+    actor_rollout_ref.actor.optim.lr_warmup_steps=10 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=16 \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=${max_tokens} \
+    actor_rollout_ref.actor.loss_agg_mode="token-mean" \
+    custom_reward_function.overlong_buffer.enable=True \
+    custom_reward_function.overlong_buffer.len=512 \
+    trainer.logger='["console","wandb"]' \
+    trainer.nnodes="${NNODES}" \
+    trainer.total_training_steps=200 \
+    trainer.experiment_name="run-$(date +%s)" \
+    trainer.test_freq=5 "${EXTRA[@]}" 2>&1 | tee log.txt
+"""
+TRL_SCRIPT = """
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+from trl.rewards import accuracy_reward
+
+BATCH = 16
+
+
+def format_reward(completions, **kwargs):
+    raise AssertionError("the script was run")
+
+
+dataset = load_dataset("json", data_files="train.jsonl")["train"]
+args = GRPOConfig(
+    num_generations=8, per_device_train_batch_size=2 * BATCH, gradient_accumulation_steps=2, steps_per_generation=8,
+    learning_rate=2e-6, max_steps=400, num_iterations=2, loss_type="dapo", mask_truncated_completions=True,
+    epsilon_high=0.28, generation_kwargs={"top_k": 5}, seed=chosen_seed(), reward_weights=[1.0, 0.5],
+)
+GRPOTrainer(
+    model="Qwen/Qwen2.5-0.5B-Instruct", args=args, train_dataset=dataset, reward_funcs=[accuracy_reward, format_reward]
+).train()
+"""
+AREAL = """
+experiment_name: gsm8k
+seed: 1
+actor:
+  path: Qwen/Qwen2.5-1.5B
+  dtype: bfloat16
+  eps_clip: 0.3
+  kl_ctl: 0.0
+  ppo_n_minibatches: 4
+  use_decoupled_loss: true
+  behav_imp_weight_cap: 5.0
+  optimizer: {type: adam, lr: 1.7e-5, beta1: 0.9, beta2: 0.95}
+  max_new_tokens: ${gconfig.max_new_tokens}
+gconfig: {n_samples: 4, max_new_tokens: 1024, min_new_tokens: 0, greedy: false}
+rollout: {max_head_offpolicyness: 2}
+train_dataset: {path: openai/gsm8k, batch_size: 128}
+"""
+
+
+def converted(tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[Config, str]:
+    """The configuration that `dapo convert` prints for a file, and its text."""
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    code, out, err = run(capsys, "convert", str(tmp_path / name))
+    assert code == 0, out + err
+    return build_config(yaml.safe_load(out)), out
+
+
+def test_a_script_of_verl_with_variables_arithmetic_arrays_and_comments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config, text = converted(tmp_path, "run.sh", RECIPE, capsys)
+    assert (config.model.name, config.data.train, config.data.eval) == (
+        "/models/Qwen2.5-7B",
+        "/data/train.parquet",
+        "/data/grpo.parquet",
+    )
+    assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == (2048, 8192)
+    assert (config.rollout.prompts_per_step, config.train.minibatch_groups, config.rollout.group_size) == (64, 16, 8)
+    assert (config.train.microbatch_tokens, config.train.passes_per_step, config.train.num_steps) == (20480, 3, 200)
+    assert config.dynamic_sampling.max_groups_per_step == 5 * 3 * 64
+    assert (config.loss.clip_low, config.loss.clip_high, config.loss.dual_clip) == (0.2, 0.28, 3.0)
+    assert (config.optim.lr, config.optim.max_grad_norm, config.optim.weight_decay) == (2e-6, 0.5, 0.01)
+    assert (config.overlong.mode, config.overlong.buffer_tokens, config.log.sinks) == ("soft", 512, ["wandb"])
+    assert (config.eval.temperature, config.rollout.engine) == (0.0, "vllm")  # verl's defaults
+    assert "#   data.truncation=left" in text
+    assert "#   trainer.experiment_name=run-$(date+%s)" in text
+    typed = re.findall(r"^ +\+?([a-z_]+\.[\w.]+)=", RECIPE, flags=re.MULTILINE)
+    assert len(typed) > 25
+    assert [name for name in typed if name not in text] == []
+
+
+def test_a_script_of_trl_is_read_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config, text = converted(tmp_path, "train.py", TRL_SCRIPT, capsys)
+    assert (config.model.name, config.data.train) == ("Qwen/Qwen2.5-0.5B-Instruct", "train.jsonl")
+    assert config.reward.verifier == {"trl.rewards:accuracy_reward": 1.0, "train:format_reward": 0.5}
+    # 32 x 8 responses / 8; 32 x 2 responses per update; 8 / 2 updates in each of two passes
+    assert (config.rollout.prompts_per_step, config.train.minibatch_groups) == (32, 8)
+    assert (config.train.passes_per_step, config.updates_per_step, config.train.num_steps) == (2, 8, 50)
+    assert (config.overlong.mode, config.loss.aggregate, config.dynamic_sampling.enabled) == ("filter", "token", False)
+    assert (config.optim.schedule, config.optim.min_lr_fraction, config.optim.weight_decay) == ("linear", 0, 0)
+    assert (config.loss.clip_low, config.loss.clip_high) == (0.2, 0.28)
+    assert "# Set train.seed yourself: the value is known only when the script runs:\n#   seed=chosen_seed()" in text
+    assert '#   generation_kwargs={"top_k": 5}' in text
+
+
+def test_a_yaml_of_areal_and_of_verl_and_of_trls_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config, text = converted(tmp_path, "areal.yaml", AREAL, capsys)
+    assert (config.data.train, config.rollout.prompts_per_step) == ("hub:openai/gsm8k:train", 128)
+    assert (config.train.minibatch_groups, config.train.seed, config.schedule) == (32, 1, "one_step_off")
+    assert (config.loss.clip_low, config.loss.clip_high, config.loss.engine_correction) == (0.3, 0.3, 5.0)
+    assert (config.optim.betas, config.overlong.mode) == ((0.9, 0.95), "off")
+    assert "#   actor.max_new_tokens=1024" in text
+    verl = {"actor_rollout_ref": {"model": {"path": "m"}, "rollout": {"n": 4}}, "data": {"train_files": "a.parquet"}}
+    config, _ = converted(tmp_path, "verl.yaml", yaml.safe_dump(verl), capsys)
+    assert (config.rollout.group_size, config.advantage.estimator) == (4, "gae")  # verl's default
+    trl = {"model_name_or_path": "m", "dataset_name": "a/b", "learning_rate": 1e-5, "reward_funcs": ["accuracy_reward"]}
+    config, _ = converted(tmp_path, "trl.yaml", yaml.safe_dump(trl), capsys)
+    assert (config.data.train, config.reward.verifier) == ("hub:a/b:train", "trl.rewards:accuracy_reward")
+    assert (config.overlong.mode, config.rollout.max_response_tokens) == ("off", 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "error_text"),
+    [
+        ("a.py", "print(1)\n", "there is no call of GRPOConfig or GRPOTrainer"),
+        ("a.py", "def f(:\n", "is not readable (invalid syntax"),
+        ("a.yaml", "a: 1\nb: {c: 2}\n", "has 0 options of verl, AReaL or TRL; expected a shell script"),
+        ("a.yaml", "model: m\ndata: builtin:sums\ntrain: {seed: 3}\n", "is a configuration of dapo already"),
+        ("a.sh", "echo 'hello\n", "No closing quotation"),
+        ("a.sh", "ls -l\n", "has 0 options of verl, AReaL or TRL"),
+        ("a.sh", "python3 -m main_ppo data.train_batch_size=8 actor_rollout_ref.rollout.n=4\n", "model is missing"),
+    ],
+)
+def test_a_file_that_cannot_be_converted_says_why(
+    tmp_path: Path, name: str, text: str, error_text: str, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    code, _, err = run(capsys, "convert", str(tmp_path / name))
+    assert code == 2
+    assert error_text in err
+    assert "Traceback" not in err
+
+
+def test_a_script_cannot_make_the_reader_work_for_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = "x=$((9**9**9**9))\npython3 data.train_batch_size=$x actor_rollout_ref.model.path=m data.train_files=a"
+    text += " actor_rollout_ref.rollout.n=4\n"
+    _, printed = converted(tmp_path, "a.sh", text, capsys)
+    assert "#   data.train_batch_size=$((9**9**9**9))" in printed
+
+
+def test_a_secret_of_the_environment_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    text = "python3 actor_rollout_ref.model.path=$HF_TOKEN data.train_files=a.parquet data.train_batch_size=8\n"
+    (tmp_path / "a.sh").write_text(text)
+    _, out, err = run(capsys, "convert", str(tmp_path / "a.sh"))
+    assert "hf_secret" not in out + err
+    assert "#   actor_rollout_ref.model.path=$HF_TOKEN" in out
+
+
+@pytest.mark.parametrize(("peer", "source"), [(peer, source) for peer in TITLES for source in NAMES[peer]])
+def test_each_option_of_the_files_that_the_pages_name_is_in_the_table(peer: Peer, source: str):
+    names = NAMES[peer][source]
+    assert [name for name in names if not known_rows(peer, name)] == []
+    page = (ROOT / "docs" / f"from_{peer}.md").read_text(encoding="utf-8")
+    assert re.search(rf"\b{len(names)}\b[^.]*{re.escape(source)}", " ".join(page.split())), (len(names), source)
+
+
+@pytest.mark.parametrize("peer", TITLES)
+def test_formulas_and_defaults_name_options_of_the_table(peer: Peer):
+    ours = {name for name, _ in options_of()}
+    helpers = {name for name, value in DEFAULTS[peer].items() if isinstance(value, str) and value.startswith("= ")}
+    for name in DEFAULTS[peer].keys() - helpers:
+        assert known_rows(peer, name), name
+    for row in COUNTERPARTS[peer]:
+        assert not row.formula or row.ours, row
+        assert ours.issuperset(option.partition("=")[0] for option in row.ours)
+
+
+def test_all_options_of_another_system_are_answered_in_one_message_each_with_its_value():
+    names = NAMES["verl"]["recipe/dapo/run_dapo_qwen2.5_32b.sh"]
+    typed = [name for name in names if name not in ("data.train_files",)]
+    with pytest.raises(ConfigError) as caught:
+        build_config(ANY, [*(f"{name}=3" for name in typed), "algorithm.adv_estimator=rloo"])
+    text = str(caught.value)
+    assert [name for name in typed if name not in text] == []
+    for answer in (
+        "verl's actor_rollout_ref.rollout.n=3 is rollout.group_size=3 here",
+        "verl's algorithm.adv_estimator=rloo is advantage.estimator=rloo here",
+        "verl's algorithm.filter_groups.max_num_gen_batches=3 is dynamic_sampling.max_groups_per_step=9 here",
+        "dapo convert FILE translates a file of them",
+    ):
+        assert answer in text
+    assert text.count("docs/from_verl.md lists") == 1
+
+
+def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():
+    theirs = yaml.safe_load(AREAL)
+    with pytest.raises(ConfigError) as caught:
+        build_config(ANY | theirs)
+    for answer in (
+        "AReaL's actor.eps_clip=0.3 is loss.clip_low=0.3 here",
+        "AReaL's gconfig.n_samples=4 is rollout.group_size=4 here",
+        "AReaL's rollout.max_head_offpolicyness=2 is schedule=one_step_off and rollout.engines=1 here",
+        "no option here for gconfig.min_new_tokens=0, gconfig.greedy=false",
+        "actor.optimizer.type=adam",
+    ):
+        assert answer in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "answer"),
+    [
+        ("mask_truncated_completions", True, "TRL's mask_truncated_completions=true is overlong.mode=filter here"),
+        ("loss_type", "dapo", "TRL's loss_type=dapo is loss.surrogate=clip and loss.aggregate=token here"),
+        ("loss_type", "vespo", "has no option here"),
+        ("learning_rate", 2e-6, "is optim.lr=2e-06 here"),
+        ("vllm_mode", "colocate", "TRL's vllm_mode=colocate has no option here: engines have their own processes"),
+    ],
+)
+def test_values_of_theirs_are_in_the_answer(option: str, value: Any, answer: str):
+    assert answer in str(called_elsewhere(option, value))
