@@ -6,13 +6,15 @@ Example:
     {'actor_rollout_ref.rollout.n': 16}
 """
 
-from foreign_options.formulas import Unknown, compute, value_of
+from foreign_options.formulas import Unknown, compute
 from foreign_options.scripts import read_script
 from foreign_options.shell import read_shell
-from foreign_options.tables import Counterpart, leaves_of, shown_value, translated
+from foreign_options.tables import Counterpart, Table, Translation, leaves_of, shown_value, translated
 
 __all__ = [
     "Counterpart",
+    "Table",
+    "Translation",
     "Unknown",
     "compute",
     "leaves_of",
@@ -20,5 +22,4 @@ __all__ = [
     "read_shell",
     "shown_value",
     "translated",
-    "value_of",
 ]

@@ -1,13 +1,14 @@
-"""Rows of a table that translates the options of one program to those of another."""
+"""Tables that translate the options of one program to those of another."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from foreign_options.formulas import compute
+from foreign_options.formulas import Unknown, compute, value_of
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,102 @@ def translated(
     return row, {option: each for option, each in zip(options, values, strict=True) if each is not None}
 
 
+@dataclass
+class Translation:
+    """A configuration of ours, and the options of another system that have no place in it."""
+
+    title: str
+    ours: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    """Values by option, each with the option of the other system that it comes from; empty: from its defaults."""
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+    """Options of the other system by the reason why they have no place."""
+
+    def text(self, order: Sequence[str], escape: Callable[[Any], Any]) -> str:
+        """The options as YAML in this order, with comments on where values come from and what is left out.
+
+        `escape` changes a value so that it is read literally.
+        """
+        places, lines = {name: i for i, name in enumerate(order)}, list[str]()
+        shown: tuple[str, ...] = ()
+        for option in sorted(self.ours, key=lambda each: places.get(each, 0)):
+            value, origin = self.ours[option]
+            *sections, leaf = option.split(".")
+            for depth, section in enumerate(sections):
+                if shown[: depth + 1] != (*sections[: depth + 1],):
+                    lines.append(f"{'  ' * depth}{section}:")
+            shown = (*sections,)
+            written = yaml.safe_dump(escape(value), default_flow_style=True, width=10**6).removesuffix("...\n")
+            lines.append(
+                f"{'  ' * len(sections)}{leaf}: {written.strip()}  # {origin or f'the default of {self.title}'}"
+            )
+        for reason, options in self.left_out.items():
+            lines += ["", f"# {reason}:", *(f"#   {option}" for option in options)]
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Table:
+    """How the options of a system are translated."""
+
+    title: str
+    rows: tuple[Counterpart, ...]
+    defaults: Mapping[str, Any]
+    """Values of its options that are not set, and names that formulas use."""
+    defaults_here: Mapping[str, Any]
+    """Values of our options that no option of it sets."""
+
+    def rows_of(self, name: str) -> list[Counterpart]:
+        """The rows of an option by its whole name, else the row `section.*` of a section that it is in."""
+        exact = [row for row in self.rows if row.name == name]
+        prefixes = [f"{name[:i]}.*" for i, sign in enumerate(name) if sign == "."]
+        return exact or [row for prefix in reversed(prefixes) for row in self.rows if row.name == prefix][:1]
+
+    def translate(self, given: Mapping[str, Any]) -> Translation:
+        """Translate options of another system; those that are not set have its defaults."""
+        found = Translation(self.title, {option: (value, "") for option, value in self.defaults_here.items()})
+        names = {name: value for name, value in {**self.defaults, **given}.items() if not isinstance(value, Unknown)}
+        unset = {name: value_of(name, names) for name in self.defaults if name not in given and self.rows_of(name)}
+        for name, value in {**unset, **given}.items():
+            rows = self.rows_of(name)
+            shown = f"{name}={_one_line(value)}"
+            if not rows:
+                if name in given:
+                    found.left_out.setdefault(f"{self.title} may have these options; the table does not", []).append(
+                        shown
+                    )
+                continue
+            row, ours = (rows[0], {}) if isinstance(value, Unknown) else translated(rows, value, names)
+            origin = name if name in given else self._origins(row, given)
+            for option, own in ours.items():
+                before, source = found.ours.get(option, (own, ""))
+                if before != own and source in given and name in given:
+                    found.left_out.setdefault(f"Also {option}={_one_line(own)} by {name}, which holds", []).append(
+                        source
+                    )
+            found.ours |= {option: (own, origin) for option, own in ours.items()}
+            if name not in given or ours or value is None:
+                continue
+            options = dict.fromkeys(option.partition("=")[0] for each in rows for option in each.ours)
+            if isinstance(value, Unknown) and options:
+                reason = f"Set {', '.join(options)} yourself: the value is known only when the script runs"
+            elif row is None:
+                reason = f"{' and '.join(options)}: no such value here"
+            else:
+                reason = " or ".join(options) + ": " * bool(options) + (row.remark or "the default").rstrip(".")
+            found.left_out.setdefault(reason, []).append(shown)
+        return found
+
+    def _origins(self, row: Counterpart | None, given: Mapping[str, Any]) -> str:
+        """The options that are set and that the formula of another option uses."""
+        text = row.formula if row else ""
+        formulas = {
+            name: value for name, value in self.defaults.items() if isinstance(value, str) and value[:2] == "= "
+        }
+        for _ in range(3):  # formulas of formulas
+            text = re.sub(r"[\w.]+", lambda match: formulas.get(match[0], match[0]), text)
+        return ", ".join(name for name in given if name in re.findall(r"[\w.]+", text))
+
+
 def leaves_of(name: str, value: object) -> Iterator[tuple[str, Any]]:
     """Yield the options in a section by their whole names."""
     if isinstance(value, Mapping) and value:
@@ -82,3 +179,7 @@ def leaves_of(name: str, value: object) -> Iterator[tuple[str, Any]]:
 def shown_value(value: object) -> str:
     """Format the value of another system's option as it is typed."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _one_line(value: Any) -> str:
+    return " ".join(str(value if isinstance(value, Unknown) else shown_value(value)).split())

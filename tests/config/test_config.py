@@ -621,6 +621,6 @@ def test_a_mistake_in_yaml_is_named_with_its_line(tmp_path: Path, text: str, fau
         (["optim.lr=-1"], "command line"),
     ],
 )
-def test_a_fault_is_blamed_on_the_place_that_sets_the_option(overrides: list[str], where: str):
+def test_a_fault_is_blamed_on_the_source_that_sets_the_option(overrides: list[str], where: str):
     rollout = {"prompts_per_step": 8, "group_size": 4 if overrides != ["optim.lr=1e-5"] else 1}
     assert message(*overrides, rollout=rollout, train={"minibatch_groups": 8}).startswith(f"{where}: ")

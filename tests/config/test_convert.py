@@ -10,7 +10,7 @@ import yaml
 
 from dapo.config import Config, build_config
 from dapo.config.option_fields import options_of
-from dapo.config.other_names import COUNTERPARTS, DEFAULTS, TITLES, Peer, called_elsewhere, known_rows
+from dapo.config.other_names import COUNTERPARTS, OTHERS, TITLES, Peer, called_elsewhere
 from dapo.core.errors import ConfigError
 from helpers.commands import run
 from helpers.paths import ROOT
@@ -210,7 +210,7 @@ def test_a_secret_of_the_environment_is_not_written(
 @pytest.mark.parametrize(("peer", "source"), [(peer, source) for peer in TITLES for source in NAMES[peer]])
 def test_each_option_of_the_files_that_the_pages_name_is_in_the_table(peer: Peer, source: str):
     names = NAMES[peer][source]
-    assert [name for name in names if not known_rows(peer, name)] == []
+    assert [name for name in names if not OTHERS[peer].rows_of(name)] == []
     page = (ROOT / "docs" / f"from_{peer}.md").read_text(encoding="utf-8")
     assert re.search(rf"\b{len(names)}\b[^.]*{re.escape(source)}", " ".join(page.split())), (len(names), source)
 
@@ -218,9 +218,11 @@ def test_each_option_of_the_files_that_the_pages_name_is_in_the_table(peer: Peer
 @pytest.mark.parametrize("peer", TITLES)
 def test_formulas_and_defaults_name_options_of_the_table(peer: Peer):
     ours = {name for name, _ in options_of()}
-    helpers = {name for name, value in DEFAULTS[peer].items() if isinstance(value, str) and value.startswith("= ")}
-    for name in DEFAULTS[peer].keys() - helpers:
-        assert known_rows(peer, name), name
+    helpers = {
+        name for name, value in OTHERS[peer].defaults.items() if isinstance(value, str) and value.startswith("= ")
+    }
+    for name in OTHERS[peer].defaults.keys() - helpers:
+        assert OTHERS[peer].rows_of(name), name
     for row in COUNTERPARTS[peer]:
         assert not row.formula or row.ours, row
         assert ours.issuperset(option.partition("=")[0] for option in row.ours)

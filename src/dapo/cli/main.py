@@ -153,12 +153,12 @@ def convert(
     file: Annotated[Path, Argument(metavar="FILE", help="a script or YAML file; it is read, never run")],
 ) -> None:
     """Translate a verl script, a YAML of verl, AReaL or TRL, or a TRL script: `dapo convert run.sh > my.yaml`."""
-    from dapo.cli.convert import convert_file, faults_of
+    from dapo.cli.convert import convert_file
 
-    found = convert_file(file)
-    print_text(found.text(file.name), end="")
-    if (faults := faults_of(found)) is not None:
-        raise ConfigError(f"the converted configuration does not load yet: {faults}")
+    text, fault = convert_file(file)
+    print_text(text, end="")
+    if fault is not None:
+        raise ConfigError(f"the converted configuration does not load yet: {fault}")
 
 
 @lists_app.command()

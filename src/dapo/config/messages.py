@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from dapo.config.option_fields import options_of, section_in
 from dapo.config.options import Config
-from dapo.config.other_names import REMOVED, TITLES, called_elsewhere, known_rows, peer_that_knows
+from dapo.config.other_names import OTHERS, REMOVED, TITLES, called_elsewhere, peer_that_knows
 from dapo.core.text import quoted
 from foreign_options import leaves_of, shown_value
 
@@ -67,12 +67,12 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
     for option, got in unknown.items():
         inner = dict(leaves_of(option, got))
         is_ours = len(leaves) == 1 and any(name.endswith(f".{option}") for name, _ in options_of())
-        if option in REMOVED or is_ours or peer is None or not any(known_rows(peer, name) for name in inner):
+        if option in REMOVED or is_ours or peer is None or not any(OTHERS[peer].rows_of(name) for name in inner):
             yield f"unknown option {option}; {nearest_option(option.split('.'), got)}"
             continue
         num_theirs += len(inner)
         for name, value in inner.items():
-            found = called_elsewhere(name, value, peer=peer, beside=leaves) or nearest_option(name.split("."), value)
+            found = called_elsewhere(name, value, peer=peer, others=leaves) or nearest_option(name.split("."), value)
             answer, _, why = found.partition(" has no option here: ")
             if why and len(leaves) > 1:
                 reasons.setdefault(why, []).append(f"{name}={shown_value(value)}")

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import yaml
 
-from foreign_options import Counterpart, shown_value, translated
+from foreign_options import Counterpart, Table, shown_value, translated
 
 Peer: TypeAlias = Literal["trl", "verl", "areal"]
 TITLES: Mapping[Peer, str] = {"trl": "TRL", "verl": "verl", "areal": "AReaL"}
@@ -33,30 +33,23 @@ COUNTERPARTS: Mapping[Peer, tuple[Counterpart, ...]] = {peer: _TABLES[peer] for 
 REMOVED: Mapping[str, str] = {row.name: row.remark for row in _TABLES["dapo"]}
 """Advice for each option that was removed."""
 
-_OTHER = yaml.safe_load(Path(__file__).with_name("other_defaults.yaml").read_bytes())
-DEFAULTS: Mapping[Peer, Mapping[str, Any]] = {peer: _OTHER[peer]["theirs"] for peer in TITLES}
-"""Values of their options that are not set, and names that formulas use."""
-DEFAULTS_HERE: Mapping[Peer, Mapping[str, Any]] = {peer: _OTHER[peer].get("here", {}) for peer in TITLES}
-"""Values of our options that no option of theirs sets."""
+_DEFAULTS = yaml.safe_load(Path(__file__).with_name("other_defaults.yaml").read_bytes())
+OTHERS: Mapping[Peer, Table] = {
+    peer: Table(title, COUNTERPARTS[peer], _DEFAULTS[peer]["theirs"], _DEFAULTS[peer].get("here", {}))
+    for peer, title in TITLES.items()
+}
 NO_OPTIONS: Mapping[str, Any] = {}
-
-
-def known_rows(peer: Peer, name: str) -> list[Counterpart]:
-    """The rows of an option by its whole name, else the row `section.*` of a section that it is in."""
-    exact = [row for row in COUNTERPARTS[peer] if row.name == name]
-    prefixes = [f"{name[:i]}.*" for i, sign in enumerate(name) if sign == "."]
-    return exact or [row for prefix in reversed(prefixes) for row in COUNTERPARTS[peer] if row.name == prefix][:1]
 
 
 def peer_that_knows(names: Iterable[str]) -> Peer | None:
     """The system that has most of these options by their whole names; None: none has any."""
-    counts = {peer: sum(bool(known_rows(peer, name)) for name in names) for peer in TITLES}
+    counts = {peer: sum(bool(OTHERS[peer].rows_of(name)) for name in names) for peer in TITLES}
     best = max(counts, key=lambda peer: counts[peer])
     return best if counts[best] else None
 
 
 def called_elsewhere(
-    name: str, value: object = None, *, peer: Peer | None = None, beside: Mapping[str, Any] = NO_OPTIONS
+    name: str, value: object = None, *, peer: Peer | None = None, others: Mapping[str, Any] = NO_OPTIONS
 ) -> str | None:
     """A sentence on an unknown option that another system has: `TRL's beta=0.1 is loss.kl_coef=0.1 here`.
 
@@ -64,10 +57,10 @@ def called_elsewhere(
         name: the option as it was typed, with dots; the last part alone is enough.
         value: what it was set to; None: the sentence names options alone.
         peer: the system that is asked first.
-        beside: the other options of that system that are set, which formulas use.
+        others: the other options of that system that are set, which formulas use.
     """
     peers = sorted(TITLES, key=lambda each: each != peer)
-    found: list[tuple[Peer, list[Counterpart]]] = [(each, known_rows(each, name)) for each in peers]
+    found: list[tuple[Peer, list[Counterpart]]] = [(each, OTHERS[each].rows_of(name)) for each in peers]
     # the name itself, else names that end in it, else those that share its last part
     for same in (lambda row: row.name.endswith(f".{name}"), lambda row: _leaf(row.name) == _leaf(name)):
         found += [(each, [row for row in COUNTERPARTS[each] if same(row)]) for each in peers]
@@ -77,7 +70,7 @@ def called_elsewhere(
     rows = [row for row in rows if row.name == rows[0].name]
     theirs = f"{TITLES[each]}'s {name if rows[0].name.endswith('*') else rows[0].name}"
     theirs += "" if value is None else f"={shown_value(value)}"
-    row, ours = translated(rows, value, {**DEFAULTS[each], **beside})
+    row, ours = translated(rows, value, {**OTHERS[each].defaults, **others})
     named = dict.fromkeys(option.partition("=")[0] for each_row in rows for option in each_row.ours)
     values = [*named]
     if ours and value is not None:
@@ -87,8 +80,8 @@ def called_elsewhere(
     remark = rows[0].reason if row is None else row.reason
     if not named:
         return f"{theirs} has no option here: {remark}"
-    is_told = not ours and rows[0].converted
-    return f"{theirs} is {' and '.join(values)} here (docs/from_{each}.md{f': {remark}' if is_told else ''})"
+    has_remark = not ours and rows[0].converted
+    return f"{theirs} is {' and '.join(values)} here (docs/from_{each}.md{f': {remark}' if has_remark else ''})"
 
 
 def _leaf(name: str) -> str:
