@@ -23,7 +23,7 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md")))
 }
 OPTIONS = {name for name, _ in options_of()}
-THEIRS = {f"docs/from_{peer}.md": {row.name for row in rows} for peer, rows in COUNTERPARTS.items()}
+THEIRS = {f"docs/from_{peer}.md": {row.name.removesuffix(".*") for row in rows} for peer, rows in COUNTERPARTS.items()}
 """Options of other systems, on the pages about them."""
 FREE = ("reward.options.", "data.train.", "data.eval.", "reward.verifier.")
 """Below these a user's own names stand."""
