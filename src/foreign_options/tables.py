@@ -86,9 +86,9 @@ class Translation:
 
         `escape` changes a value so that it is read literally.
         """
-        places, lines = {name: i for i, name in enumerate(order)}, list[str]()
+        positions, lines = {name: i for i, name in enumerate(order)}, list[str]()
         shown: tuple[str, ...] = ()
-        for option in sorted(self.ours, key=lambda each: places.get(each, 0)):
+        for option in sorted(self.ours, key=lambda each: positions.get(each, 0)):
             value, origin = self.ours[option]
             *sections, leaf = option.split(".")
             for depth, section in enumerate(sections):
