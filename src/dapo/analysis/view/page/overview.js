@@ -19,7 +19,7 @@ View.heldOut = (metrics, x, name, colour, label) => {
 };
 
 const CURVE_SPECS = [
-  { title: "Held-out accuracy", note: "with its 95 % interval, beside the accuracy of all judged training responses", unit: "correct (%)",
+  { title: "Held-out accuracy", note: "with its 95 % interval, and the accuracy of all judged training responses", unit: "correct (%)",
     names: (m) => ["reward/accuracy", ...View.evaluationNames(m).map((n) => `eval/${n}/accuracy`)],
     draw: (m, x) => [...View.evaluationNames(m).flatMap((n, i) => View.heldOut(m, x, n, ["c1", "c2", "c3", "c4"][i % 4], `held out: ${n}`)), ...View.curve(m, x, "reward/accuracy", { label: "training", scale: 100 })] },
   { title: "Response length", note: "mean tokens of a response (Fig. 7a)", names: ["rollout/response_tokens_mean"], draw: (m, x) => View.curve(m, x, "rollout/response_tokens_mean", { label: "mean length" }), unit: "tokens" },
