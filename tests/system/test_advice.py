@@ -27,7 +27,13 @@ PROSE |= {"wrote", "had", "can"}
 """Words that follow the name of the package in a sentence."""
 SHELL_ONLY = ("cli/", "analysis/", "distributed/slurm/", "__init__.py")
 """Files whose messages reach no Python caller."""
-SERVER_ONLY = ("evaluation/server.py", "evaluation/scores.py", "data/prepare/", "config/options.py")
+SERVER_ONLY = (
+    "api/python_errors.py",
+    "evaluation/server.py",
+    "evaluation/scores.py",
+    "data/prepare/",
+    "config/options.py",
+)
 QUICK = ("train.num_steps=1", "rollout.max_response_tokens=8", "overlong.buffer_tokens=2", "train.threads=1")
 QUICK += ("reward.workers=1", "data.eval=null", "reward.verifier=dapo.rewards.examples:has_digit")
 
