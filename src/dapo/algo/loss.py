@@ -87,8 +87,7 @@ def policy_loss(
         clip_high: the ratio r is clipped to at most 1 + clip_high.
         dual_clip: a bound on r where A < 0 (released scripts: 10; not in the paper).
 
-    Raises:
-        ValueError: the shapes do not fit, or `dual_clip` is not above 1.
+    Raises ValueError if the shapes do not fit, or `dual_clip` is not above 1.
     """
     check_shapes(logprobs, old_logprobs=old_logprobs, mask=mask)
     trained = mask.bool()
@@ -195,8 +194,7 @@ def aggregation_weights(
             `constant`: 1 / (N x max_length) (Dr. GRPO).
         max_length: the response limit in tokens, for `constant`.
 
-    Raises:
-        ValueError: the shapes do not fit, a length is negative, `aggregate` is unknown, or `max_length` is missing.
+    Raises ValueError if shapes do not fit, a length is negative, `aggregate` is unknown, or `max_length` is missing.
     """
     if lengths.ndim != 1 or group_ids.shape != lengths.shape:
         raise ValueError(

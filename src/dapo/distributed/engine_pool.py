@@ -86,10 +86,6 @@ class EngineHandle:
         """The `time.monotonic` at which an answer is overdue."""
         return self.sent_at + self.timeout_s
 
-    @property
-    def has_work(self) -> bool:
-        return len(self.in_flight) > len(self.undelivered)
-
     def send(self, call: Call) -> None:
         self.pending_call = self.worker.call(call.method, *call.arguments)
         self.sent_at = time.monotonic()
@@ -232,7 +228,7 @@ class EnginePool(EngineState):
         """Advance every engine (without `reproducible`: wait for the first) and return what has finished."""
         self._require_open()
         if not any(engine.undelivered for engine in self._engines):
-            busy = [engine for engine in self._engines if engine.has_work]
+            busy = [engine for engine in self._engines if len(engine.in_flight) > len(engine.undelivered)]
             for engine in busy:
                 if engine.pending_call is None:
                     engine.log_and_send(POLL)

@@ -315,11 +315,9 @@ class Policy(PolicyCore):
         the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
         `time/peak_gpu_memory_gib`.
 
-        Raises:
-            NumericsError: the previous update made a weight infinite or NaN; `weights`, `save` and `snapshot` raise it
-                for the last update.
-            EngineError: the engine's log-probabilities do not fit `loss.old_logprobs: engine`. The policy is unchanged.
-            LossFailed: a custom loss failed. The policy is unchanged.
+        Raises NumericsError if the previous update made a weight infinite or NaN (`weights`, `save` and `snapshot` do
+        for the last update). The policy is unchanged by EngineError, if the engine's log-probabilities do not fit
+        `loss.old_logprobs: engine`, and by LossFailed, if a custom loss failed.
         """
         if self.critic is not None and step <= self._config.critic.pretrain_steps:
             of_critic = self.critic.apply_gradient(self.critic.backward(minibatch), step=step)

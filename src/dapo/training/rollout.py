@@ -351,10 +351,5 @@ class _Collector:
 
 def sampling_plan(rollout: RolloutConfig, stop_ids: Sequence[int], *, seed: int) -> SamplingPlan:
     """Make the plan by which a training run samples."""
-    return SamplingPlan(
-        group_size=rollout.group_size,
-        max_response_tokens=rollout.max_response_tokens,
-        temperature=rollout.temperature,
-        stop_ids=tuple(stop_ids),
-        seed=seed,
-    )
+    limits = rollout.group_size, rollout.max_response_tokens, rollout.temperature
+    return SamplingPlan(*limits, stop_ids=tuple(stop_ids), seed=seed)

@@ -125,7 +125,10 @@ def differences_figure(results: Results) -> "Figure | None":
 
 def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) -> None:
     is_accuracy = panel.metric == ACCURACY
-    unit, scale = ("correct (%)", _PERCENT) if is_accuracy else _unit(panel.metric)
+    unit, scale = "correct (%)", _PERCENT
+    if not is_accuracy:
+        row = metric_of(panel.metric)
+        unit, scale = ("%" if row.scale == _PERCENT else row.unit), row.scale
     frame(axes, title=plain_text(panel.title) or ("Held-out accuracy" if is_accuracy else panel.metric), unit=unit)
     for first, last in panel.windows:
         axes.axvspan(first - 0.5, last + 0.5, color=INK, alpha=0.08, linewidth=0)
@@ -178,11 +181,6 @@ def mean_curve(
         return grid, mean, mean, mean
     half = student_quantile(len(curves) - 1) * values.std(axis=0, ddof=1) / np.sqrt(len(curves))
     return grid, mean, mean - half, mean + half
-
-
-def _unit(metric: str) -> tuple[str, float]:
-    row = metric_of(metric)
-    return ("%" if row.scale == _PERCENT else row.unit), row.scale
 
 
 def _range(metric: str) -> tuple[float, float]:
