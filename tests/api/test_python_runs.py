@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "lr: expected text, a number, a list or a mapping, got",
     ),
     "such an integer in a mapping": ({"config": {"optim": {"betas": [10**5000]}}}, "config: expected text, a number"),
-    "bytes": ({"instruction": b"x"}, "instruction: expected text, a number, a list or a mapping, got 1 bytes"),
+    "bytes": ({"instruction": b"x"}, "instruction: expected text, a number, a list or a mapping, got bytes"),
     "an array": ({"lr": np.array([1.0, 2.0])}, "option optim.lr: input should be a valid number, got [1.0, 2.0]"),
     "an ambiguous keyword": (
         {"temperature": 0.5},

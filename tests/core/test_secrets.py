@@ -8,6 +8,7 @@ import pytest
 
 from dapo.config import build_config, dump_config, load_config
 from dapo.config.option_fields import options_of
+from dapo.core.environment import public_environment
 from dapo.core.errors import ConfigError, DataError, RewardError
 from dapo.core.openai_client import ChatClient
 from dapo.core.secrets import (
@@ -17,7 +18,6 @@ from dapo.core.secrets import (
     mask_options,
     mask_secrets,
     mask_text,
-    public_environment,
 )
 from dapo.rewards import get_verifier
 from dapo.rewards.verdicts import error_verdict

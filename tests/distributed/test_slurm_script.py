@@ -378,6 +378,8 @@ def test_a_run_is_submitted_to_be_continued_with_other_options(capsys: pytest.Ca
     script = (on_a_cluster / "runs" / "a.slurm" / "job.sh").read_text()
     assert "\noverrides=(train.num_steps=9)\n" in script
     assert "\nuse_ray=yes\n" in script
+    code, out, _ = run(capsys, "submit", str(made), "train.num_steps=9", "--trust", "--dry-run")
+    assert (code, "\noverrides=(--trust train.num_steps=9)\n" in out) == (0, True)
     code, _, err = run(capsys, "submit", str(made), "--run-dir", "elsewhere")
     assert (code, "leave --run-dir out" in err) == (2, True)
 

@@ -171,7 +171,7 @@ def _yaml(value: Any) -> str:
 def _plain(value: Any, name: str) -> Any:
     """Convert a value to YAML's types: paths to text, numpy values to Python's, tuples to lists. Raises ConfigError."""
     if isinstance(value, bytes) or (isinstance(value, int) and value.bit_length() > MAX_BITS):
-        size = f"{len(value)} bytes" if isinstance(value, bytes) else f"an integer of {value.bit_length():,} bits"
+        size = "bytes" if isinstance(value, bytes) else f"an integer of {value.bit_length():,} bits"
         raise ConfigError(f"{name}: expected text, a number, a list or a mapping, got {size}")
     if isinstance(value, Path):
         return str(value)

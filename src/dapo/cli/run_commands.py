@@ -122,6 +122,7 @@ def submit(
         ),
     ] = 120,
     dry_run: Annotated[bool, Option("--dry-run", help="print the script, write and submit nothing")] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Train on a Slurm cluster: a batch job that starts Ray on its nodes, and continues the run when requeued."""
@@ -139,7 +140,9 @@ def submit(
         options=tuple(sbatch or ()),
     )
     lines = tuple(setup or ())
-    report = submit_run(config_or_run, overrides or [], allocation, run_dir=run_dir, setup=lines, dry_run=dry_run)
+    report = submit_run(
+        config_or_run, overrides or [], allocation, run_dir=run_dir, setup=lines, dry_run=dry_run, trust=trust
+    )
     (print_json if as_json else print_submission)(report)
 
 

@@ -28,6 +28,7 @@ def submit_run(
     run_dir: Path | None,
     setup: tuple[str, ...],
     dry_run: bool,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """Check the configuration, write the script next to the run, and submit it.
 
@@ -48,7 +49,7 @@ def submit_run(
         work_dir=Path.cwd(),
         python=Path(sys.executable),
         use_ray=needs_ray(config, allocation),
-        overrides=tuple(overrides) if is_run else (),  # a new run's are in its config
+        overrides=(*(["--trust"] if trust else []), *overrides) if is_run else (),  # a new run's are in its config
         setup=setup,
     )
     script = batch_script(job, allocation)

@@ -1,9 +1,13 @@
-"""The environment variables that a process with code of users or of data gets: those that it needs, and no secrets."""
+"""The environment variables that a process of a run gets: no secrets but those that options name.
+
+Engines and trainers, which run dapo's code, get all others; verifiers and generators of problems, which run code of
+users and of data, only those that are known to configure programs.
+"""
 
 import os
 from collections.abc import Collection
 
-from dapo.core.secrets import is_secret_name, may_be_written
+from dapo.core.secrets import PROXIES, is_secret_name, may_be_written, secret_variables
 
 _NAMES = frozenset(
     (
@@ -19,12 +23,18 @@ _PREFIXES = (
 )
 
 
-def is_harmless_variable(name: str) -> bool:
-    """Whether a variable configures programs, and its name is no secret's: PATH, LC_ALL, https_proxy, HF_HOME."""
-    is_known = name.upper() in _NAMES or name.startswith(_PREFIXES) or may_be_written(name)
-    return is_known and not is_secret_name(name)
+def public_environment(named: Collection[str] = ()) -> dict[str, str]:
+    """The variables of this process without secrets, and those that are `named`."""
+    hidden = secret_variables().keys() - named
+    return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 def worker_environment(named: Collection[str] = ()) -> dict[str, str]:
-    """This process's harmless variables, and those that are `named`."""
-    return {name: value for name, value in os.environ.items() if name in named or is_harmless_variable(name)}
+    """Of `public_environment` those that configure programs, such as PATH and HF_HOME, and those that are `named`."""
+    public = public_environment({*named, *PROXIES}).items()
+    return {name: value for name, value in public if name in named or _configures_programs(name)}
+
+
+def _configures_programs(name: str) -> bool:
+    is_known = name.upper() in _NAMES or name.startswith(_PREFIXES) or may_be_written(name)
+    return is_known and not is_secret_name(name)

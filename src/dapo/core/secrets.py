@@ -6,7 +6,7 @@ text that it writes, such as the command line and error messages.
 
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 MASK = "***"
@@ -63,10 +63,8 @@ _LOCATION_WORDS = (
     *("project", "root", "scratch"),
 )
 _NO_PASSWORDS = ("PWD", "OLDPWD")
-HUB_VARIABLES = (
-    *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
-)
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+HUB_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", *PROXIES)
 """Variables that may be secret and that a process needs to load a model from the Hugging Face hub."""
 _MIN_VALUE_CHARS = 6  # shorter values of variables occur in ordinary words
 
@@ -138,13 +136,10 @@ def may_be_written(variable: str) -> bool:
     return variable in ("USER", "PWD", "LOGNAME", "TMPDIR") or (words_of(variable) or [""])[-1] in _LOCATION_WORDS
 
 
-def public_environment(keep: Collection[str] = ()) -> dict[str, str]:
-    """The variables of this process for a process that it starts: all but secrets, and the secrets named in `keep`."""
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if name in keep or name in _NO_PASSWORDS or not any(find_secrets({name: value}))
-    }
+def secret_variables() -> dict[str, str]:
+    """The environment variables that are secrets, by name or by value."""
+    found = {name: value for name, value in os.environ.items() if any(find_secrets({name: value}))}
+    return {name: value for name, value in found.items() if name not in _NO_PASSWORDS}
 
 
 _Names = tuple[str, ...]

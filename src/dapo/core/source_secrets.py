@@ -1,16 +1,13 @@
 """Recognizes secrets in Python source that is to be written into a file: by name, by form, and by the environment."""
 
 import ast
-import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from dapo.core.environment import is_harmless_variable
-from dapo.core.secrets import has_secret_form, is_password_name, is_secret_name, words_of
+from dapo.core.secrets import has_secret_form, is_password_name, is_secret_name, secret_variables, words_of
 
-_MIN_SECRET_CHARS, _MIN_CHARS, _MIN_CHARS_WITHIN = 6, 8, 16
-"""Shortest values of variables that are compared: of one with a secret's name; of others, as a whole and as a part."""
+_MIN_SECRET_CHARS = 6  # shorter values of variables occur in ordinary constants
 _TOKEN = re.compile(r"(?=.*[A-Z\d])[\w.+/=~-]{8,}")
 _TOKEN_WITH_DIGIT = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=~-]{8,}")
 
@@ -94,11 +91,6 @@ def _is_named_secret(names: tuple[str, ...], value: str) -> bool:
 
 
 def _variable_with(value: str) -> str | None:
-    """The environment variable whose value a constant is or holds, unless the variable is harmless."""
-    for name, held in os.environ.items():
-        if held and held in value and not is_harmless_variable(name):
-            is_secret = is_secret_name(name) and len(held) >= _MIN_SECRET_CHARS
-            is_same = len(held) >= (_MIN_CHARS if held == value else _MIN_CHARS_WITHIN)
-            if is_secret or (is_same and not os.path.exists(held)):
-                return name
-    return None
+    """The secret environment variable whose value a constant is or holds."""
+    found = (name for name, held in secret_variables().items() if len(held) >= _MIN_SECRET_CHARS and held in value)
+    return next(found, None)

@@ -17,9 +17,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from dapo.core.environment import public_environment
 from dapo.core.errors import WorkerDied
 from dapo.core.files import PRIVATE, make_private_folder, open_no_link
-from dapo.core.secrets import public_environment
 from dapo.distributed.channel import Channel
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec

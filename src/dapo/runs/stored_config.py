@@ -98,8 +98,8 @@ def trust_module_folders(path: str | Path) -> None:
 def _module_folders(run: RunDirectory) -> list[Path]:
     """Return the folders of modules that a manifest names."""
     more, started_in = manifest_entry(run, "module_folders"), _started_in(run)
-    named = [Path(each) for each in more if isinstance(each, str)] if isinstance(more, list) else []
-    return list(dict.fromkeys([*named, *([started_in] if started_in is not None else [])]))
+    named = map(_as_path, more if isinstance(more, list) else [])
+    return list(dict.fromkeys(folder for folder in (*named, started_in) if folder is not None))
 
 
 @contextmanager
@@ -120,5 +120,8 @@ def with_start_folder(run: RunDirectory) -> Iterator[None]:
 
 def _started_in(run: RunDirectory) -> Path | None:
     """Return the folder where a run was started; None if its manifest names none."""
-    folder = manifest_entry(run, "folder")
-    return Path(folder) if isinstance(folder, str) else None
+    return _as_path(manifest_entry(run, "folder"))
+
+
+def _as_path(entry: Any) -> Path | None:
+    return Path(entry) if isinstance(entry, str) and "\0" not in entry else None

@@ -19,7 +19,7 @@ _VALUE_BYTES = (64, 8)  # a value becomes a Python object; a value in a list sta
 @contextmanager
 def stored_table(path: str | Path, schema: pa.Schema | None = None) -> Iterator["StoredTable"]:
     """Open a table. Raises DataError for one that is missing, damaged or of another schema, also in the block."""
-    with damage_of(path, pa.ArrowException), open_no_link(path, "rb") as source:
+    with damage_of(path, pa.ArrowException, MemoryError), open_no_link(path, "rb") as source:
         metadata = pq.read_metadata(source)
         if metadata.num_columns * metadata.num_row_groups > _MAX_COLUMN_CHUNKS:
             raise ValueError(f"it has {metadata.num_row_groups:,} chunks of {metadata.num_columns:,} columns")

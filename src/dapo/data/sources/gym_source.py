@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dapo.core.environment import worker_environment
 from dapo.core.errors import DataError
 from dapo.core.loading import require_package
-from dapo.core.secrets import public_environment
 from dapo.core.text import did_you_mean
 from dapo.data.sources.rows import json_value, problem_id
 from dapo.types import Problem
@@ -58,7 +58,7 @@ def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         raise DataError(f"gym: options must be numbers, strings, lists or mappings ({error})") from None
     # -P: modules in the script's folder must not shadow installed ones of the same name
     command = [sys.executable, "-P", str(_SCRIPT)]
-    env = public_environment() | {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"}
+    env = worker_environment() | {"PYTHONHASHSEED": "0", "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(command, input=request, capture_output=True, encoding="utf-8", env=env, check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]

@@ -179,6 +179,6 @@ def _parquet_rows(path: Path) -> Rows:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}, row {number}", row
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         after = f" after row {number}" if number else ""
         raise DataError(f"{path}: not readable as Parquet{after} ({' '.join(str(error).split())})") from None

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import dapo
+from dapo.core.environment import public_environment
 from dapo.core.files import PRIVATE
-from dapo.core.secrets import public_environment
 from dapo.distributed.worker_main import try_call
 
 AUTHENTICATION = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN")

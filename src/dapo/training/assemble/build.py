@@ -13,6 +13,7 @@ import torch
 from dapo.algo.sampling import ScoreThresholds
 from dapo.config import Config, ScoreThresholdsConfig
 from dapo.config.run_options import START_TIMEOUT_S
+from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engine_pool import EnginePool
@@ -185,7 +186,7 @@ def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan
 
 @contextmanager
 def open_launcher(
-    config: Config, logs: Path | None = None, log: Callable[[str], None] = lambda text: None
+    config: Config, logs: Path | None = None, log: Callable[[str], None] = warn
 ) -> Iterator[Launcher | None]:
     """Open the launcher of `config`; None for a run of one process.
 

@@ -1,0 +1,64 @@
+"""Files of a run that somebody else wrote: a manifest that names impossible folders, a table whose footer lies."""
+
+import json
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dapo.config import load_config
+from dapo.core.errors import DataError
+from dapo.data.sources.readers import read_rows
+from dapo.runs.directory import RunDirectory
+from dapo.runs.stored_config import load_run_config, trust_module_folders
+from dapo.runs.stored_table import stored_table
+
+ROWS = 777
+
+
+def test_a_folder_with_nul_in_the_manifest_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.yaml").write_text("model: tiny-random\ndata: {train: 'builtin:sums'}\n")
+    entries = {"folder": "a\0b", "module_folders": ["c\0d", str(tmp_path)], "run_dir": "e\0f"}
+    (tmp_path / "manifest.json").write_text(json.dumps(entries))
+    assert load_run_config(RunDirectory(tmp_path)) == load_config(tmp_path / "config.yaml")
+    trust_module_folders(tmp_path)
+    assert f"modules are imported also from {tmp_path}" in capsys.readouterr().out
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number & 127 | 128]) + _varint(number >> 7) if number > 127 else bytes([number])
+
+
+def _with_footer(path: Path, claimed: int) -> None:
+    """Claim another number of rows and of values in the footer of a Parquet file (Thrift's compact protocol)."""
+    data = path.read_bytes()
+    (size,) = struct.unpack("<I", data[-8:-4])
+    footer = data[-8 - size : -8].replace(_varint(2 * ROWS), _varint(2 * claimed))
+    path.write_bytes(data[: -8 - size] + footer + struct.pack("<I", len(footer)) + b"PAR1")
+
+
+def _memory_runs_out(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("claimed", [10**6, 2**40, 2**62])
+def test_a_footer_that_claims_more_than_the_file_holds_is_damage_or_without_effect(tmp_path: Path, claimed: int):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["a"] * ROWS, "ids": [[1]] * ROWS}), path, compression="zstd")
+    _with_footer(path, claimed)
+    assert len(list(read_rows(path))) == ROWS  # pyarrow counts the values in the pages
+    with pytest.raises(DataError, match=r"rows\.parquet is damaged"), stored_table(path) as table:
+        table.read(table.names)
+        raise MemoryError  # of 10^6 rows, which fit
+
+
+def test_a_file_that_takes_more_memory_than_there_is_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"prompt": ["a"]}), path)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", _memory_runs_out)
+    with pytest.raises(DataError, match=r"rows\.parquet: not readable as Parquet"):
+        list(read_rows(path))
+    with pytest.raises(DataError, match=r"rows\.parquet is damaged: MemoryError"), stored_table(path):
+        raise MemoryError
