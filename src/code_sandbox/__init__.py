@@ -26,7 +26,7 @@ of the library in any implementation and names those that succeed.
 - Another user: a process of root becomes user 65534, if that user can read Python's library, and keeps no capability.
 - Limits (any Unix): CPU time, open files, processes and threads (not for root), no bytes to any file, no core dumps.
   Memory where the system enforces RLIMIT_AS.
-- Tests run in a different process than the program, and only plain values pass between the two (`confined.rpc`).
+- Tests run in a different process than the program, and only plain values pass between the two (`confined`).
 
 A program is confined if the filter is in force and Landlock or namespaces restrict which files it reads. The other
 layers are a second line. Time and memory are bounded by limits only.

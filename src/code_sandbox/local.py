@@ -26,7 +26,7 @@ Layer = Literal["system_calls", "landlock", "namespaces", "user", "limits"]
 
 _CONFINED = Path(__file__).parent / "confined"
 _SCRIPT = _CONFINED / "process.py"
-_MODULES = ("rpc", "test_runner", "pytest_subset")
+_MODULES = ("rpc", "remote", "test_runner", "pytest_subset")
 _STOP_TIMEOUT_S = 2.0
 _CHUNK = 1 << 16
 _MAX_RESULT_BYTES = 1000

@@ -25,7 +25,7 @@ RIM = {
     "dapo/runs/console.py": {"Console"},
     # inside of the sandbox: JSON to the parent's pipe, and output of a program, which is kept in memory
     "code_sandbox/confined/probes.py": {"sys.stdout.write"},
-    "code_sandbox/confined/rpc.py": {"sys.stdout.write"},
+    "code_sandbox/confined/remote.py": {"sys.stdout.write"},
 }
 """The files that write to a stream, and by what."""
 

@@ -49,9 +49,9 @@ def test_a_footer_that_claims_more_than_the_file_holds_is_damage_or_without_effe
     pq.write_table(pa.table({"prompt": ["a"] * ROWS, "ids": [[1]] * ROWS}), path, compression="zstd")
     _with_footer(path, claimed)
     assert len(list(read_rows(path))) == ROWS  # pyarrow counts the values in the pages
-    with pytest.raises(DataError, match=r"rows\.parquet is damaged"), stored_table(path) as table:
-        table.read(table.names)
-        raise MemoryError  # of 10^6 rows, which fit
+    if claimed > 10**6:
+        with pytest.raises(DataError, match=r"rows\.parquet is damaged"), stored_table(path) as table:
+            table.read(table.names)
 
 
 def test_a_file_that_takes_more_memory_than_there_is_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

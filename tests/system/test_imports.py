@@ -320,7 +320,7 @@ LIBRARIES = sorted(path.parent for path in ROOT.parent.glob("*/__init__.py") if 
 
 ALLOWED = {
     "strict_math": {"mpmath"},
-    "code_sandbox": {"rpc", "test_runner", "pytest_subset"},
+    "code_sandbox": {"remote", "rpc", "test_runner", "pytest_subset"},
     "foreign_options": {"yaml"},
 }
 """Other packages that a library imports; those of `code_sandbox` are scripts beside the one that a process runs."""

@@ -17,7 +17,7 @@ import sys
 import types
 from collections import namedtuple
 
-import rpc  # from this script's own folder
+import remote  # from this script's own folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def module() -> types.ModuleType:
 
 
 def _not_covered(*args: Any, **kwargs: Any) -> Any:
-    raise rpc.UnusableTest("the tests use a part of pytest that is not covered")
+    raise remote.UnusableTest("the tests use a part of pytest that is not covered")
 
 
 def main(*args: Any, **kwargs: Any) -> int:
@@ -183,7 +183,7 @@ class _Mark:
             for value in values:
                 row = value.values if isinstance(value, param) else (value,) if len(names) == 1 else tuple(value)
                 if len(row) != len(names):
-                    raise rpc.UnusableTest(f"parametrize names {len(names)} arguments and gives {len(row)}")
+                    raise remote.UnusableTest(f"parametrize names {len(names)} arguments and gives {len(row)}")
                 rows.append(dict(zip(names, row, strict=True)))
             function.parameter_rows = [*getattr(function, "parameter_rows", []), rows]
             return function
@@ -262,10 +262,10 @@ class Fixtures:
     def _value(self, name: str, values: dict[str, Any], fixtures: dict[str, Any], opened: list[Iterator[Any]]) -> Any:
         if name not in values:
             if name not in fixtures:
-                raise rpc.UnusableTest(f"there is no fixture {name!r}")
+                raise remote.UnusableTest(f"there is no fixture {name!r}")
             function = fixtures[name]
             if function.fixture_params is not None:
-                raise rpc.UnusableTest(f"fixture {name!r} has params, which are not covered")
+                raise remote.UnusableTest(f"fixture {name!r} has params, which are not covered")
             wanted = inspect.signature(function).parameters
             arguments = {other: self._value(other, values, fixtures, opened) for other in wanted}
             values[name] = fixture_value(function, arguments, opened, self._finished)

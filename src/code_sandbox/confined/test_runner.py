@@ -12,14 +12,15 @@ import marshal
 import sys
 import types
 
-import rpc  # from this script's own folder
+import remote  # from this script's own folder
+import rpc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-_DATA_ERRORS = (ImportError, NameError, SyntaxError, OSError, rpc.UnusableTest)
+_DATA_ERRORS = (ImportError, NameError, SyntaxError, OSError, remote.UnusableTest)
 _SETUP = {"setUp", "setUpClass", "setUpModule", "asyncSetUp", "setup_method", "setup_class", "setup_module"}
 _SETUP |= {"fixture_value"}  # in `pytest_subset`, which is imported only to collect tests
 
@@ -27,7 +28,7 @@ _SETUP |= {"fixture_value"}  # in `pytest_subset`, which is imported only to col
 class Counter:
     """Counts the assertions on values of the program; `instrument` writes calls of its methods into the tests."""
 
-    def __init__(self, connection: rpc.Connection, steerable: Sequence[str]) -> None:
+    def __init__(self, connection: remote.Connection, steerable: Sequence[str]) -> None:
         self._connection, self._steerable = connection, steerable
         self._entered: dict[int, int] = {}
         self.num_passed = 0
@@ -105,7 +106,7 @@ class Counter:
 
     def track_mutation(self, function: Any) -> Any:
         """Wrap a function whose result the tests ignore, so that it changes their lists."""
-        if not isinstance(function, rpc.RemoteObject):
+        if not isinstance(function, remote.RemoteObject):
             return function
         return lambda *args, **kwargs: self._connection.call(rpc.CALL_MUTATING, function._handle, args, kwargs)
 
@@ -113,7 +114,7 @@ class Counter:
 class Runner:
     """Runs the tests of one message. The first failure ends the run with an exception."""
 
-    def __init__(self, connection: rpc.Connection, steerable: Sequence[str]) -> None:
+    def __init__(self, connection: remote.Connection, steerable: Sequence[str]) -> None:
         self.connection = connection
         self.counter = Counter(connection, steerable)
         self.called: set[str] = set()  # names of the functions that the tests have called
@@ -172,7 +173,7 @@ class Runner:
             _call_on(kind, "teardown_class")
 
 
-def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
+def run(connection: remote.Connection, message: Mapping[str, Any]) -> str:
     """Run tests on a submission.
 
     Args:
@@ -195,11 +196,11 @@ def run(connection: rpc.Connection, message: Mapping[str, Any]) -> str:
         public = connection.public_names(frozenset(message["classes"]))
         names = message["names"]
         if not public.keys() >= set(names) or any(
-            isinstance(public[n], rpc.RemoteObject) for n in message["constants"]
+            isinstance(public[n], remote.RemoteObject) for n in message["constants"]
         ):
             return "failed"
         runner.names.update({name: public[name] for name in names})
-        connection.values += sum(not isinstance(public[name], rpc.RemoteObject) for name in names)
+        connection.values += sum(not isinstance(public[name], remote.RemoteObject) for name in names)
         runner.names.update({name: importlib.import_module(name) for name in message["standard_modules"]})
         prepare(message, public)
         if (argument := message["check"]) == "":
@@ -235,21 +236,21 @@ def assign_fault(error: BaseException, runner: Runner, steerable: Sequence[str])
         return "failed"
     if isinstance(error, SystemExit):
         return "failed" if error.code else None
-    if isinstance(error, rpc.Unsendable | rpc.SubmissionLost):
+    if isinstance(error, remote.Unsendable | remote.SubmissionLost):
         return "failed"
     if is_fault_of_tests(error, connection, steerable):
         return f"broken: {type(error).__name__}: {error}"
     return "failed"
 
 
-def is_fault_of_tests(error: BaseException, connection: rpc.Connection, steerable: Sequence[str] = ()) -> bool:
+def is_fault_of_tests(error: BaseException, connection: remote.Connection, steerable: Sequence[str] = ()) -> bool:
     """Return whether no program could have avoided the exception; `steerable` as in `run`."""
-    if any(error is each for each in connection.raised) or isinstance(error, rpc.NotPlain):
+    if any(error is each for each in connection.raised) or isinstance(error, remote.NotPlain):
         return False
     unused = not connection.values and not connection.raised
     if isinstance(error, AssertionError):
         return unused
-    if isinstance(error, TypeError) and rpc.RemoteObject.__name__ in str(error):
+    if isinstance(error, TypeError) and remote.RemoteObject.__name__ in str(error):
         return False
     missing = isinstance(error, _DATA_ERRORS) and not isinstance(error, TimeoutError | UnboundLocalError)
     of_module = isinstance(error, AttributeError) and isinstance(error.obj, types.ModuleType)
@@ -273,12 +274,12 @@ def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
         sys.modules[name] = types.ModuleType(name)
         vars(sys.modules[name]).update(public)
     if message["asynchronous"]:
-        rpc.use_event_loop_without_sockets()
+        rpc.use_event_loop_without_sockets(remote.RemoteObject)
         import asyncio
 
         run_coroutine = asyncio.run
         asyncio.run = lambda main, **options: run_coroutine(
-            rpc.coroutine(main) if isinstance(main, rpc.RemoteObject) else main, **options
+            rpc.coroutine(main) if isinstance(main, remote.RemoteObject) else main, **options
         )
     if message["pytest"]:
         import pytest_subset
@@ -292,7 +293,7 @@ def prepare(message: Mapping[str, Any], public: Mapping[str, Any]) -> None:
 
 def _main_function(public: Mapping[str, Any], mentioned: Sequence[str]) -> str | None:
     """Return the last public function, of those that the prompt mentions if there are any: helpers stand before it."""
-    functions = [name for name, value in public.items() if isinstance(value, rpc.RemoteObject)]
+    functions = [name for name, value in public.items() if isinstance(value, remote.RemoteObject)]
     return next(reversed([name for name in functions if name in mentioned] or functions), None)
 
 
