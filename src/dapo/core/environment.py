@@ -30,7 +30,7 @@ def public_environment(named: Collection[str] = ()) -> dict[str, str]:
 
 
 def worker_environment(named: Collection[str] = ()) -> dict[str, str]:
-    """Of `public_environment` those that configure programs, such as PATH and HF_HOME, and those that are `named`."""
+    """The variables of `public_environment` that configure programs, such as PATH, and those that are `named`."""
     public = public_environment({*named, *PROXIES}).items()
     return {name: value for name, value in public if name in named or _configures_programs(name)}
 
