@@ -270,3 +270,21 @@ def test_data_without_a_majority_answer_is_refused_whole(tmp_path, capsys):
     code, _, err = run(capsys, "dedupe", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert (code, err) == (2, "error: nothing would be left: all answers conflict\n")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_import_with_drop_invalid_leaves_out_rows_and_lists_them(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    source, out = tmp_path / "bad.jsonl", tmp_path / "good.jsonl"
+    source.write_text('{"prompt": "1+1", "answer": "2"}\n{"prompt": \n{"prompt": "", "answer": "2"}\n')
+    code, _, err = run(capsys, "import", source, out)
+    assert (code, out.exists()) == (2, False)
+    assert err.startswith("error: 2 rows cannot be used:\n")
+    assert err.endswith("--drop-invalid\n")
+    code, text, _ = run(capsys, "import", source, out, "--drop-invalid")
+    removed = tmp_path / "good.jsonl.removed.jsonl"
+    assert (code, text) == (
+        0,
+        f"{out}: 1 problems, 1 distinct\n2 rows left out; {removed} lists the reasons\n",
+    )
+    errors = [json.loads(line)["error"] for line in removed.read_text().splitlines()]
+    assert [error.split(": ")[0] for error in errors] == [f"{source}, line 2", f"{source}, line 3"]
+    assert len(out.read_text().splitlines()) == 1

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from dapo.cli.eval_report import print_evaluation
+from dapo.cli.eval_report import _paired_problem_table, _problem_table, print_evaluation, short_names
 from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
+from dapo.runs.console import SafeConsole
 from dapo.types import Problem
 
 
@@ -68,13 +69,13 @@ def test_right_answers_are_shown_as_the_most_frequent_one(capsys: pytest.Capture
     assert rows == {"question 0": "4 km", "question 1": "5"}
 
 
-def test_two_files_of_one_folder_keep_the_end_of_their_names(capsys: pytest.CaptureFixture[str]):
+def test_two_files_of_one_folder_are_named_by_their_steps(capsys: pytest.CaptureFixture[str]):
     folder = "runs/a_long_name_of_a_run_with_all_its_options_in_it/eval"
     first, second = (result(f"{folder}/step_0000{step}.json", "rw", "ww") for step in ("00", "20"))
     text = compared(capsys, first, second)
     heading = text[: text.index("avg@2")]
     columns = ["".join(line.split("┃")[i].strip() for line in heading.splitlines() if "┃" in line) for i in (2, 3)]
-    assert columns == [first["model"], second["model"]]
+    assert columns == ["step 0", "step 20"]
 
 
 def test_a_comparison_by_problem_has_a_line_for_each_from_worse_to_better(capsys: pytest.CaptureFixture[str]):
@@ -95,3 +96,26 @@ def test_a_comparison_without_an_interval_or_without_pairs_says_so(capsys: pytes
     assert "+0.1000 (no interval: fewer than two problems, or the same difference on all)" in equal
     assert "no problem has a verdict in both" in compared(capsys, result("a", "e"), result("b", "r"))
     assert "95 % interval" in compared(capsys, result("a", "rw", "ww"), result("b", "rr", "ww"))
+
+
+def test_names_lose_the_folders_that_they_share_and_steps_are_called_steps():
+    first, last = (f"runs/quickstart/eval/step_{step:06}.json" for step in (0, 18))
+    assert short_names([first, last]) == ["step 0", "step 18"]
+    assert short_names([first, first.replace("quickstart", "b")]) == ["quickstart/eval/step 0", "b/eval/step 0"]
+    assert short_names(["Qwen/Qwen2.5-0.5B", "runs/b"]) == ["Qwen/Qwen2.5-0.5B", "runs/b"]
+
+
+def test_heads_of_the_tables_by_problem_are_whole_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    responses = [{"error": None, "correct": True, "answer": "42", "tokens": 9}]
+    row = {"id": "1", "question": "Which is the largest? " * 9, "answer": "42", "accuracy": 0.5, "responses": responses}
+    for table in (_problem_table([row, row]), _paired_problem_table([row], [row])):
+        SafeConsole().print(table)
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    heads = ["problem", "answer", "score", "correct", "tokens", "most frequent answer", "first", "second", "difference"]
+    for head in heads:
+        assert f" {head} " in text
+    assert text.count("│ Which is") == 3  # one line per problem

@@ -25,6 +25,7 @@ from dapo.policy.model_dimensions import dimensions_of, find_dimensions
 from dapo.policy.packed_forward import recompute_layers, use_packed_forward
 from dapo.policy.packing import pack
 from dapo.training.assemble.resolve import resolve_auto
+from helpers.commands import run
 from helpers.model_sizes import sizes_of
 from helpers.paths import CONFIGS
 from helpers.tiny_models import COMMON
@@ -276,7 +277,7 @@ def test_responses_per_step_follow_from_the_keep_rate_up_to_the_limit():
 
 
 def test_check_prints_the_cluster_of_the_paper():
-    output = "\n".join(describe_estimate(paper()))
+    output = "\n".join(describe_estimate(paper(), verbose=True))
     for words in (
         "resources (launcher ray, 32,763,876,352 parameters):",
         "trainer      64 ranks (FSDP2), one GPU each",
@@ -287,7 +288,7 @@ def test_check_prints_the_cluster_of_the_paper():
         "activations",
         "weight sync, each step: 65.53 GB, 8 times (one per node)",
         "sequences at full length (22,528)",
-        "assumed (change it with --assume NAME=VALUE):",
+        "assumptions about the machine, which --assume NAME=VALUE changes:",
         "keep_rate=0.333333",
         "each step: 24,576 responses, 150,994,944 tokens",
     ):
@@ -357,3 +358,13 @@ def test_processes_and_their_order_are_described():
     assert engines("rollout.engines=2", "rollout.reproducible=false") == [
         "  engines      2 x native, by load, on this machine's cores"
     ]
+
+
+def test_check_prints_problems_first_and_the_hardware_profile_with_verbose(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "check", "quickstart", "--assume", "memory_gib=0.1")
+    assert code == 2
+    assert out.startswith("problem: ")
+    assert "keep_rate=" in out  # a machine was described
+    code, out, _ = run(capsys, "check", "tiny")
+    assert (code, "keep_rate=" in out, out.splitlines()[-1].endswith(": --verbose")) == (0, False, True)
+    assert "keep_rate=" in run(capsys, "check", "tiny", "--verbose")[1]

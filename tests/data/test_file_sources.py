@@ -1,7 +1,9 @@
 """JSON Lines and Parquet files, the released ones included, and every way a file can be broken."""
 
 import json
+import re
 from datetime import datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -210,3 +212,36 @@ def test_two_parquet_columns_of_one_name_are_refused_also_inside_a_column(tmp_pa
     pq.write_table(pa.table({"prompt": ["q"], "answer": ["1"], "info": info}), tmp_path / "b.parquet")
     with pytest.raises(DataError, match=r"b\.parquet: there are two columns info\.x; rename or drop one of them"):
         load_problems(str(tmp_path / "b.parquet"))
+
+
+BAD_ROWS = ['{"prompt": "1+1", "answer": "2"}', '{"prompt": ', '{"prompt": "", "answer": "2"}', "[1]", "\udcff"]
+
+
+def test_all_rows_that_cannot_be_used_are_named_at_once(tmp_path: Path):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes("\n".join(BAD_ROWS * 4).encode(errors="surrogateescape"))
+    with pytest.raises(DataError) as raised:
+        load_problems(str(path))
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "16 rows cannot be used:"
+    assert [re.search(r"line (\d+)", line)[1] for line in lines[1:11]] == [  # type: ignore[index]
+        "2", "3", "4", "5", "7", "8", "9", "10", "12", "13"
+    ]  # fmt: skip
+    assert lines[11:] == [
+        "  and 6 more",
+        "Mend them, or leave them out: dapo data import SOURCE OUT.jsonl --drop-invalid",
+    ]
+    errors: list[DataError] = []
+    assert [problem.answer for problem in load_problems(str(path), invalid=errors)] == ["2"] * 4
+    assert len(errors) == 16
+    assert len(load_problems({"path": str(path), "size": 1})) == 1  # the first row is right
+
+
+def test_a_file_without_a_valid_row_is_described_by_one_of_them(tmp_path: Path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"text": "1"}\n' * 30)
+    with pytest.raises(DataError, match=r"line 1: .*\(and 29 more rows; no row is valid\)$"):
+        load_problems(str(path))
+    errors: list[DataError] = []
+    with pytest.raises(DataError, match="no row is valid"):
+        load_problems(str(path), invalid=errors)

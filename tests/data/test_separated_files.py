@@ -18,7 +18,12 @@ MESSAGES = [{"role": "user", "content": 'Say "hi", please'}]
 def rows_of(path: Path, content: bytes | str) -> list[dict[str, Any]]:
     """The rows of a file with this content."""
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return [row for _, row in read_rows(path)]
+    found = []
+    for _, row in read_rows(path):
+        if isinstance(row, DataError):
+            raise row
+        found.append(row)
+    return found
 
 
 def error_of(path: Path, content: bytes | str) -> str:
@@ -66,7 +71,7 @@ def test_what_the_csv_module_writes_comes_back(tmp_path: Path):
     values = ['"', "a,b", "line\nend", "tab\t", "é", "x" * 200_000, "  spaces  ", '""', "#", "'"]
     with open(tmp_path / "a.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([["prompt", "n"], *([value, "k"] for value in values)])
-    assert [row["prompt"] for _, row in read_rows(tmp_path / "a.csv")] == values
+    assert [row["prompt"] for _, row in read_rows(tmp_path / "a.csv") if isinstance(row, dict)] == values
 
 
 def test_csv_json_and_json_lines_give_equal_problems(tmp_path: Path):
@@ -114,7 +119,8 @@ def test_a_broken_csv_file_names_file_line_and_remedy(tmp_path: Path, content: b
     ("content", "message"),
     [
         ('{"prompt": "q"}', "FILE: expected a list of objects, like {example}, got a dict"),
-        ('[{"prompt": "q"}, 3]', "FILE, row 2: expected a list of objects, like {example}, got a int in it"),
+        ('[{"prompt": "q", "answer": "a"}, 3]',
+         'FILE, row 2: expected an object, like {"prompt": "...", "answer": "..."}, got a int'),
         ('[\n{"prompt" 3}]', "FILE, line 2: not valid JSON (Expecting ':' delimiter at column 11); expected a list of "
          "objects, like {example}"),
         ('{"a": 1}\n{"a": 2}', "FILE, line 2: not valid JSON (Extra data at column 1; one object per line is .jsonl); "
@@ -144,3 +150,11 @@ def test_finished_conversations_are_refused_with_what_is_needed(tmp_path: Path):
     (tmp_path / "sft.jsonl").write_text(json.dumps({"messages": [*MESSAGES, {"role": "assistant", "content": "hi"}]}))
     with pytest.raises(DataError, match=r"line 1: the column messages holds finished conversations.*needs a prompt"):
         load_problems(str(tmp_path / "sft.jsonl"))
+
+
+def test_records_with_too_few_values_are_named_together(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    path.write_text("prompt,answer\n1+1,2\n2+2\n3+3\n4+4,8\n")
+    errors: list[DataError] = []
+    assert [problem.answer for problem in load_problems(str(path), invalid=errors)] == ["2", "8"]
+    assert [str(error).split(": ")[0] for error in errors] == [f"{path}, line 3", f"{path}, line 4"]

@@ -162,6 +162,17 @@ class TestPlainProgress:
         )
         assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 0}, None).endswith("left      -")
 
+    def test_on_a_narrow_terminal_the_step_line_leaves_out_whole_columns_and_keeps_the_time_left(self):
+        whole = step_line(3, 300, STEP, 480.0)
+        assert step_line(3, 300, STEP, 480.0, width=len(whole)) == whole
+        for width in range(54, len(whole)):
+            line = step_line(3, 300, STEP, 480.0, width=width)
+            assert len(line) <= width
+            assert line.startswith("step   3/300 reward ")
+            assert "accuracy" in line
+            assert line.endswith("left     8m")
+        assert step_line(12, 18, STEP, 480.0, width=80).split()[::2].count("kept") == 1
+
     def test_an_evaluation_is_logged_with_its_interval(self):
         metrics = {
             "eval/mix/accuracy": 0.5,

@@ -19,7 +19,7 @@ from dapo.core.files import damage_of
 from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder
 from dapo.policy.model import load_local_tokenizer
-from dapo.runs.checkpoints import numbered, step_of
+from dapo.runs.checkpoints import has_weights_only, numbered, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import Outcome
 from dapo.runs.rollout_table import all_columns, read_rollouts, rows_of, short_fields
@@ -48,8 +48,8 @@ class StoredGroup:
 
 
 def saved_steps(directory: RunDirectory) -> list[int]:
-    """The steps of all checkpoints, whole or not, ascending."""
-    return [step_of(path) for path in numbered(directory.checkpoints.folder)]
+    """The steps of the checkpoints with the optimizer's state, whole or not, ascending."""
+    return [step_of(path) for path in numbered(directory.checkpoints.folder) if not has_weights_only(path)]
 
 
 def read_groups(

@@ -8,6 +8,7 @@ import typer
 from typer import Argument, Option
 
 from dapo.cli.arguments import AsJson, Overrides, Run, Trust
+from dapo.cli.help import COMPARE, INSPECT, Commands
 from dapo.cli.run_commands import trust_runs
 from dapo.core.errors import ConfigError
 from dapo.core.files import damage_of
@@ -15,21 +16,17 @@ from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help answers at once
 
-commands = typer.Typer(rich_markup_mode=None)
+commands = Commands()
 
 
-@commands.command()
+@commands.command(group=INSPECT)
 def view(
-    runs: Annotated[
-        list[Path] | None, Argument(metavar="RUN", help="run directories, or folders of them; default: ./runs")
-    ] = None,
-    port: Annotated[
-        int | None, Option(min=0, max=65_535, help="port on 127.0.0.1; default: 8020, or a free one; 0: a free one")
-    ] = None,
-    no_browser: Annotated[bool, Option("--no-browser", help="only print the address")] = False,
+    runs: Annotated[list[Path] | None, Argument(metavar="RUN_DIR")] = None,
+    port: Annotated[int | None, Option(min=0, max=65_535)] = None,
+    no_browser: Annotated[bool, Option("--no-browser")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show runs on a local page: curves, responses, problems, evaluations and comparisons."""
+    """Show runs on a local page, while they train or afterwards."""
     from dapo.analysis.view.queries import Runs
     from dapo.analysis.view.server import serve
     from dapo.cli.formatting import plural
@@ -50,13 +47,11 @@ def view(
         print_text("ended; nothing was written into the runs")
 
 
-@commands.command()
+@commands.command(group=INSPECT)
 def report(
-    run: Run,
-    output: Annotated[Path | None, Option(metavar="FILE.html", help="default: the run's name, here")] = None,
-    as_json: AsJson = False,
+    run: Run, output: Annotated[Path | None, Option(metavar="FILE.html")] = None, as_json: AsJson = False
 ) -> None:
-    """Write a run's page as one HTML file that opens without a network: curves, sampled responses, evaluations."""
+    """Write a run's page as one HTML file that works offline."""
     from dapo.analysis.view.report import write_report
     from dapo.cli.formatting import size
 
@@ -70,13 +65,13 @@ def report(
     )
 
 
-@commands.command()
+@commands.command(group=COMPARE)
 def compare(
-    runs: Annotated[list[Path], Argument(metavar="RUN_A RUN_B [RUN_C ...]", help="run directories")],
-    by_step: Annotated[bool, Option("--by-step", help="with two runs: also print differences by step")] = False,
+    runs: Annotated[list[Path], Argument(metavar="RUN_A RUN_B")],
+    by_step: Annotated[bool, Option("--by-step")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: options, paired differences of accuracy and of training curves, tokens and seconds."""
+    """Compare runs: options, accuracy, training curves and costs."""
     if len(runs) < 2:
         raise ConfigError("dapo compare takes two runs or more; each is compared with the first")
     from dapo.cli.compare import print_comparisons
@@ -85,16 +80,16 @@ def compare(
         print_comparisons(runs, by_step=by_step, as_json=as_json)
 
 
-@commands.command("explain")
+@commands.command("explain", group=INSPECT)
 def explain_command(
     run_dir: Run,
-    step: Annotated[int, Option(min=1, help="a finished step")],
-    group: Annotated[int | None, Option(help="the group's id; default: the group with the most clipped tokens")] = None,
-    no_replay: Annotated[bool, Option("--no-replay", help="do not repeat the step to compute ratios")] = False,
+    step: Annotated[int | None, Option(min=1)] = None,
+    group: Annotated[int | None, Option()] = None,
+    no_replay: Annotated[bool, Option("--no-replay")] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show equations 11, 13, 9 and 8 with the numbers of one group of a step."""
+    """Show how a group of responses was scored and trained on."""
     from dapo.cli.explain import explain
 
     with stdout_to_stderr(as_json):
@@ -103,24 +98,16 @@ def explain_command(
         explain(run_dir, step, group, replay=not no_replay, as_json=as_json)
 
 
-@commands.command("whatif")
+@commands.command("whatif", group=COMPARE)
 def whatif_command(
     run_dir: Run,
-    overrides: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[KEY=VALUE]...",
-            help="options of reward, overlong, advantage, dynamic_sampling.enabled or .filter; --gradient: also loss",
-        ),
-    ] = None,
-    steps: Annotated[str, Option(metavar="A:B", help="steps from A to B, both included")] = ":",
-    gradient: Annotated[
-        bool, Option("--gradient", help="also compare policy gradients, at stored checkpoints")
-    ] = False,
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE")] = None,
+    steps: Annotated[str, Option(metavar="A:B")] = ":",
+    gradient: Annotated[bool, Option("--gradient")] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Judge and filter a run's stored responses again with changed options; trains nothing."""
+    """Judge and filter a run's responses again with changed options."""
     from dapo.cli.whatif import whatif
 
     with stdout_to_stderr(as_json):
@@ -129,13 +116,9 @@ def whatif_command(
         whatif(run_dir, overrides or [], steps=steps, gradient=gradient, as_json=as_json)
 
 
-@commands.command()
-def doctor(
-    run_dir: Run,
-    as_json: AsJson = False,
-    strict: Annotated[bool, Option("--strict", help="exit 1 if there is an error or a warning")] = False,
-) -> None:
-    """Report the problems of a run: findings with evidence, the prompts they show on, and the option to change."""
+@commands.command(group=INSPECT)
+def doctor(run_dir: Run, as_json: AsJson = False, strict: Annotated[bool, Option("--strict")] = False) -> None:
+    """Report the problems of a run, and the options to change."""
     from dapo.analysis.doctor import diagnose
     from dapo.cli.doctor import diagnosis_lines
 
@@ -150,29 +133,22 @@ def doctor(
         raise typer.Exit(1)
 
 
-@commands.command("ablate")
+@commands.command("ablate", group=COMPARE)
 def ablate_command(
-    config: Annotated[
-        Path | None, Argument(metavar="FILE.yaml", help="an experiment file; or a configuration for the ladder")
-    ] = None,
+    config: Annotated[Path | None, Argument(metavar="FILE.yaml")] = None,
     overrides: Overrides = None,
-    ladder: Annotated[str | None, Option(help="with a configuration: table1 (the default) or leave-one-out")] = None,
-    seeds: Annotated[str | None, Option(metavar="LIST", help="0,1,2 or 100-104; default: the file's")] = None,
-    folder: Annotated[Path | None, Option(help="folder of the runs; default: runs/NAME")] = None,
-    output: Annotated[Path | None, Option(help="write results.json and pictures there; default: the folder")] = None,
-    jobs: Annotated[int, Option(min=1, max=1024, help="number of concurrent runs, which share the threads")] = 1,
-    report: Annotated[
-        list[Path] | None,
-        Option(
-            metavar="FOLDER", help="table and pictures of stored results; several folders are merged; start nothing"
-        ),
-    ] = None,
-    show: Annotated[str | None, Option(metavar="LADDER", help="print a shipped ladder")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="check and list the runs; start nothing")] = False,
-    no_run: Annotated[bool, Option("--no-run", help="print the table of finished runs; start nothing")] = False,
+    ladder: Annotated[str | None, Option()] = None,
+    seeds: Annotated[str | None, Option(metavar="LIST")] = None,
+    folder: Annotated[Path | None, Option()] = None,
+    output: Annotated[Path | None, Option()] = None,
+    jobs: Annotated[int, Option(min=1, max=1024)] = 1,
+    report: Annotated[list[Path] | None, Option(metavar="FOLDER")] = None,
+    show: Annotated[str | None, Option(metavar="LADDER")] = None,
+    dry_run: Annotated[bool, Option("--dry-run")] = False,
+    no_run: Annotated[bool, Option("--no-run")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train variants of a configuration with several seeds and compare them: Table 1's ladder, or your own."""
+    """Train variants of a configuration with several seeds."""
     from dapo.analysis.ablate.experiment import find_ladder
     from dapo.cli.ablate import ablate, report_again
 

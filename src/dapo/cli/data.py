@@ -7,11 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from dapo.cli.arguments import AsJson, Force
-from dapo.core.errors import ConfigError
+from dapo.cli.formatting import plural
+from dapo.cli.help import Commands
+from dapo.core.errors import ConfigError, DataError
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 if TYPE_CHECKING:
@@ -21,46 +22,54 @@ if TYPE_CHECKING:
 
 # each command imports what it needs, so that --help is fast
 
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+data_app = Commands()
 
-Spec = Annotated[str, Argument(metavar="SPEC", help="data source, for example problems.jsonl or builtin:sums")]
-Out = Annotated[Path, Argument(metavar="OUT", help="the file to write: .jsonl or .parquet")]
+Spec = Annotated[str, Argument(metavar="SPEC", help="A data source, such as problems.jsonl or builtin:sums.")]
+Out = Annotated[Path, Argument(metavar="OUT", help="The file to write: .jsonl or .parquet.")]
 
 
 @data_app.command("import")
-def import_(spec: Spec, out: Out, force: Force = False, as_json: AsJson = False) -> None:
-    """Convert a data source to rows of prompt, answer, source and its other columns."""
+def import_(
+    spec: Spec,
+    out: Out,
+    drop_invalid: Annotated[bool, Option("--drop-invalid")] = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Convert a data source to one file of problems."""
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.data.problems import unique_problems
 
-    require_new_data(out, force=force)
-    problems = _read(spec)
-    write_data(out, problems)
+    invalid: list[DataError] | None = [] if drop_invalid else None
+    report = None if invalid is None else out.with_name(f"{out.name}.removed.jsonl")
+    written = [out] if report is None else [out, report]
+    require_new_data(*written, force=force)
+    problems = _read(spec, invalid=invalid)
+    write_data(out, problems, report, ({"error": str(error)} for error in invalid or ()))
     counts = {"problems": len(problems), "distinct": len(unique_problems(problems))}
+    counts |= {} if invalid is None else {"removed": len(invalid)}
     if as_json:
-        _report(as_json, spec, "", counts, out)
-    else:
-        print_text(f"{out}: {len(problems):,} problems, {counts['distinct']:,} distinct")
+        _report(as_json, spec, "", counts, *written)
+        return
+    print_text(f"{out}: {len(problems):,} problems, {counts['distinct']:,} distinct")
+    if invalid:
+        print_text(f"{plural(len(invalid), 'row')} left out; {report} lists the reasons")
 
 
 @data_app.command()
 def stats(
-    spec: Annotated[str, Argument(metavar="SPEC", help="data source or run directory")],
-    overrides: Annotated[
-        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="options of reward; with --model also for sampling")
-    ] = None,
-    run: Annotated[Path | None, Option(metavar="RUN_DIR", help="show the pass rates of this run")] = None,
-    model: Annotated[str | None, Option(help="measure prompt tokens and pass rates of this model")] = None,
-    samples: Annotated[int, Option(min=0, help="with --model: responses per problem; 0: only lengths")] = 8,
-    problems: Annotated[int, Option(min=1, help="with --model: number of problems to sample")] = 64,
-    group_size: Annotated[
-        int | None, Option(min=2, help="group size G of the expected keep rate; default: the run's, or 16")
-    ] = None,
-    output: Annotated[Path | None, Option(help="write all statistics as JSON, with one row per problem")] = None,
+    spec: Annotated[str, Argument(metavar="SPEC")],
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE")] = None,
+    run: Annotated[Path | None, Option(metavar="RUN_DIR")] = None,
+    model: Annotated[str | None, Option()] = None,
+    samples: Annotated[int, Option(min=0)] = 8,
+    problems: Annotated[int, Option(min=1)] = 64,
+    group_size: Annotated[int | None, Option(min=2)] = None,
+    output: Annotated[Path | None, Option()] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show contents and difficulty of a data source, and the fraction of groups that dynamic sampling would keep."""
+    """Show the contents and the difficulty of a data source."""
     from dapo.cli import data_stats
     from dapo.core.files import atomic_write_json
     from dapo.data.prepare.stats import PassRate, describe_difficulty, describe_problems
@@ -105,14 +114,12 @@ def stats(
 def dedupe(
     spec: Spec,
     out: Out,
-    threshold: Annotated[
-        float, Option(min=0.1, max=1.0, help="Jaccard similarity of near duplicates (word 3-grams)")
-    ] = 0.8,
-    exact: Annotated[bool, Option("--exact", help="find exact duplicates only")] = False,
+    threshold: Annotated[float, Option(min=0.1, max=1.0)] = 0.8,
+    exact: Annotated[bool, Option("--exact")] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep one row of each problem. OUT.removed.jsonl lists the removed rows and the rows that they duplicate."""
+    """Keep one row of each problem."""
     from dapo.data.prepare.dedupe import Removed, deduplicate
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.runs.console import progress
@@ -134,15 +141,13 @@ def dedupe(
 def decontaminate(
     spec: Spec,
     out: Out,
-    against: Annotated[list[str], Option(metavar="SPEC", help="evaluation data; may be given several times")],
-    ngram: Annotated[int, Option(min=1, help="words per n-gram")] = 8,
-    min_overlap: Annotated[
-        float, Option(min=0.01, max=1.0, help="fraction of an evaluation problem's n-grams to remove a row")
-    ] = 0.5,
+    against: Annotated[list[str], Option(metavar="SPEC")],
+    ngram: Annotated[int, Option(min=1)] = 8,
+    min_overlap: Annotated[float, Option(min=0.01, max=1.0)] = 0.5,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove rows that contain evaluation problems. OUT.removed.jsonl lists each with the matching text."""
+    """Remove rows that contain evaluation problems."""
     from dapo.data.prepare.decontaminate import Contaminated, find_contaminated
     from dapo.data.prepare.write import require_new_data, write_data
     from dapo.data.problems import unique_problems
@@ -167,21 +172,17 @@ def decontaminate(
 def select(
     spec: Spec,
     out: Out,
-    overrides: Annotated[
-        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="with --model: options of sampling and reward")
-    ] = None,
-    rates: Annotated[
-        Path | None, Option(metavar="FILE|RUN_DIR", help="output of dapo eval or dapo data stats, or a run")
-    ] = None,
-    model: Annotated[str | None, Option(help="measure the pass rates of this model or run, on every row")] = None,
-    samples: Annotated[int, Option(min=1, help="with --model: responses per problem")] = 16,
-    low: Annotated[float, Option(min=0, max=1, help="the smallest pass rate to keep")] = 0.2,
-    high: Annotated[float, Option(min=0, max=1, help="the largest pass rate to keep")] = 0.8,
-    min_responses: Annotated[int, Option(min=1, help="with --rates: remove problems with fewer judged responses")] = 8,
+    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE")] = None,
+    rates: Annotated[Path | None, Option(metavar="FILE|RUN_DIR")] = None,
+    model: Annotated[str | None, Option()] = None,
+    samples: Annotated[int, Option(min=1)] = 16,
+    low: Annotated[float, Option(min=0, max=1)] = 0.2,
+    high: Annotated[float, Option(min=0, max=1)] = 0.8,
+    min_responses: Annotated[int, Option(min=1)] = 8,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the rows that a model solves sometimes. OUT.removed.jsonl lists the removed rows with their pass rates."""
+    """Keep the rows that a model solves sometimes."""
     from dapo.cli import data_stats
     from dapo.data.prepare.select import select_by_pass_rate
     from dapo.data.prepare.write import require_new_data, write_data
@@ -215,24 +216,18 @@ def select(
 def integerize(
     spec: Spec,
     out: Out,
-    server: Annotated[str, Option(metavar="URL", help="OpenAI-compatible, such as http://localhost:8000/v1")],
-    model: Annotated[str, Option(help="name of the model on the server")],
-    num_solutions: Annotated[int, Option(min=1, help="solutions per rewriting; more than half must agree")] = 5,
-    concurrency: Annotated[int, Option(min=1, help="number of problems in progress at once")] = 8,
-    max_tokens: Annotated[int, Option(min=16, help="maximum length of a response")] = 8192,
-    timeout_s: Annotated[float, Option(min=0.1, help="time limit for one response")] = 600.0,
-    retries: Annotated[int, Option(min=0, help="retries after a failed connection or a status such as 503")] = 5,
-    api_key_env: Annotated[
-        str | None, Option(metavar="NAME", help="environment variable with the server's API key")
-    ] = None,
+    server: Annotated[str, Option(metavar="URL")],
+    model: Annotated[str, Option()],
+    num_solutions: Annotated[int, Option(min=1)] = 5,
+    concurrency: Annotated[int, Option(min=1)] = 8,
+    max_tokens: Annotated[int, Option(min=16)] = 8192,
+    timeout_s: Annotated[float, Option(min=0.1)] = 600.0,
+    retries: Annotated[int, Option(min=0)] = 5,
+    api_key_env: Annotated[str | None, Option(metavar="NAME")] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite problems to have integer answers (section 3.5 of the paper), and verify each rewriting.
-
-    OUT.decisions.jsonl lists every decision with its reason. After an interruption, repeat the command to continue:
-    decisions are kept in OUT.partial.
-    """
+    """Rewrite problems to have integer answers."""
     from dapo.core.journal import open_journal
     from dapo.core.openai_client import ChatClient
     from dapo.core.rng import keyed_seed
@@ -271,13 +266,18 @@ def integerize(
 
 
 def _read(
-    spec: "DataSpec", *, name: str = "SPEC", split: "Split" = "train", require_answer: bool = False
+    spec: "DataSpec",
+    *,
+    name: str = "SPEC",
+    split: "Split" = "train",
+    require_answer: bool = False,
+    invalid: list[DataError] | None = None,
 ) -> "list[Problem]":
     from dapo.config import parse_data_argument
     from dapo.data.problems import load_problems
 
     source = parse_data_argument(spec, name=name) if isinstance(spec, str) else spec
-    return load_problems(source, split=split, require_answer=require_answer)
+    return load_problems(source, split=split, require_answer=require_answer, invalid=invalid)
 
 
 def _report(

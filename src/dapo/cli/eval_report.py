@@ -1,5 +1,6 @@
 """Prints the results of `dapo eval`: one or two side by side, the paired difference, and one line per problem."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -61,8 +62,7 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
         if warning := result.get("warning"):
             of = "" if len(results) == 1 else f"{result['model']}: "
             title.append(printable(f"\nWARNING: {of}{warning}"), style="red")
-    names = ["result"] if len(results) == 1 else [str(result["model"]) for result in results]
-    # folded: two files of one folder differ at the end of their names
+    names = ["result"] if len(results) == 1 else short_names([str(result["model"]) for result in results])
     columns = [Column(name, justify="right", overflow="fold") for name in names]
     table = titled_table(title, "", *columns)
     k = first["samples_per_problem"]
@@ -93,6 +93,17 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def short_names(models: Sequence[str]) -> list[str]:
+    """Names without the folders that all of them share; an evaluation's file by its step.
+
+    >>> short_names(["runs/a/eval/step_000000.json", "runs/a/eval/step_000018.json"])
+    ['step 0', 'step 18']
+    """
+    parts = [Path(model).parts for model in models]
+    shared = next((i for i, column in enumerate(zip(*parts, strict=False)) if len(set(column)) > 1), 0)
+    return [re.sub(r"\bstep_0*(\d+)\.json$", r"step \1", str(Path(*own[shared:]))) for own in parts]
+
+
 def _print_notes(console: SafeConsole, summary: Mapping[str, Any]) -> None:
     if not summary["binary"]:
         console.print("the verifier gives scores, not correct or wrong (reward.threshold decides)", soft_wrap=True)
@@ -111,7 +122,7 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         judged = [response for response in responses if response["error"] is None]
         binary = all(response["correct"] is not None for response in judged)
         table.add_row(
-            one_line(row["question"]),
+            Text(printable(one_line(row["question"])), no_wrap=True, overflow="ellipsis"),
             one_line(str(row["answer"])),
             number(row["accuracy"], ".3f"),
             f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}" if binary else "-",
@@ -122,8 +133,13 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _table_by_problem(*numbers: str) -> Table:
-    problem, answer = (Column(name, no_wrap=True, max_width=width) for name, width in (("problem", 60), ("answer", 12)))
-    return titled_table("by problem", problem, answer, *right(*numbers, no_wrap=True))
+    # only the first column gives way on a narrow terminal
+    return titled_table(
+        "by problem",
+        Column("problem", max_width=60),
+        Column("answer", no_wrap=True, max_width=12),
+        *right(*numbers, no_wrap=True),
+    )
 
 
 def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
@@ -145,7 +161,7 @@ def _paired_problem_table(first: Sequence[Mapping[str, Any]], second: Sequence[M
     differences = [(row, a, b, None if a is None or b is None else b - a) for row, a, b in pairs]
     for row, a, b, difference in sorted(differences, key=lambda line: (line[3] is None, line[3])):
         table.add_row(
-            one_line(str(row.get("question", row["id"]))),
+            Text(printable(one_line(str(row.get("question", row["id"])))), no_wrap=True, overflow="ellipsis"),
             one_line(str(row.get("answer", ""))),
             number(a, ".3f"),
             number(b, ".3f"),

@@ -15,6 +15,7 @@ from dapo.cli.formatting import number, plural, right
 from dapo.core.terminal import print_json, print_text, printable
 from dapo.core.text import shorten
 from dapo.runs.console import SafeConsole
+from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import VERDICT_WORDS, verdict_name
 
 SHOWN_CHARS = 320
@@ -28,10 +29,11 @@ _WEIGHTS = {
 }
 
 
-def explain(run_dir: Path, step: int, group: int | None, *, replay: bool, as_json: bool) -> None:
+def explain(run_dir: Path, step: int | None, group: int | None, *, replay: bool, as_json: bool) -> None:
     """`dapo explain`: print the result of `explain_group` for a person, or as JSON."""
     from dapo.analysis.explain import explain_group  # torch
 
+    step = step or max(RunDirectory.open(run_dir).rollout_tables(), default=1)
     found = explain_group(run_dir, step, group, recompute=replay, log=partial(print_text, file=sys.stderr))
     if as_json:
         print_json(found)

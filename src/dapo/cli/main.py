@@ -15,30 +15,24 @@ from typer import Argument, Option
 
 from dapo import __version__
 from dapo.cli import analysis_commands, run_commands
-from dapo.cli.arguments import AsJson, Overrides
+from dapo.cli.arguments import AsJson, Changes
 from dapo.cli.data import data_app
+from dapo.cli.help import DATA, REFERENCE, TRAIN, Commands
 from dapo.core.errors import EXIT_CODES, ConfigError, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr
+from dapo.core.text import one_line
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer at once
 
-app = typer.Typer(
-    name="dapo",
-    help="Reinforcement learning for language models with DAPO (arXiv 2503.14476).",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
+app = Commands(name="dapo")
 app.add_typer(run_commands.commands)
 app.add_typer(analysis_commands.commands)
-lists_app = typer.Typer(rich_markup_mode=None)
+app.add_typer(data_app, name="data", help="Import, inspect and clean problems.", rich_help_panel=DATA)
+reward_app = Commands()
+app.add_typer(reward_app, name="reward", help="Test a reward before training on it.", rich_help_panel=DATA)
+lists_app = Commands()
 app.add_typer(lists_app)
-app.add_typer(data_app, name="data", help="Import, inspect and clean problems.")
-reward_app = typer.Typer(no_args_is_help=True, help="Try a reward before training on it.", rich_markup_mode=None)
-app.add_typer(reward_app, name="reward")
 
 CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The error that typer raises for an unknown option; typer exports no name for it."""
@@ -92,12 +86,9 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
     print_text(mask_text("".join(traceback.format_exception(kind, error, trace))), file=sys.stderr, end="")
 
 
-@lists_app.command("options")
-def show_options(
-    section: Annotated[str | None, Argument(metavar="[SECTION]", help="a section or an option; default: all")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the options: name, default, the paper's value, unit, meaning."""
+@lists_app.command("options", group=REFERENCE)
+def show_options(section: Annotated[str | None, Argument(metavar="SECTION")] = None, as_json: AsJson = False) -> None:
+    """List the options: meaning, default, unit, the paper's value."""
     from dapo.config.option_entries import entries_of
 
     found = entries_of(section)
@@ -125,12 +116,9 @@ def show_options(
         console.print(f"\n{len(found)} options; one section: dapo options {'|'.join(sections)}", soft_wrap=True)
 
 
-@lists_app.command("configs")
-def show_configs(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="the configuration to print")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """List the configurations that come with dapo, or print one: `dapo configs tiny > my.yaml`."""
+@lists_app.command("configs", group=REFERENCE)
+def show_configs(name: Annotated[str | None, Argument(metavar="NAME")] = None, as_json: AsJson = False) -> None:
+    """List the configurations that come with dapo, or print one."""
     if name is not None:
         from dapo.config import find_config
 
@@ -148,11 +136,11 @@ def show_configs(
     print_text("\ndapo train NAME [KEY=VALUE]... trains with one; dapo configs NAME > my.yaml makes a file to change")
 
 
-@lists_app.command()
+@lists_app.command(group=TRAIN)
 def convert(
-    file: Annotated[Path, Argument(metavar="FILE", help="a script or YAML file; it is read, never run")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A script or YAML file, which is read, never run.")],
 ) -> None:
-    """Translate a verl script, a YAML of verl, AReaL or TRL, or a TRL script: `dapo convert run.sh > my.yaml`."""
+    """Translate a configuration of verl, AReaL or TRL."""
     from dapo.cli.convert import convert_file
 
     text, fault = convert_file(file)
@@ -161,27 +149,41 @@ def convert(
         raise ConfigError(f"the converted configuration does not load yet: {fault}")
 
 
-@lists_app.command()
+@lists_app.command(group=REFERENCE)
 def schema() -> None:
-    """Print the JSON schema of a configuration file, for editors: `dapo schema > dapo.schema.json`."""
+    """Print the JSON schema of configuration files, for editors."""
     from dapo.config.schema import config_schema
 
     print_json(config_schema())
 
 
+@lists_app.command(group=REFERENCE)
+def completion(
+    context: typer.Context,
+    shell: Annotated[str, Argument(metavar="SHELL")],
+    line: Annotated[str | None, Option(hidden=True)] = None,
+) -> None:
+    """Print a script that completes commands and options."""
+    from dapo.cli.completion import candidates, completion_script
+
+    if line is None:
+        print_text(completion_script(shell), end="")
+        return
+    for word, about in candidates(context.find_root().command, line):
+        print_text(f"{word}\t{one_line(about)}")
+
+
 @reward_app.command("test")
 def reward_test(
-    verifier: Annotated[
-        str, Argument(metavar="VERIFIER", help="a name such as math, MODULE:FUNCTION, or a run directory")
-    ],
-    overrides: Overrides = None,
-    data: Annotated[str | None, Option(help="take the first problems of this source")] = None,
-    answer: Annotated[str | None, Option(help="the example problem's reference")] = None,
-    right: Annotated[str | None, Option(help="a correct response, if none of the usual forms is")] = None,
-    show_all: Annotated[bool, Option("--all", help="print every response, not only the suspicious ones")] = False,
+    verifier: Annotated[str, Argument(metavar="VERIFIER")],
+    overrides: Changes = None,
+    data: Annotated[str | None, Option()] = None,
+    answer: Annotated[str | None, Option()] = None,
+    right: Annotated[str | None, Option()] = None,
+    show_all: Annotated[bool, Option("--all")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Audit a reward on empty, endless, hedging and hostile responses; exit 1 if it accepts one."""
+    """Audit a reward on wrong, empty, endless and hostile responses."""
     from dapo.cli.reward import examine_reward, print_report
 
     with stdout_to_stderr(as_json):
@@ -203,7 +205,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback(epilog=f"Exit codes: {'; '.join(f'{code}: {meaning}' for code, meaning in EXIT_CODES.items())}.")
 def options(
     version: Annotated[
-        bool, Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Reinforcement learning for language models with DAPO (arXiv 2503.14476)."""

@@ -3,24 +3,25 @@
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import AsJson, ConfigPath, NewRun, Overrides, Run, Trust
+from dapo.cli.arguments import AsJson, Changes, ConfigPath, NewRun, Overrides, Run, Trust
+from dapo.cli.help import COMPARE, INSPECT, TRAIN, Commands
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.memory import keep_freed_memory
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 # as in main.py, each command imports what it needs, so that --help and a config error answer at once
 
-commands = typer.Typer(rich_markup_mode=None)
+commands = Commands()
 
 
-@commands.command()
+@commands.command(group=TRAIN)
 def train(config: ConfigPath, overrides: Overrides = None, run_dir: NewRun = None, as_json: AsJson = False) -> None:
-    """Train a model, from a configuration or from options alone: dapo train model=NAME data.train=SOURCE ..."""
+    """Train a model, from a configuration or from options alone."""
     from dapo.config import build_config, find_config, load_config
 
     if "=" in str(config) and not config.exists():
@@ -43,8 +44,8 @@ def train(config: ConfigPath, overrides: Overrides = None, run_dir: NewRun = Non
         _print_run(path)
 
 
-@commands.command()
-def resume(run_dir: Run, overrides: Overrides = None, trust: Trust = False, as_json: AsJson = False) -> None:
+@commands.command(group=TRAIN)
+def resume(run_dir: Run, overrides: Changes = None, trust: Trust = False, as_json: AsJson = False) -> None:
     """Continue a run from its last checkpoint."""
     from dapo.cli.train import resume_run
 
@@ -72,18 +73,18 @@ def _print_run(path: Path) -> None:
     print_json(run_status(path).as_json())
 
 
-@commands.command()
+@commands.command(group=TRAIN)
 def fork(
-    run: Annotated[Path, Argument(metavar="RUN_DIR", help="the run to fork")],
-    overrides: Overrides = None,
-    step: Annotated[int, Option(min=1, help="the step of the checkpoint to start from")] = ...,  # type: ignore[assignment]
-    times: Annotated[int | None, Option(min=1, help="number of branches, each with its own seed")] = None,
-    run_dir: Annotated[Path | None, Option(help="run directory to write; --times appends -1, -2 ...")] = None,
-    no_train: Annotated[bool, Option("--no-train", help="make the run; dapo resume trains it")] = False,
+    run: Annotated[Path, Argument(metavar="RUN_DIR")],
+    overrides: Changes = None,
+    step: Annotated[int, Option(min=1)] = ...,  # type: ignore[assignment]
+    times: Annotated[int | None, Option(min=1)] = None,
+    run_dir: Annotated[Path | None, Option()] = None,
+    no_train: Annotated[bool, Option("--no-train")] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start a new run from a checkpoint of another: equal up to that step, with the same random numbers after it."""
+    """Start a new run from a checkpoint of another run."""
     from dapo.cli.train import fork_run
 
     if not no_train:
@@ -95,37 +96,25 @@ def fork(
     )
 
 
-@commands.command()
+@commands.command(group=TRAIN)
 def submit(
-    config_or_run: Annotated[Path, Argument(metavar="CONFIG.yaml|RUN_DIR", help="as for dapo train; or a run")],
+    config_or_run: Annotated[Path, Argument(metavar="CONFIG.yaml|RUN_DIR")],
     overrides: Overrides = None,
-    nodes: Annotated[int, Option(min=1, help="number of nodes")] = 1,
-    gpus_per_node: Annotated[int, Option(min=0, help="GPUs per node")] = 0,
-    cpus_per_node: Annotated[int | None, Option(min=1, help="CPUs per node; the whole node if not given")] = None,
-    time: Annotated[str | None, Option(metavar="D-HH:MM:SS", help="time limit; the partition's if not given")] = None,
-    partition: Annotated[str | None, Option(help="Slurm partition")] = None,
-    account: Annotated[str | None, Option(help="Slurm account")] = None,
+    nodes: Annotated[int, Option(min=1)] = 1,
+    gpus_per_node: Annotated[int, Option(min=0)] = 0,
+    cpus_per_node: Annotated[int | None, Option(min=1)] = None,
+    time: Annotated[str | None, Option(metavar="D-HH:MM:SS")] = None,
+    partition: Annotated[str | None, Option()] = None,
+    account: Annotated[str | None, Option()] = None,
     run_dir: NewRun = None,
-    setup: Annotated[
-        list[str] | None, Option(metavar="LINE", help='shell command to run first: "module load cuda"; repeatable')
-    ] = None,
-    sbatch: Annotated[
-        list[str] | None, Option(metavar="OPTION", help="option of sbatch, for example --sbatch=--qos=high; repeatable")
-    ] = None,
-    stop_before: Annotated[
-        int,
-        Option(
-            metavar="SECONDS",
-            min=1,
-            max=65_535,
-            help="seconds before the time limit at which the run saves and requeues",
-        ),
-    ] = 120,
-    dry_run: Annotated[bool, Option("--dry-run", help="print the script, write and submit nothing")] = False,
+    setup: Annotated[list[str] | None, Option(metavar="LINE")] = None,
+    sbatch: Annotated[list[str] | None, Option(metavar="OPTION")] = None,
+    stop_before: Annotated[int, Option(metavar="SECONDS", min=1, max=65_535)] = 120,
+    dry_run: Annotated[bool, Option("--dry-run")] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on a Slurm cluster: a batch job that starts Ray on its nodes, and continues the run when requeued."""
+    """Train on a Slurm cluster."""
     from dapo.cli.submit import print_submission, submit_run
     from dapo.distributed.slurm.job import Allocation
 
@@ -146,25 +135,19 @@ def submit(
     (print_json if as_json else print_submission)(report)
 
 
-@commands.command()
+@commands.command(group=TRAIN)
 def check(
     config: ConfigPath,
     overrides: Overrides = None,
-    assume: Annotated[
-        list[str] | None,
-        Option(metavar="NAME=VALUE", help="replace an assumption, for example memory_gib=96; may be repeated"),
-    ] = None,
-    probe: Annotated[bool, Option("--probe", help="also measure two steps of the real model; writes nothing")] = False,
-    problems: Annotated[int | None, Option(min=1, help="with --probe: problems to judge")] = None,
-    samples: Annotated[
-        int | None, Option(min=2, help="with --probe: responses per problem (rollout.group_size)")
-    ] = None,
-    against: Annotated[
-        Path | None, Option(metavar="RUN_DIR", help="with --probe: compare with a run's first steps")
-    ] = None,
+    assume: Annotated[list[str] | None, Option(metavar="NAME=VALUE")] = None,
+    probe: Annotated[bool, Option("--probe")] = False,
+    problems: Annotated[int | None, Option(min=1)] = None,
+    samples: Annotated[int | None, Option(min=2)] = None,
+    against: Annotated[Path | None, Option(metavar="RUN_DIR")] = None,
+    verbose: Annotated[bool, Option("--verbose")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a configuration: sizes, options without effect, differences from the paper, memory; measure a step."""
+    """Check a configuration before training: sizes, memory, mistakes."""
     if not probe and (problems or samples or against):
         raise ConfigError("--problems, --samples and --against need --probe")
     from dapo.config import load_config
@@ -174,26 +157,27 @@ def check(
 
     if probe:
         keep_freed_memory()  # as in the run
-    can_run = check_config(
-        loaded,
-        assume or [],
-        path=config,
-        probe=probe,
-        problems=problems,
-        samples=samples,
-        against=against,
-        as_json=as_json,
-    )
-    if not can_run:
+    measured: dict[str, Any] = {"problems": problems, "samples": samples, "against": against}
+    if not check_config(loaded, assume or [], path=config, probe=probe, **measured, as_json=as_json, verbose=verbose):
         raise typer.Exit(ConfigError.exit_code)
 
 
-@commands.command()
-def status(
-    runs: Annotated[list[Path], Argument(metavar="RUN_DIR...", help="run directories, live or ended")],
+@commands.command(group=TRAIN)
+def clean(
+    runs: Annotated[list[Path], Argument(metavar="RUN_DIR")],
+    keep: Annotated[str, Option(metavar="WHAT")] = "newest",
+    yes: Annotated[bool, Option("--yes")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the state of runs: step, time left, last metrics, evaluation and checkpoint; exit 1 if one failed."""
+    """Free disk space: remove what only continuing a run needs."""
+    from dapo.cli.clean import clean_runs
+
+    clean_runs(runs, keep=keep, apply=yes, as_json=as_json)
+
+
+@commands.command(group=INSPECT)
+def status(runs: Annotated[list[Path], Argument(metavar="RUN_DIR")], as_json: AsJson = False) -> None:
+    """Show the state of runs: step, time left, accuracy, disk use."""
     from dapo.runs.status import run_status
 
     found, damaged = [], dict[str, DapoError]()
@@ -215,31 +199,17 @@ def status(
         raise typer.Exit(DataError.exit_code if damaged else 1)
 
 
-@commands.command("eval")
+@commands.command("eval", group=COMPARE)
 def evaluate(
-    model_or_run: Annotated[
-        str | None,
-        Argument(metavar="MODEL_OR_RUN", help="alias, Hugging Face id, model or run directory; not with --compare"),
-    ] = None,
-    overrides: Overrides = None,
-    data: Annotated[str | None, Option(help="problems.jsonl, builtin:sums, aime24; default: a run's data.eval")] = None,
-    samples_per_problem: Annotated[int | None, Option(min=1, help="responses per problem: the k of avg@k")] = None,
-    output: Annotated[
-        Path | None,
-        Option(help="write the result as JSON with every response; a killed evaluation resumes from OUTPUT.partial"),
-    ] = None,
-    server: Annotated[
-        str | None,
-        Option(metavar="URL", help="an OpenAI-compatible server, http://HOST:PORT/v1; MODEL is its name there"),
-    ] = None,
-    concurrency: Annotated[int, Option(min=1, help="with --server: requests in flight")] = 16,
-    compare: Annotated[
-        tuple[str, str] | None,
-        Option(
-            metavar="A B", help="paired difference of two models, runs or result files, on the same problems and seeds"
-        ),
-    ] = None,
-    by_problem: Annotated[bool, Option("--by-problem", help="also print one line per problem")] = False,
+    model_or_run: Annotated[str | None, Argument(metavar="MODEL_OR_RUN")] = None,
+    overrides: Changes = None,
+    data: Annotated[str | None, Option()] = None,
+    samples_per_problem: Annotated[int | None, Option(min=1)] = None,
+    output: Annotated[Path | None, Option()] = None,
+    server: Annotated[str | None, Option(metavar="URL")] = None,
+    concurrency: Annotated[int, Option(min=1)] = 16,
+    compare: Annotated[tuple[str, str] | None, Option(metavar="A B")] = None,
+    by_problem: Annotated[bool, Option("--by-problem")] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
@@ -262,12 +232,12 @@ def evaluate(
         print_evaluation(found, output, by_problem=by_problem)
 
 
-@commands.command()
+@commands.command(group=TRAIN)
 def export(
     run_dir: Run,
-    out_dir: Annotated[Path, Argument(metavar="OUT_DIR", help="the model directory to write; must not exist yet")],
-    step: Annotated[int | None, Option(help="checkpoint to export; the newest if not given")] = None,
-    adapter: Annotated[bool, Option("--adapter", help="write only the adapter (model.lora), in peft's format")] = False,
+    out_dir: Annotated[Path, Argument(metavar="OUT_DIR")],
+    step: Annotated[int | None, Option()] = None,
+    adapter: Annotated[bool, Option("--adapter")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's model as a Hugging Face model directory."""

@@ -18,13 +18,16 @@ from dapo.api.lifecycle.execute import (
     new_run,
     run_training,
 )
+from dapo.cli.formatting import size
 from dapo.config import Config
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
 from dapo.rewards.workers.pool import VerifierPool
+from dapo.runs.checkpoints import has_weights_only
 from dapo.runs.console import SafeConsole, final_report
 from dapo.runs.directory import RunDirectory, default_run_path, require_new_run
 from dapo.runs.evaluations import first_and_last_evaluation
 from dapo.runs.manifest import Fork
+from dapo.runs.status import run_status
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.fork import create_fork, default_fork_path, plan_fork
 from dapo.training.preflight import open_judge
@@ -59,7 +62,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
         else:
             run_training(run, RunCallbacks(warn))
     report(run.config, run.directory)
-    if isinstance(run, Finished):
+    if isinstance(run, Finished) and run.directory.checkpoints.with_optimizer_state(but_newest=0):
         train = run.config.train
         at, more = f"{run.step} of {train.num_steps}", f"train.num_steps={2 * run.step}"
         if run.step < train.num_steps:  # it ended by its tokens
@@ -85,12 +88,20 @@ def report(config: Config, directory: RunDirectory) -> None:
             **({} if config.log.rollouts == "none" else {"judged responses": directory.rollouts_folder}),
             **({"evaluations": directory.evaluations_folder} if evaluations else {}),
             "checkpoint": newest,
+            "disk space": _disk_space(directory, newest),
             "look at it": f"dapo view {run}",
             "check it": f"dapo doctor {run}",
             "evaluate it": f"dapo eval {run} {arguments}",
             "export it": f"dapo export {run} my-model",
         },
     )
+
+
+def _disk_space(directory: RunDirectory, newest: Path | None) -> str:
+    total = size(run_status(directory.path).disk_bytes["total"])
+    if newest is not None and has_weights_only(newest):
+        return f"{total}, with weights only: the run cannot be continued (train.keep_checkpoints=1 allows it)"
+    return f"{total}; dapo clean {shlex.quote(str(directory.path))} shows what can be removed"
 
 
 def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:

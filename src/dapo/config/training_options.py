@@ -258,8 +258,13 @@ class TrainConfig(Section):
         "auto: on a GPU if 8192 tokens per backward pass, or the longest prompt and response, do not fit otherwise.",
     )
     save_every: Int = option(20, "Steps between checkpoints; 0: a single one at the end.", ge=0, unit="steps")
-    keep_checkpoints: Positive = option(
-        2, "Newest checkpoints that are kept, in addition to the best by evaluation.", unit="checkpoints"
+    keep_checkpoints: Annotated[int | None, Auto] = option(
+        None,
+        "Newest checkpoints from which the run can be resumed or forked, also after its end. The best by evaluation is "
+        "kept besides. none: 2, and once the run has finished 1; the rest keeps its weights. 0: a finished run keeps "
+        "weights only.",
+        ge=0,
+        unit="checkpoints",
     )
     eval_every: Int = option(
         20,
@@ -276,6 +281,11 @@ class TrainConfig(Section):
         unit="threads",
     )
     device: Literal["auto", "cpu", "cuda"] = option("auto", "Device of the model. auto: a GPU if the machine has one.")
+
+    @property
+    def kept_in_training(self) -> int:
+        """The number of newest checkpoints that a run keeps while it trains."""
+        return 2 if self.keep_checkpoints is None else max(1, self.keep_checkpoints)
 
     def is_budget_spent(self, tokens_generated: int) -> bool:
         return self.token_budget is not None and tokens_generated >= self.token_budget

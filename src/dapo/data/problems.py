@@ -14,13 +14,18 @@ from dapo.data.sources.readers import read_hub_rows, read_rows
 from dapo.data.sources.rows import problem_from_row, prompt_text
 from dapo.types import Problem
 
+SHOWN_ERRORS = 10
 DEFAULT_SIZE: dict[Split, int] = {"train": 1000, "eval": 200}
 # reasoning-gym's item (seed, index) is also item (seed + 1, index - 1): seeds far apart share no items
 DEFAULT_GYM_SEED: dict[Split, int] = {"train": 0, "eval": 1_000_000}
 
 
 def load_problems(
-    spec: str | dict[str, Any] | Source, *, split: Split = "train", require_answer: bool = True
+    spec: str | dict[str, Any] | Source,
+    *,
+    split: Split = "train",
+    require_answer: bool = True,
+    invalid: list[DataError] | None = None,
 ) -> list[Problem]:
     """All problems that `spec` names, in order; at least one.
 
@@ -34,16 +39,22 @@ def load_problems(
     questions for training and evaluation. Generated evaluation sets contain no copies, so they may be smaller than
     `size`. Without `require_answer`, rows without a reference answer are read too; theirs is "".
 
-    Raises DataError, which names file and line.
+    Rows that cannot be used are left out and their errors appended to `invalid`. Without this list, DataError names
+    the first ten of them.
     """
     if split not in ("train", "eval"):
         raise ValueError(f"split must be train or eval, got {split!r}")
     source = parse_spec(spec)
     if isinstance(source, MixSource):
-        return _mixed(source, split, require_answer=require_answer)
+        return _mixed(source, split, require_answer=require_answer, invalid=invalid)
     if isinstance(source, TaskSource):
         return _generated(source, split)
-    problems = list(islice(_read(source, require_answer=require_answer), source.size))
+    errors: list[DataError] = []
+    problems = list(islice(_read(source, errors, require_answer=require_answer), source.size))
+    if invalid is None or not problems:
+        _require_valid(errors, problems)
+    elif errors:
+        invalid += errors
     if not problems:
         name = source.path if isinstance(source, FileSource) else f"hub:{source.name}:{source.split}"
         raise DataError(f"{name} is empty; expected at least one problem with prompt and answer")
@@ -70,17 +81,32 @@ def remove_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> tup
     return kept, len(train) - len(kept)
 
 
-def _mixed(source: MixSource, split: Split, *, require_answer: bool) -> list[Problem]:
+def _require_valid(errors: Sequence[DataError], problems: Sequence[Problem]) -> None:
+    """Raise DataError with the first of the errors; with one of them if no row at all is valid."""
+    if len(errors) == 1 or (errors and not problems):
+        also = f" (and {len(errors) - 1:,} more rows; no row is valid)" if len(errors) > 1 else ""
+        raise DataError(f"{errors[0]}{also}")
+    if errors:
+        lines = [*map(str, errors[:SHOWN_ERRORS]), *([f"and {len(errors) - SHOWN_ERRORS:,} more"] * (len(errors) > 10))]
+        raise DataError(
+            f"{len(errors):,} rows cannot be used:\n  "
+            + "\n  ".join(lines)
+            + "\nMend them, or leave them out: dapo data "
+            "import SOURCE OUT.jsonl --drop-invalid"
+        )
+
+
+def _mixed(source: MixSource, split: Split, *, require_answer: bool, invalid: list[DataError] | None) -> list[Problem]:
     """The problems of all parts in round-robin order; one that several parts have belongs to the first of them."""
     part_of: dict[str, str] = {}
     parts = []
     for name, part in source.parts.items():
-        problems = load_problems(part, split=split, require_answer=require_answer)
+        problems = load_problems(part, split=split, require_answer=require_answer, invalid=invalid)
         parts.append([replace(each, source=part_of.setdefault(each.id, name)) for each in problems])
     return [problem for row in zip_longest(*parts) for problem in row if problem is not None]
 
 
-def _read(source: FileSource | HubSource, *, require_answer: bool) -> Iterator[Problem]:
+def _read(source: FileSource | HubSource, errors: list[DataError], *, require_answer: bool) -> Iterator[Problem]:
     if isinstance(source, FileSource):
         rows, name = read_rows(source.path), source.path.stem
     else:
@@ -88,7 +114,13 @@ def _read(source: FileSource | HubSource, *, require_answer: bool) -> Iterator[P
     # the released DAPO file repeats each problem a hundred times: equal copies share one object
     known: dict[str, Problem] = {}
     for where, row in rows:
-        problem = problem_from_row(row, where=where, source=name, columns=source.columns, require_answer=require_answer)
+        try:
+            problem = problem_from_row(
+                row, where=where, source=name, columns=source.columns, require_answer=require_answer
+            )
+        except DataError as error:
+            errors.append(error)
+            continue
         first = known.setdefault(problem.id, problem)
         yield first if first == problem else problem
 

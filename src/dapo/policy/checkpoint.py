@@ -5,6 +5,8 @@ reader accepts both.
 """
 
 import json
+import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +112,22 @@ def load_optimizer(optimizer: MasterAdamW, directory: Path, read: ReadTensors = 
     # before the first update there are no moments
     moments = {kind: read(directory, kind, optimizer.master_weights) for kind in MOMENTS if num_updates}
     optimizer.restore(weights, moments, num_updates=num_updates, skipped_in_a_row=skipped)
+
+
+def copy_weights(checkpoint: Path, folder: Path, *, dtype: torch.dtype) -> None:
+    """Write the weights of a checkpoint into `folder` in a `dtype`; shards and adapters keep theirs.
+
+    The optimizer's state, the critic and the reference are left out. Raises CheckpointError.
+    """
+    path = stored_at(checkpoint, WEIGHTS)
+    if path.is_dir():
+        shutil.copytree(path, folder / path.name, copy_function=os.link)
+    elif read_counters(checkpoint).get("lora"):
+        os.link(path, folder / path.name)
+    else:
+        with as_checkpoint_error(path):
+            tensors = load_file(path)
+        write_tensors({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / path.name)
 
 
 class SavedWeights:

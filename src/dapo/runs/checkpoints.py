@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ METRICS_FILE = "metrics.jsonl"
 PROBLEM_STATS_FILE = "problems.parquet"
 """Statistics per problem: in each checkpoint, and a copy of the newest in the run directory."""
 CHECKPOINT_MANIFEST = "manifest.json"
+WEIGHTS_ONLY = "weights_only"
+"""The empty file in a checkpoint that lacks the optimizer's state."""
 _STEP_NAME = re.compile(r"step_(\d{6,9})(\.parquet|\.json|\.yaml)?")
 _REPLACED = ".replaced.tmp"
 _REMOVED = ".gone.tmp"
@@ -61,6 +64,24 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)  # a failed save must not fill the disk
         self.drop_old(step, keep)
         return final
+
+    def with_optimizer_state(self, *, but_newest: int) -> list[Path]:
+        """List the checkpoints from which training could continue, except the newest ones."""
+        saved = numbered(self.folder)
+        return [path for path in saved[: max(0, len(saved) - but_newest)] if not has_weights_only(path)]
+
+    def keep_weights(self, checkpoint: Path, copy: Callable[[Path, Path], None]) -> None:
+        """Replace a checkpoint by its weights, which `copy(checkpoint, folder)` writes, and its counts."""
+
+        def write(folder: Path) -> None:
+            copy(checkpoint, folder)
+            for path in [*checkpoint.glob("*.json"), checkpoint / PROBLEM_STATS_FILE]:
+                if path.name != CHECKPOINT_MANIFEST and path.is_file() and not (folder / path.name).exists():
+                    os.link(path, folder / path.name)
+            (folder / WEIGHTS_ONLY).touch()
+
+        step = step_of(checkpoint)
+        self.save(step, write, keep=step + 1, accuracy=accuracy_of(checkpoint))
 
     def drop_old(self, step: int, keep: int) -> None:
         """Remove the checkpoints up to a step, except the newest `keep` and the best evaluated one."""
@@ -128,6 +149,28 @@ class Checkpoints:
             if step_of(path) > step:
                 _mark_for_removal(path)
         self.clear_leftovers()
+
+
+def has_weights_only(checkpoint: Path) -> bool:
+    """Whether a checkpoint can be evaluated and exported, but not trained on."""
+    return (checkpoint / WEIGHTS_ONLY).is_file()
+
+
+def require_optimizer_state(checkpoint: Path) -> None:
+    """Raise CheckpointError if training cannot continue from a checkpoint."""
+    if has_weights_only(checkpoint):
+        run = shlex.quote(str(checkpoint.parents[1]))
+        raise CheckpointError(
+            f"{checkpoint} has its weights only, which can be evaluated and exported; to train on from them, export "
+            f"them (dapo export {run} my-model --step {step_of(checkpoint)}) and start a new run with model=my-model. "
+            "A run with train.keep_checkpoints=1 can be continued after its end"
+        )
+
+
+def bytes_below(folder: Path, names: str = "*") -> int:
+    """Measure the files of a folder, or the files and folders in it with such names."""
+    inner = (file for path in folder.glob(names) for file in (path.rglob("*") if path.is_dir() else (path,)))
+    return sum(file.stat().st_size for file in inner if file.is_file())
 
 
 def numbered(folder: Path) -> list[Path]:

@@ -59,6 +59,10 @@ METRIC_COLUMNS = (
 )
 
 
+LEAST_IMPORTANT = (6, 5, 4, 7, 2, 3)
+"""Positions in METRIC_COLUMNS: tokens per second, entropy, truncated, seconds, kept, length."""
+
+
 class SafeConsole(Console):
     """A console that prints text literally, without markup, emoji codes or highlighting, and escapes unsafe characters.
 
@@ -112,7 +116,8 @@ class ProgressDisplay:
             self._time_left.add(metrics)
             metrics = {**metrics, "time/step_s": training_seconds(metrics)}
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
-            self._print(step_line(step, self._num_steps, metrics, self._seconds_left()), cut=True)
+            width = None if self._live is None else self._live.console.width
+            self._print(step_line(step, self._num_steps, metrics, self._seconds_left(), width=width), cut=True)
         if evaluation:
             self.message(evaluation)
 
@@ -190,13 +195,24 @@ class ProgressDisplay:
         return name, bar, f"{done}/{total} {PHASES[name].counts}, {seconds}"
 
 
-def step_line(step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None) -> str:
-    """Format a step as a line of a log file; the columns of all steps are equally wide."""
-    columns = [f"step {step:>{len(str(num_steps))}}/{num_steps}", *metric_columns(metrics)]
-    columns.append(f"left {'-' if seconds_left is None else duration(seconds_left):>6}")
+def step_line(
+    step: int, num_steps: int, metrics: Mapping[str, float], seconds_left: float | None, *, width: int | None = None
+) -> str:
+    """Format a step as a line of a log file; the columns of all steps are equally wide.
+
+    A line longer than `width` leaves out columns, in the order of `LEAST_IMPORTANT`, until it fits.
+    """
+    start, columns = f"step {step:>{len(str(num_steps))}}/{num_steps}", metric_columns(metrics)
+    end = [f"left {'-' if seconds_left is None else duration(seconds_left):>6}"]
     if short := metrics.get("rollout/shortfall_groups"):
-        columns.append(f"({short:.0f} groups short)")
-    return "  ".join(columns)
+        end.append(f"({short:.0f} groups short)")
+    line = "  ".join([start, *columns, *end])
+    for i in LEAST_IMPORTANT:
+        if width is None or len(line) <= width:
+            break
+        columns[i] = ""
+        line = " ".join(filter(None, [start, *columns, *end]))
+    return line
 
 
 def metric_columns(metrics: Mapping[str, float]) -> list[str]:

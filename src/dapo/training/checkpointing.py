@@ -63,7 +63,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
             write_prefetched_batch(folder, prefetched_batch)
 
     def save() -> Path:
-        path = directory.checkpoints.save(step, write, config.train.keep_checkpoints, accuracy=accuracy)
+        path = directory.checkpoints.save(step, write, config.train.kept_in_training, accuracy=accuracy)
         write_problem_stats(directory.problem_stats, problem_stats)
         return path
 

@@ -24,7 +24,7 @@ from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import PRIVATE, atomic_write_json, atomic_write_text, crc32_of, open_no_link, read_json, remove
 from dapo.core.loading import add_code_folder
 from dapo.core.rng import keyed_seed
-from dapo.runs.checkpoints import accuracy_of, numbered, step_of
+from dapo.runs.checkpoints import accuracy_of, numbered, require_optimizer_state, step_of
 from dapo.runs.directory import RunDirectory, require_new_run
 from dapo.runs.manifest import Fork, make_manifest
 from dapo.runs.metrics_file import truncate_after
@@ -75,6 +75,7 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
     checkpoints of the parent, if it has none of the step.
     """
     checkpoint = parent.checkpoints.find(step)
+    require_optimizer_state(checkpoint)
     add_code_folder(parent.path / CODE_FOLDER)
     file = parent.config_of(step + 1)
     before, config = load_config(file), changed_config(file, overrides)

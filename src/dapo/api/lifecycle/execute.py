@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ import torch
 
 from dapo.config import Config, dump_config
 from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
+from dapo.policy.checkpoint import copy_weights
 from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers, require_new
 from dapo.policy.lora import export_adapter, saved_weights
 from dapo.policy.model import export_model
 from dapo.rewards.workers.pool import VerifierPool
-from dapo.runs.checkpoints import step_of
+from dapo.runs.checkpoints import require_optimizer_state, step_of
 from dapo.runs.console import ProgressDisplay, progress
 from dapo.runs.curves import plot_curves
 from dapo.runs.directory import RunDirectory
@@ -132,6 +134,8 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
             yield Finished(config, directory, step_of(checkpoint))
             return
+        if checkpoint:
+            require_optimizer_state(checkpoint)
         with with_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
@@ -168,6 +172,18 @@ def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int 
             again = f"time {restarts + 1} of {max_restarts}"
             callbacks.warn(f"{error}; the run goes back to its last checkpoint by itself, {again}")
     draw_curves(ready.config, ready.directory, warn=callbacks.warn)
+    kept = ready.config.train.keep_checkpoints
+    old = ready.directory.checkpoints.with_optimizer_state(but_newest=1 if kept is None else kept)
+    try:
+        keep_weights_only(ready.directory, ready.config, old)
+    except (CheckpointError, OSError) as error:  # the run itself has succeeded
+        callbacks.warn(f"a checkpoint keeps its optimizer state: {error}")
+
+
+def keep_weights_only(directory: RunDirectory, config: Config, checkpoints: Sequence[Path]) -> None:
+    """Remove the optimizer's state of checkpoints, and store their weights in the type of the forward pass."""
+    for path in checkpoints:
+        directory.checkpoints.keep_weights(path, partial(copy_weights, dtype=getattr(torch, config.model.dtype)))
 
 
 @contextmanager
@@ -240,7 +256,7 @@ def truncate_after_checkpoint(config: Config, directory: RunDirectory, warn: Cal
         warn(f"{directory.metrics} has no line for {lost}; they are not computed again")
     directory.truncate_after(step, is_logged=logged == step)
     # a kill may have prevented this
-    directory.checkpoints.drop_old(step, config.train.keep_checkpoints)
+    directory.checkpoints.drop_old(step, config.train.kept_in_training)
     return checkpoint
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,9 @@ def check_config(
     samples: int | None,
     against: Path | None,
     as_json: bool,
+    verbose: bool = False,
 ) -> bool:
-    """Print the description of a configuration, and return whether it can run.
+    """Print the description of a configuration, its problems first, and return whether it can run.
 
     With `probe`, also measure the real model on `problems` with `samples` responses each, and compare with the run
     `against`. For a `path` in the directory of a fork, print its origin.
@@ -52,12 +52,11 @@ def check_config(
         return not found["problems"]
     if (fork := Fork.of(RunDirectory(path.parent))) is not None:
         print_text(f"fork      of {fork.describe()}")
-    faults = 0
-    for line in chain(
-        explain(config, needed_columns), [""], describe_response_end(config), describe_estimate(config, assume)
-    ):
+    estimate = describe_estimate(config, assume, verbose=verbose or bool(assume))
+    lines = [*explain(config, needed_columns), "", *describe_response_end(config), *estimate]
+    faults = [line for line in lines if line.startswith("problem: ")]
+    for line in [*faults, *([""] if faults else []), *(line for line in lines if line not in faults)]:
         print_text(line)
-        faults += line.startswith("problem: ")
     if probe and not faults:
         from dapo.cli.check.probe import describe_probe, run_probe
 

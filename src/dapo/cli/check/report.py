@@ -17,8 +17,8 @@ from dapo.training.assemble.inputs import turn_end_notes
 from dapo.training.assemble.resolve import resolve_auto
 
 
-def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str]:
-    """Lines for a person: what runs where, memory, a step's responses, the weight sync, assumptions, problems."""
+def describe_estimate(config: Config, given: Sequence[str] = (), *, verbose: bool = False) -> Iterator[str]:
+    """Lines for a person: what runs where, memory, a step's responses, the weight sync, problems, and assumptions."""
     estimate, line = estimate_of(config, given)
     if estimate is None:
         name = config.model.name
@@ -38,14 +38,12 @@ def describe_estimate(config: Config, given: Sequence[str] = ()) -> Iterator[str
     yield ""
     yield from _step(estimate)
     yield ""
-    yield "assumed (change it with --assume NAME=VALUE):"
-    for entry in fields(HardwareProfile):
+    yield "assumptions about the machine, which --assume NAME=VALUE changes" + (":" if verbose else ": --verbose")
+    for entry in fields(HardwareProfile) if verbose else ():
         value = getattr(estimate.profile, entry.name)
         shown = value if isinstance(value, str) else f"{value:g}"
         yield f"  {entry.name}={shown}  {entry.metadata['meaning']}"
-    for problem in find_problems(estimate):
-        yield ""
-        yield f"problem: {problem}"
+    yield from (f"problem: {problem}" for problem in find_problems(estimate))
 
 
 def estimate_of(config: Config, given: Sequence[str] = ()) -> tuple[ResourceEstimate | None, str | None]:

@@ -252,7 +252,7 @@ def _run(config: Config) -> Iterator[str]:
             f"{config.eval.temperature:g}, top_p {config.eval.top_p:g}"
         )
     when = f"every {train.save_every} steps" if train.save_every else "at the end"
-    yield f"  checkpoints {when}, newest {train.keep_checkpoints} kept"
+    yield f"  checkpoints {when}, newest {train.kept_in_training} kept"
     if config.schedule == "one_step_off":
         yield (
             "  schedule    one_step_off: while a step trains, the next step's responses are sampled with the weights "

@@ -13,12 +13,13 @@ from dapo.core.errors import DataError
 from dapo.core.loading import require_package
 from dapo.data.sources.separated import separated_rows
 
-Rows: TypeAlias = Iterator[tuple[str, dict[str, Any]]]
+Rows: TypeAlias = Iterator[tuple[str, dict[str, Any] | DataError]]
+"""The location of each row, `FILE, line 3`, and the row, or the error of a row that cannot be read."""
 _ROWS_AT_ONCE = 1024
 
 
 def read_rows(path: Path) -> Rows:
-    """Yield (`FILE, line 3`, row) while the file is read. Raises DataError for a file or line that cannot be read."""
+    """Yield the rows while the file is read. Raises DataError for a file that cannot be read."""
     _check(path)
     match path.suffix.lower():
         case ".parquet":
@@ -83,12 +84,18 @@ def _contents(folder: Path) -> tuple[list[str], str]:
 
 def _jsonl_rows(path: Path) -> Rows:
     expected = 'expected one object per line, like {"prompt": "...", "answer": "..."}'
-    for where, text in _lines(path):
-        if text.strip():
-            row = _json(text, where, expected)
-            if not isinstance(row, dict):
-                raise DataError(f"{where}: {expected}, got a {type(row).__name__}")
-            yield where, row
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path}, line {number}"
+            try:
+                if (text := _decoded(line, where, first=number == 1)).strip():
+                    yield where, _require_object(_json(text, where, expected), where, expected)
+            except DataError as error:
+                yield where, error
+
+
+def _require_object(row: object, where: str, expected: str) -> dict[str, Any] | DataError:
+    return row if isinstance(row, dict) else DataError(f"{where}: {expected}, got a {type(row).__name__}")
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -105,10 +112,9 @@ def _json_rows(path: Path) -> Rows:
     found = _json("".join(text for _, text in _lines(path)), str(path), expected, is_whole_file=True)
     if not isinstance(found, list):
         raise DataError(f"{path}: {expected}, got a {type(found).__name__}")
+    expected = 'expected an object, like {"prompt": "...", "answer": "..."}'
     for number, row in enumerate(found, start=1):
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, row {number}: {expected}, got a {type(row).__name__} in it")
-        yield f"{path}, row {number}", row
+        yield f"{path}, row {number}", _require_object(row, f"{path}, row {number}", expected)
 
 
 def _decoded(line: bytes, where: str, *, first: bool) -> str:

@@ -27,9 +27,14 @@ _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 def problem_from_row(
-    row: Mapping[str, Any], *, where: str, source: str, columns: Columns = ANY_COLUMNS, require_answer: bool = True
+    row: Mapping[str, Any] | DataError,
+    *,
+    where: str,
+    source: str,
+    columns: Columns = ANY_COLUMNS,
+    require_answer: bool = True,
 ) -> Problem:
-    """Convert one row to a problem. Raises DataError.
+    """Convert one row to a problem. Raises DataError, also if the row is the error of reading it.
 
     A nested column is named with a dot (`reward_model.ground_truth`). An answer in GSM8K's format becomes the number
     after `####`, and the worked solution `fields["solution"]`. All columns but `prompt` and `answer` become `fields`,
@@ -38,6 +43,8 @@ def problem_from_row(
     `where` is the row's location, for error messages; `source` the problem's source, unless a column `data_source` or
     `source` names it. Without `require_answer`, a row needs no reference answer as text or number; `answer` is then "".
     """
+    if isinstance(row, DataError):
+        raise row
     prompt_column = _column(row, columns.prompt, PROMPT_COLUMNS, what="prompt", where=where)
     assert prompt_column is not None
     answer_column = _column(row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer)

@@ -18,8 +18,8 @@ _BOOLEANS = {"true": True, "false": False, "True": True, "False": False, "TRUE":
 _MAX_VALUE_CHARS = 2**31 - 1
 
 
-def separated_rows(path: Path, lines: Callable[[], Iterator[str]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (`FILE, line 3`, row) for each record. Raises DataError naming the line that cannot be read.
+def separated_rows(path: Path, lines: Callable[[], Iterator[str]]) -> Iterator[tuple[str, dict[str, Any] | DataError]]:
+    """Yield (`FILE, line 3`, row or its error) for each record. Raises DataError for a file that cannot be read.
 
     Args:
         path: the file, for messages; `.tsv` is separated by tabs, `.csv` by the separator most frequent in its header.
@@ -28,11 +28,14 @@ def separated_rows(path: Path, lines: Callable[[], Iterator[str]]) -> Iterator[t
     """
     types = _column_types(_records(path, lines()))
     for where, names, values in _records(path, lines()):
+        if isinstance(values, DataError):
+            yield where, values
+            continue
         yield where, {name: types[name](value) if value else None for name, value in zip(names, values, strict=True)}
 
 
-def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, Sequence[str], list[str]]]:
-    """The location of each record, the names of the columns, and the record's values; an unnamed index is left out."""
+def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, Sequence[str], list[str] | DataError]]:
+    """The location of each record, the names of the columns, and its values or error; an unnamed index is left out."""
     head = []
     for line in lines:
         head.append(line)
@@ -51,11 +54,10 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, Sequence[s
             names = _header(values[has_index:], where)
             continue
         if len(values) != len(names) + has_index:
-            raise DataError(
-                f"{where}: {len(values)} values, expected {len(names) + has_index} ({', '.join(names)}); put a value "
-                f"that holds {delimiter!r} into double quotes"
-            )
-        yield where, names, values[has_index:]
+            text = f"{where}: {len(values)} values, expected {len(names) + has_index} ({', '.join(names)})"
+            yield where, names, DataError(f"{text}; put a value that holds {delimiter!r} into double quotes")
+        else:
+            yield where, names, values[has_index:]
 
 
 def _parsed(path: Path, lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -84,11 +86,13 @@ def _header(names: list[str], where: str) -> list[str]:
     return names
 
 
-def _column_types(records: Iterable[tuple[str, Sequence[str], list[str]]]) -> Mapping[str, Callable[[str], Any]]:
+def _column_types(
+    records: Iterable[tuple[str, Sequence[str], list[str] | DataError]],
+) -> Mapping[str, Callable[[str], Any]]:
     """The converter of each column that has values: the first of `_TYPES` that reads all of them."""
     possible: dict[str, int] = {}
     for where, names, values in records:
-        for name, value in zip(names, values, strict=True):
+        for name, value in () if isinstance(values, DataError) else zip(names, values, strict=True):
             if not value:
                 continue
             kind = possible.get(name, 0)

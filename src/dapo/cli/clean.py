@@ -1,0 +1,47 @@
+"""`dapo clean`: frees the disk space of runs that have ended."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dapo.api.lifecycle.execute import keep_weights_only
+from dapo.cli.formatting import size
+from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.terminal import print_json, print_text
+from dapo.runs.checkpoints import bytes_below, numbered
+from dapo.runs.directory import RunDirectory
+from dapo.runs.stored_config import load_run_config
+
+WHOLE = {"newest": 1, "weights": 0, "nothing": 0}
+"""The checkpoints that stay as they are, by what `--keep` names."""
+
+
+def clean_runs(paths: Sequence[Path], *, keep: str, apply: bool, as_json: bool) -> None:
+    """Reduce or remove the checkpoints of runs, or only list them without `apply`; refuse if one is being trained."""
+    if keep not in WHOLE:
+        raise ConfigError(f"--keep {keep}: expected one of {', '.join(WHOLE)}")
+    runs = [RunDirectory.open(path) for path in paths]
+    if live := [str(run.path) for run in runs if run.holder() is not None]:
+        raise CheckpointError(f"{', '.join(live)} is being trained; nothing was removed. Clean a run when it has ended")
+    found: list[dict[str, Any]] = []
+    for run in runs:
+        saved = numbered(run.checkpoints.folder)
+        chosen = saved if keep == "nothing" else run.checkpoints.with_optimizer_state(but_newest=WHOLE[keep])
+        for path in chosen:
+            kept = 0 if keep == "nothing" else sum(bytes_below(path, name) for name in ("weights*", "*.json", "prob*"))
+            found.append({"run": str(run.path), "step": int(path.name[5:]), "bytes": bytes_below(path) - kept})
+        if apply:
+            with run.lock():
+                if keep == "nothing":
+                    run.checkpoints.drop_after(-1)
+                else:
+                    keep_weights_only(run, load_run_config(run), chosen)
+    total = sum(each["bytes"] for each in found)
+    if as_json:
+        print_json({"keep": keep, "applied": apply, "bytes": total, "checkpoints": found})
+        return
+    removed = "checkpoint" if keep == "nothing" else "optimizer state"
+    for each in found:
+        print_text(f"{each['run']}: {removed} of step {each['step']}: {size(each['bytes'])}")
+    does = "freed" if apply else "would be freed; nothing was removed, --yes does it"
+    print_text(f"{size(total)} {does}" if found else "nothing to remove")

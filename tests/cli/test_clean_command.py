@@ -1,0 +1,114 @@
+"""`dapo clean`, and the end of a run: what stays on the disk, what still works, what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dapo.policy.checkpoint import SavedWeights
+from dapo.runs.checkpoints import bytes_below, has_weights_only
+from dapo.runs.directory import RunDirectory
+from helpers.commands import run
+from helpers.paths import CONFIGS
+
+TINY = ("train", str(CONFIGS / "tiny.yaml"), "train.threads=1", "train.num_steps=3", "train.save_every=1")
+QUIET = ("data.eval=null", "log.rollouts=none")
+
+
+def trained(capsys: pytest.CaptureFixture[str], path: Path, *options: str) -> str:
+    code, out, _ = run(capsys, *TINY, *QUIET, "--run-dir", str(path), *options)
+    assert code == 0
+    return out
+
+
+def checkpoints(path: Path) -> dict[int, bool]:
+    """Whether each checkpoint has the optimizer's state."""
+    return {int(each.name[5:]): not has_weights_only(each) for each in sorted((path / "checkpoints").iterdir())}
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        ("null", {2: False, 3: True}),
+        ("0", {3: False}),
+        ("1", {3: True}),
+        ("9", {1: True, 2: True, 3: True}),
+    ],
+)
+def test_a_finished_run_keeps_the_optimizers_state_of_as_many_checkpoints_as_the_option_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, keep: str, expected: dict[int, bool]
+):
+    out = trained(capsys, tmp_path / "run", f"train.keep_checkpoints={keep}")
+    assert checkpoints(tmp_path / "run") == expected
+    assert ("the run cannot be continued" in out) == (keep == "0")
+    assert "disk space  " in out
+
+
+def test_a_run_of_weights_only_is_small_evaluated_and_exported_but_not_continued(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    whole, small = tmp_path / "whole", tmp_path / "small"
+    for path, keep in ((whole, 1), (small, 0)):
+        trained(capsys, path, "model.dtype=bfloat16", f"train.keep_checkpoints={keep}")
+    names = "*.safetensors"
+    newest, reduced = (RunDirectory(path).checkpoints.path(3) for path in (whole, small))
+    assert bytes_below(reduced, names) < 0.2 * bytes_below(newest, names)  # 2 of 12 bytes per parameter
+    for (name, exact), (_, stored) in zip(
+        *(SavedWeights(each).named_tensors() for each in (newest, reduced)), strict=True
+    ):
+        assert stored.dtype == torch.bfloat16
+        assert torch.equal(exact.to(torch.bfloat16), stored), name
+    data = ("--data", "{builtin: {sums: {}}, size: 4}", "--samples-per-problem", "1", "--output")
+    for path in (whole, small):
+        assert run(capsys, "eval", str(path), *data, str(tmp_path / f"{path.name}.json"))[0] == 0
+    first, second = (json.loads((tmp_path / f"{each}.json").read_text())["table"] for each in ("whole", "small"))
+    assert [row["responses"] for row in first] == [row["responses"] for row in second]
+    assert run(capsys, "export", str(small), str(tmp_path / "model"))[0] == 0
+    for command in (
+        ("resume", str(small), "train.num_steps=4"),
+        ("fork", str(small), "--step", "3", "train.num_steps=4"),
+    ):
+        code, _, err = run(capsys, *command)
+        assert (code, "has its weights only" in err, "train.keep_checkpoints=1" in err) == (2, True, True)
+    assert "already at step 3 of 3" in run(capsys, "resume", str(whole))[1]
+    assert "to train on" not in run(capsys, "resume", str(small))[1]  # it could not
+    assert run(capsys, "resume", str(whole), "train.num_steps=4")[0] == 0
+
+
+def test_clean_lists_what_it_would_remove_and_removes_it_with_yes(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    path = tmp_path / "run"
+    trained(capsys, path, "train.keep_checkpoints=9")
+    before = bytes_below(path)
+    code, out, _ = run(capsys, "clean", str(path))
+    assert code == 0
+    assert [line.split(": ")[1] for line in out.splitlines()[:-1]] == [
+        "optimizer state of step 1",
+        "optimizer state of step 2",
+    ]
+    assert out.splitlines()[-1].endswith("would be freed; nothing was removed, --yes does it")
+    assert bytes_below(path) == before
+    listed = json.loads(run(capsys, "clean", str(path), "--yes", "--json")[1])
+    assert before - bytes_below(path) == pytest.approx(listed["bytes"], rel=0.02)
+    assert checkpoints(path) == {1: False, 2: False, 3: True}
+    assert run(capsys, "clean", str(path), "--yes")[1] == "nothing to remove\n"
+    assert run(capsys, "clean", str(path), "--keep", "weights", "--yes")[0] == 0
+    assert checkpoints(path) == {1: False, 2: False, 3: False}
+    assert run(capsys, "clean", str(path), "--keep", "nothing", "--yes")[0] == 0
+    assert checkpoints(path) == {}
+    assert (path / "metrics.jsonl").is_file()
+    assert run(capsys, "clean", str(path), "--keep", "some")[::2] == (
+        2,
+        "error: --keep some: expected one of newest, weights, nothing\n",
+    )
+
+
+def test_clean_refuses_runs_of_which_one_is_being_trained(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    live, ended = tmp_path / "live", tmp_path / "ended"
+    for path in (live, ended):
+        trained(capsys, path, "train.keep_checkpoints=9")
+    with RunDirectory(live).lock(3):
+        code, _, err = run(capsys, "clean", str(ended), str(live), "--yes", "--keep", "nothing")
+    assert code == 2
+    assert f"{live} is being trained; nothing was removed" in err
+    assert len(checkpoints(live)) == len(checkpoints(ended)) == 3
