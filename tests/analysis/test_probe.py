@@ -92,7 +92,8 @@ def test_a_probe_says_what_the_doctor_would_where_no_response_is_right(probe: Pr
     found = probe_of(config, problems=8)
     assert [(each.name, each.severity) for each in found.findings] == [("too_hard", "error")]
     text = " ".join(" ".join(describe_probe(config, found)).split())
-    assert "error: problems are too hard: every response to 8 prompts is wrong, so nothing is learned; mix in" in text
+    assert "of the responses reach 12 tokens, the limit: every response to 8 prompts is wrong, so nothing" in text
+    assert "is learned; try rollout.max_response_tokens=24" in text
 
 
 def test_more_samples_and_a_reward_of_scores_alone_are_probed_too():
