@@ -21,7 +21,11 @@ PAGE = (ROOT / "docs" / "programs.md").read_text(encoding="utf-8")
 TINY = str(CONFIGS / "tiny.yaml")
 SUMS = "{builtin: {sums: {}}, size: 6}"
 VERIFIER = ("reward.verifier=dapo.rewards.examples:has_digit", "eval.max_response_tokens=4")
-WITHOUT = {"schema": "prints a JSON schema in any case"}
+WITHOUT = {
+    "schema": "prints a JSON schema in any case",
+    "completion": "prints a script of the shell",
+    "convert": "prints a configuration file",
+}
 """Commands without --json, and why."""
 
 

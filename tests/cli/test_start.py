@@ -157,8 +157,8 @@ def test_check_exits_with_2_where_memory_does_not_suffice_and_names_the_processo
 ):
     code, out, _ = run(capsys, "check", TINY, "--assume", "memory_gib=0.1", "--assume", "device=cpu")
     assert code == 2
-    assert out.splitlines()[-1].startswith("problem: the process needs ")
-    assert out.splitlines()[-1].endswith("for a run on a GPU add --assume device=gpu")
+    assert out.splitlines()[0].startswith("problem: the process needs ")
+    assert out.splitlines()[0].endswith("for a run on a GPU add --assume device=gpu")
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,8 @@ def remove_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> tup
 
 def _require_valid(errors: Sequence[DataError], problems: Sequence[Problem]) -> None:
     """Raise DataError with the first of the errors; with one of them if no row at all is valid."""
-    if len(errors) == 1 or (errors and not problems):
-        also = f" (and {len(errors) - 1:,} more rows; no row is valid)" if len(errors) > 1 else ""
-        raise DataError(f"{errors[0]}{also}")
+    if errors and (len(errors) == 1 or not problems):
+        raise errors[0]
     if errors:
         lines = [*map(str, errors[:SHOWN_ERRORS]), *([f"and {len(errors) - SHOWN_ERRORS:,} more"] * (len(errors) > 10))]
         raise DataError(
