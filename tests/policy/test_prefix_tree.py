@@ -8,9 +8,8 @@ from dapo.policy.packing import (
     RankMicrobatch,
     pack_microbatch,
     partition,
-    sorted_prefixes,
-    token_array,
 )
+from dapo.policy.prefixes import sorted_prefixes, token_array
 from dapo.types import Sample
 from helpers.tiny_policies import branching, ids, sample
 

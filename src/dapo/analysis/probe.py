@@ -37,15 +37,11 @@ from dapo.training.step_timer import peak_memory_gib
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Group
 
-MAX_PROBLEMS = 32
-"""The largest default number of problems."""
-MAX_UPDATES = 2
-"""The number of steps that update."""
-BINS = 4
-"""The number of equal bins of pass rates between never and always."""
+MAX_PROBLEMS = 32  # the largest default number of problems
+MAX_UPDATES = 2  # the number of steps that update
+BINS = 4  # the number of equal bins of pass rates between never and always
 LENGTH_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-FIRST_STEPS = 3
-"""Number of a run's first steps that a probe is compared with: later steps have learned."""
+FIRST_STEPS = 3  # number of a run's first steps that a probe is compared with: later steps have learned
 TOLERANCE = 0.2
 
 

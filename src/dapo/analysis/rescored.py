@@ -10,8 +10,7 @@ from dapo.analysis.stored_groups import StoredGroup
 from dapo.runs.outcomes import Outcome, verdict_word
 from dapo.types import Group, Verdict
 
-EXAMPLES = 8
-"""Number of changed verdicts, and of changed outcomes, listed with their texts; all are counted."""
+EXAMPLES = 8  # number of changed verdicts, and of changed outcomes, listed with their texts; all are counted
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,9 @@ INSTRUCTION = (
 Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
 TaskKind: TypeAlias = Literal["builtin", "gym"]
 KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym")
-MIX = "mix"
-"""The key of a mapping of data specs by name."""
+MIX = "mix"  # the key of a mapping of data specs by name
 TASK_KINDS: tuple[TaskKind, ...] = ("builtin", "gym")
-FILE_TYPES = (".jsonl", ".parquet", ".csv", ".tsv", ".json")
-"""The supported file endings."""
+FILE_TYPES = (".jsonl", ".parquet", ".csv", ".tsv", ".json")  # the supported file endings
 EXPECTED = (
     "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
     f"a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of the keys path, hub, builtin, gym, mix"

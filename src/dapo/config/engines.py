@@ -15,14 +15,10 @@ class EngineKind:
     """Opens the engine in this process: `(RolloutConfig, PreTrainedModel, gpu_processes=1)`; None: it needs its own."""
     worker_spec: str = "dapo.distributed.engine_specs:engine_spec"
     """Makes the spec of an engine process: `(Config, threads=, gpu_processes=)`. The default process calls `open`."""
-    require: str | None = None
-    """Raises ConfigError if the engine cannot start on this machine: `(Config)`."""
-    resolve: str | None = None
-    """Resolves `auto` in the engine's section: `(section, model, dtype=, device=)`."""
-    temperatures: tuple[float, float] = (0.0, float("inf"))
-    """Lowest and highest temperature, besides 0 (greedy)."""
-    rounds_as_trainer: bool = False
-    """Whether log-probabilities equal the trainer's up to rounding in float32."""
+    require: str | None = None  # raises ConfigError if the engine cannot start on this machine: `(Config)`
+    resolve: str | None = None  # resolves `auto` in the engine's section: `(section, model, dtype=, device=)`
+    temperatures: tuple[float, float] = (0.0, float("inf"))  # lowest and highest temperature, besides 0 (greedy)
+    rounds_as_trainer: bool = False  # whether log-probabilities equal the trainer's up to rounding in float32
     pages_cache: bool = False
     """Whether keys and values are in pages, so that a sequence takes memory only for its tokens."""
     cache_option: str | None = None

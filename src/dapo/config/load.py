@@ -262,8 +262,7 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
 _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
 
 
-SHORT_FORMS = {"model": "name", "data": "train"}
-"""Sections that may be written as the value of one option."""
+SHORT_FORMS = {"model": "name", "data": "train"}  # sections that may be written as the value of one option
 
 
 class _Dotted(dict[str, Any]):

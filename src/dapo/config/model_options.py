@@ -7,8 +7,7 @@ from dapo.config.data_spec import Source, parse_spec, paths_in
 from dapo.config.section import Float, Positive, Section, Switch, Tokens, option
 
 DataSpec: TypeAlias = str | dict[str, Any]
-MODEL_ALIASES = ("smollm2-135m-instruct", "tiny-random")
-"""The short names of models."""
+MODEL_ALIASES = ("smollm2-135m-instruct", "tiny-random")  # the short names of models
 
 
 class LoraConfig(Section):

@@ -16,15 +16,12 @@ from dapo.core.secrets import mask_options
 class OptionEntry:
     """An option with its metadata."""
 
-    name: str
-    """The dotted name: `loss.clip_high`."""
+    name: str  # the dotted name: `loss.clip_high`
     default: Any
     is_required: bool
     meaning: str
-    unit: str
-    """The unit of a number; empty for a pure number."""
-    condition: str
-    """The condition for an effect: `option=value`, an option or a name in CONDITIONS; empty: always."""
+    unit: str  # the unit of a number; empty for a pure number
+    condition: str  # the condition for an effect: `option=value`, an option or a name in CONDITIONS; empty: always
     has_paper_value: bool
     paper: Any
 

@@ -21,8 +21,7 @@ class EvalConfig(Section):
     )
 
 
-START_TIMEOUT_S = 900.0
-"""Time limit for the start of all processes of a run, in seconds."""
+START_TIMEOUT_S = 900.0  # time limit for the start of all processes of a run, in seconds
 
 
 class DistributedConfig(Section):

@@ -8,8 +8,7 @@ from dapo.config.options import Config
 from dapo.config.section import Auto, Switch
 
 _BOUNDS = {"gt": "exclusiveMinimum", "ge": "minimum", "lt": "exclusiveMaximum", "le": "maximum"}
-_SWITCH = {"enum": [True, False]}
-"""YAML reads a bare `on` or `off` as a boolean."""
+_SWITCH = {"enum": [True, False]}  # YAML reads a bare `on` or `off` as a boolean
 
 
 def config_schema() -> dict[str, Any]:

@@ -53,8 +53,7 @@ def reject_bool(value: object) -> object:
     return value
 
 
-MAX_COUNT = 10**9
-"""Largest count; options that cost memory, processes or threads have lower limits."""
+MAX_COUNT = 10**9  # largest count; options that cost memory, processes or threads have lower limits
 MAX_SECONDS = 1e6
 MAX_PROCESSES = 4096
 

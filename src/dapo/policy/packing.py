@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dapo.policy.packed_attention import CUDA_KEY_MULTIPLE, PackedAttentionPlan
+from dapo.policy.prefixes import SortedPrefixes, sorted_prefixes, token_array
 from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
 from dapo.types import Sample
@@ -274,19 +275,6 @@ def pack_microbatch(rank_microbatch: RankMicrobatch, device: str | torch.device)
     )
 
 
-@dataclass(frozen=True)
-class SortedPrefixes:
-    """The lexicographic order of N sequences of token ids, in which a prefix precedes the sequences that begin with it.
-
-    In this order the new nodes of the prefix tree are, for each sequence, its tokens after those shared with its
-    predecessor.
-    """
-
-    order: list[int]  # `[N]` the indices of the sequences
-    shared: list[int]
-    """`[N]` the number of first tokens shared with the predecessor in `order`; no earlier sequence shares more."""
-
-
 def _stream_indices(
     sequences: Sequence[np.ndarray], found: SortedPrefixes
 ) -> tuple[list[np.ndarray], list[tuple[int, int]]]:
@@ -328,28 +316,3 @@ def in_callers_order(
         for i, row in zip(microbatch.indices, rows_of(values, microbatch), strict=True):
             rows[i] = row
     return rows
-
-
-def token_array(token_ids: Sequence[int]) -> np.ndarray:
-    """Token ids as an array of 4-byte numbers."""
-    return np.asarray(token_ids, np.int64).astype(np.int32)
-
-
-def sorted_prefixes(sequences: Sequence[np.ndarray]) -> SortedPrefixes:
-    """Sort sequences made by `token_array`."""
-    keys = [sequence.astype(">i4").tobytes() for sequence in sequences]  # these bytes compare like the numbers
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    shared = [0] * len(order)
-    for k in range(1, len(order)):
-        before, i = order[k - 1], order[k]
-        equal = keys[before] == keys[i]
-        shared[k] = len(sequences[i]) if equal else _common(sequences[before], sequences[i])
-    return SortedPrefixes(order, shared)
-
-
-def _common(first: np.ndarray, second: np.ndarray) -> int:
-    """The length of the longest shared prefix."""
-    length = min(len(first), len(second))
-    differ = first[:length] != second[:length]
-    at = int(differ.argmax()) if length else 0
-    return at if length and differ[at] else length

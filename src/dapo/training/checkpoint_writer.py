@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from dapo.core.errors import DapoError
 from dapo.runs.directory import RunDirectory
 
-MAX_FAILED_SAVES = 5
-"""Failed attempts in a row, one per step, that stop a run."""
-WRITER_NICENESS = 19
-"""Niceness of the writing thread, which uses the processor time that training leaves idle."""
+MAX_FAILED_SAVES = 5  # failed attempts in a row, one per step, that stop a run
+WRITER_NICENESS = 19  # niceness of the writing thread, which uses the processor time that training leaves idle
 
 
 class StorageError(DapoError):

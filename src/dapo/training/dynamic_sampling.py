@@ -15,8 +15,7 @@ from dapo.types import Group, Verdict
 
 REWARD_TEST = "dapo reward test VERIFIER --data DATA"
 """The command that tests a reward, if the run's own verifier and data are not known."""
-_FADING = 0.5 ** (1 / HALF_LIFE_STEPS)
-"""The factor by which the decisions of a batch fade with each later one."""
+_FADING = 0.5 ** (1 / HALF_LIFE_STEPS)  # the factor by which the decisions of a batch fade with each later one
 
 
 class DynamicSampler:
@@ -111,13 +110,11 @@ class DynamicSampler:
 
 
 WINDOW = 256  # responses over which the rate of verifier errors is taken
-FIRST_RESPONSES = 32
-"""The fewest first responses that stop a run if none of them has a verdict."""
+FIRST_RESPONSES = 32  # the fewest first responses that stop a run if none of them has a verdict
 MAX_ERROR_RATE = 0.5  # fraction of error verdicts among the last WINDOW responses above which a run stops
 _CAUSES = 3
 _SHOWN_CHARS = 200
-_PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
-"""The quoted texts and numbers in which errors of one cause differ."""
+_PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")  # the quoted texts and numbers in which errors of one cause differ
 _Entry: TypeAlias = tuple[str, str, str] | None
 """Error, problem and response of a response without a verdict; None for a response with one."""
 

@@ -32,10 +32,8 @@ from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS, changed_config
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
 from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
 
-SEEDS = 10**9
-"""Upper bound of the seeds of branches, which people read and type."""
-_LOCATIONS = ("folder", "run_dir", "module_folders")
-"""Entries of a manifest that locate the data and modules of a run."""
+SEEDS = 10**9  # upper bound of the seeds of branches, which people read and type
+_LOCATIONS = ("folder", "run_dir", "module_folders")  # entries of a manifest that locate the data and modules of a run
 _KEEPS_NEXT_BATCH = ("advantage.", "loss.", "optim.", "eval.", "log.", "profile.", "distributed.", "launcher", "train.")
 """Options, and prefixes of options, on which a batch sampled in advance does not depend."""
 

@@ -20,8 +20,7 @@ COUNTS = ("visits", "responses", "decided", "correct", "last_step")
 """Visits, judged responses, responses judged right or wrong, right responses, and the step of the last visit."""
 SUMS = ("score_sum", "recent_correct", "recent_wrong")
 """The sum of a problem's scores, and its right and wrong responses, each discounted by its age at the last step."""
-HALF_LIFE_STEPS = 10
-"""The age at which a response counts half, because the policy has changed since."""
+HALF_LIFE_STEPS = 10  # the age at which a response counts half, because the policy has changed since
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 VERDICT_LAG_POLLS = 2
 """Polls from a group's last token to its decision: the engine works while verifiers do, and no clock is read."""
-TOP_P = 1.0
-"""Training samples from the whole distribution, which the trainer's log-probabilities describe."""
+TOP_P = 1.0  # training samples from the whole distribution, which the trainer's log-probabilities describe
 
 
 @dataclass(frozen=True)

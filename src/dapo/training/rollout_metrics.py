@@ -1,9 +1,7 @@
 """Computes the metrics of a step from its groups and updates, which `dapo.runs.metric_table` describes."""
 
 import re
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from math import fsum
 from statistics import fmean
 from typing import Any
@@ -11,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from dapo.policy.prefixes import sorted_prefixes, token_array
 from dapo.runs.metric_table import metric_of
 from dapo.runs.rollout_table import storable
 from dapo.training.selection import Prediction
@@ -23,7 +21,6 @@ REFLECTION = (
     r"re-?think|re-?consider|i made a mistake)\b"
 )
 """The phrases that count as reflection (the paper's Table 2), upper or lower case."""
-_COMPARED_TOKENS = 256
 
 
 def rollout_metrics(
@@ -101,21 +98,10 @@ def signal_pass_rates(groups: Iterable[Group]) -> Iterator[float]:
 
 def shared_tokens(responses: Sequence[Sequence[int]]) -> int:
     """Count the tokens in prefixes that several responses share: all tokens less the distinct prefixes."""
-    ordered = [np.asarray(tokens) for tokens in sorted(array("i", tokens) for tokens in responses)]
-    return sum(_common_beginning(first, second) for first, second in pairwise(ordered))
+    return sum(sorted_prefixes([token_array(tokens) for tokens in responses]).shared)
 
 
-def _common_beginning(first: NDArray[np.int32], second: NDArray[np.int32]) -> int:
-    length = min(len(first), len(second))
-    for start in range(0, length, _COMPARED_TOKENS):
-        end = min(start + _COMPARED_TOKENS, length)
-        if len(differing := np.flatnonzero(first[start:end] != second[start:end])):
-            return start + int(differing[0])
-    return length
-
-
-CHANCE_BINS = 5
-"""The number of equal bins for predicted chances."""
+CHANCE_BINS = 5  # the number of equal bins for predicted chances
 
 
 def chance_bin(chance: float) -> str:
@@ -210,10 +196,8 @@ ANSWER_MARK = r"(?im)\banswer\s*:|\\boxed\s*\{|####\s*-?[\d.,/]+\s*$"
 """The marks of an answer that dapo's verifiers read: `Answer:`, `\\boxed{`, or `####` and a number."""
 MANY_ANSWERS = 3
 """Marked answers in a response from which they are too many: a response may repeat its answer once to check it."""
-REPEATS = 4
-"""Repetitions of the same tokens at the end of a response from which it is a loop."""
-MIN_LOOP_TOKENS, MAX_PERIOD = 24, 64
-"""The smallest number of tokens in a loop, and the largest in its repeated unit."""
+REPEATS = 4  # repetitions of the same tokens at the end of a response from which it is a loop
+MIN_LOOP_TOKENS, MAX_PERIOD = 24, 64  # the smallest number of tokens in a loop, and the largest in its repeated unit
 _TEXTS_PER_SEARCH = 256
 
 

@@ -28,10 +28,8 @@ from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.training.problem_stats import OutcomeHistory, ProblemStats, discount
 from dapo.types import Group, Problem
 
-FLOOR = 0.05
-"""Smallest probability of selecting a problem: policies change, and a prediction may be wrong."""
-CALIBRATION_SHARE = 0.02
-"""Fraction of the stream that is sampled regardless of predictions."""
+FLOOR = 0.05  # smallest probability of selecting a problem: policies change, and a prediction may be wrong
+CALIBRATION_SHARE = 0.02  # fraction of the stream that is sampled regardless of predictions
 
 
 @dataclass(frozen=True)

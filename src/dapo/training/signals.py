@@ -14,8 +14,7 @@ from dapo.core.loading import describe
 
 InterruptHandler: TypeAlias = signal.Handlers | Callable[[int, FrameType | None], Any] | None
 """A handler for Ctrl-C, as `signal.signal` takes it."""
-END_AT_ONCE: InterruptHandler = signal.SIG_DFL
-"""The system's default, which ends even a matmul."""
+END_AT_ONCE: InterruptHandler = signal.SIG_DFL  # the system's default, which ends even a matmul
 SHOW_CURSOR = "\x1b[?25h"
 
 

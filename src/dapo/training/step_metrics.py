@@ -34,8 +34,7 @@ MIN_GROUPS, MIN_SHARE = 4, 0.5
 """The number of groups with a signal, and the share of their tokens, from which the top problem is reported."""
 NO_AUDIT = AuditedStep()
 _SHOWN_RESPONSES, _SHOWN_CHARS = 2, 160
-HEAD_START_S = 1.0
-"""Seconds that the table waits for the block, so that the samples reach the idle trainer first."""
+HEAD_START_S = 1.0  # seconds that the table waits for the block, so that the samples reach the idle trainer first
 
 
 @contextmanager

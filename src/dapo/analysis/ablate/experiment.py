@@ -33,8 +33,7 @@ from dapo.core.errors import ConfigError
 from dapo.core.text import did_you_mean
 from dapo.runs.metric_table import metric_of
 
-ACCURACY = "accuracy"
-"""The metric of held-out accuracy, avg@k, for an evaluation of any name."""
+ACCURACY = "accuracy"  # the metric of held-out accuracy, avg@k, for an evaluation of any name
 AXES = ("steps", "tokens", "seconds")
 """The horizontal axes of plots: training steps, generated tokens, seconds without evaluations."""
 DEFAULT_LADDER = "table1"

@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Columns: TypeAlias = Mapping[str, Sequence[Any]]
-"""The curve of a run as results.json holds it."""
+Columns: TypeAlias = Mapping[str, Sequence[Any]]  # the curve of a run as results.json holds it
 Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 """The positions on the horizontal axis, and the values."""
 
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#7c3aed", "#0891b2", "#a16207", "#db2777", "#65a30d", "#475569")
-STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))
-"""The line styles; each one is used for all colours before the next."""
+STYLES = ("-", (0, (4, 1.5)), (0, (1, 1)))  # the line styles; each one is used for all colours before the next
 AXIS_NAMES = {"steps": "training step", "tokens": "generated tokens", "seconds": "seconds without evaluations"}
 _COLUMNS = {"steps": "step", "tokens": "tokens", "seconds": "seconds"}
 _PER_ROW = 3

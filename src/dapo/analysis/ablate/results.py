@@ -27,10 +27,8 @@ from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.time_left import training_seconds
 
 RESULTS_JSON = "results.json"
-FORMAT = 2
-"""The version of results.json."""
-ENDED = ("finished", "solved")
-"""The exit reasons of successful runs."""
+FORMAT = 2  # the version of results.json
+ENDED = ("finished", "solved")  # the exit reasons of successful runs
 KEPT_METRICS = (
     "reward/mean",
     "reward/accuracy",

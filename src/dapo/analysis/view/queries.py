@@ -89,8 +89,7 @@ def _bytes_of(token: str | None, alphabet: Mapping[str, int]) -> bytes:
 
 PROBLEM_KINDS = ("all", "never", "sometimes", "always", "undecided")
 MAX_PAGE = 200
-MAX_TOKENS = 2000
-"""Number of tokens shown with their probabilities, unless the request has `all`."""
+MAX_TOKENS = 2000  # number of tokens shown with their probabilities, unless the request has `all`
 MAX_TEXT_CHARS = 200
 
 Parameters = Mapping[str, str]

@@ -12,8 +12,7 @@ from dapo.core.text import quoted
 from dapo.runs.stored_config import option_changes
 
 MAX_LOG_BYTES = 200_000
-_REQUIRED = ("model.name", "data.train")
-"""Options without a default, with those inside them."""
+_REQUIRED = ("model.name", "data.train")  # options without a default, with those inside them
 
 
 def findings(run: ViewedRun, given: Parameters) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
 from dapo.policy.model import device_of
 from dapo.policy.model_dimensions import find_dimensions
 
-ASSUMED_GIB = 80.0
-"""Memory of a GPU that is not visible from here: an H100's or an A100's."""
+ASSUMED_GIB = 80.0  # memory of a GPU that is not visible from here: an H100's or an A100's
 
 
 def resolve_auto(
