@@ -7,11 +7,13 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from dapo.api.result_types import table_of
 from dapo.core.errors import DataError
 from dapo.core.loading import Failure, try_call
 from dapo.core.terminal import printable
 from dapo.core.text import one_line, shorten
 from dapo.core.verifier_limits import MAX_SCORE
+from dapo.evaluation.scores import question_text
 from dapo.training.rollout import Batch
 from dapo.training.rollout_metrics import reflection_metrics
 from dapo.training.step_metrics import batch_metrics, rollout_rows
@@ -81,10 +83,7 @@ class CollectedBatch:
     @property
     def rollouts(self) -> "pd.DataFrame":
         """A row per judged response, with the columns of rollouts/*.parquet."""
-        import pandas as pd
-
-        rows = rollout_rows(self.batch, self.samples, self.decode_prompt, step=self.step)
-        return pd.DataFrame(list(rows))
+        return table_of(list(rollout_rows(self.batch, self.samples, self.decode_prompt, step=self.step)))
 
     def with_advantages(self, function: Advantages) -> "CollectedBatch":
         """Replace the advantages of Eq. 9 by those of a function of the shaped rewards of a group's judged responses.
@@ -125,7 +124,7 @@ class CollectedBatch:
 
     def __repr__(self) -> str:
         shown = self.groups[:SHOWN_ROWS]
-        lines = [self._title(), *(f"  {shorten(_question(group), 48):50} {_rewards(group)}" for group in shown)]
+        lines = [self._title(), *(f"  {_question(group, 48):50} {_rewards(group)}" for group in shown)]
         if len(self.groups) > SHOWN_ROWS:
             lines.append(f"  and {len(self.groups) - SHOWN_ROWS} more groups; batch.rollouts has all responses")
         return printable("\n".join(lines))
@@ -143,7 +142,7 @@ class CollectedBatch:
 def _shown(group: Group, outcome: str) -> tuple[str, ...]:
     judged = [(reward, text) for reward, text in zip(group.rewards, group.texts, strict=True) if reward is not None]
     ends = [shorten(one_line(text), 80) for _, text in (max(judged), min(judged))] if judged else ["", ""]
-    return shorten(_question(group), 80), outcome.replace("_", " "), _rewards(group), *ends
+    return _question(group, 80), outcome.replace("_", " "), _rewards(group), *ends
 
 
 def _rewards(group: Group) -> str:
@@ -159,6 +158,5 @@ def _numbers(function: Advantages, rewards: list[float]) -> list[float]:
     return [float(value) for value in function(list(rewards))]
 
 
-def _question(group: Group) -> str:
-    prompt = group.problem.prompt
-    return one_line(prompt if isinstance(prompt, str) else str(prompt[-1]["content"]))
+def _question(group: Group, chars: int) -> str:
+    return shorten(one_line(question_text(group.problem.prompt)), chars)

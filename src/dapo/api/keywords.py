@@ -1,14 +1,13 @@
 """Converts keywords of Python calls to options and command-line arguments. Imports no torch."""
 
 import json
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from dapo.config import PRESETS, Config, build_config, find_config
-from dapo.config.load import SHORT_FORMS, as_literal, merge_options, parse_overrides, read_options
+from dapo.config.load import as_literal, merge_options, parse_overrides, read_options
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import called_elsewhere
 from dapo.core.errors import ConfigError
@@ -42,45 +41,21 @@ def option_named(keyword: str) -> str:
     """The dotted name of the option that a keyword means. Raises ConfigError."""
     if "." in keyword or keyword in Config.model_fields:
         return keyword  # build_config rejects an unknown name in a section
-    if keyword in ALIASES:
-        return ALIASES[keyword]
-    names = [name for name, _ in options_of()]
-    candidates = [name for name in names if name.rpartition(".")[2] == keyword]
-    if len(candidates) == 1:
-        return candidates[0]
-    if candidates:
-        example = f'**{{"{candidates[0]}": ...}}'
+    meanings: dict[str, list[str]] = {}
+    for name in DEFAULTS:
+        meanings.setdefault(name.rpartition(".")[2], []).append(name)
+    meanings |= {alias: [name] for alias, name in ALIASES.items()}
+    names = meanings.get(keyword, [])
+    if len(names) == 1:
+        return names[0]
+    if names:
         raise ConfigError(
-            f"{keyword!r} is ambiguous ({' or '.join(candidates)}); write the whole name, as in {example}"
+            f'{keyword!r} is ambiguous ({" or ".join(names)}); write the whole name, as in **{{"{names[0]}": ...}}'
         )
-    if elsewhere := called_elsewhere(keyword):
-        raise ConfigError(f"unknown option {keyword!r}; {elsewhere}")
-    known = [*ALIASES, *(name.rpartition(".")[2] for name in names)]
-    near = get_close_matches(keyword, list(dict.fromkeys(known)), n=1)
-    whole = {
-        each: [ALIASES[each]] if each in ALIASES else [n for n in names if n.endswith(f".{each}")] for each in near
-    }
-    hints = [f"{each} ({' or '.join(options)})" if options else each for each, options in whole.items()]
-    hint = f"did you mean {' or '.join(hints)}?" if hints else "docs/options.md lists all options"
+    hint = called_elsewhere(keyword) or "docs/options.md lists all options"
+    if not called_elsewhere(keyword) and (near := get_close_matches(keyword, meanings, n=1)):
+        hint = f"did you mean {near[0]} ({' or '.join(meanings[near[0]])})?"
     raise ConfigError(f"unknown option {keyword!r}; {hint}")
-
-
-def nested(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by dotted names as a configuration: `{"loss.clip_high": 0.3}` -> `{"loss": {"clip_high": 0.3}}`."""
-    raw: dict[str, Any] = {}
-    for name, value in options.items():
-        *sections, last = name.split(".")
-        inner = raw
-        for section in sections:
-            below = inner.setdefault(section, {})
-            if not isinstance(below, dict):  # a short form
-                below = inner[section] = {SHORT_FORMS.get(section, "name"): below}
-            inner = below
-        if isinstance(value, dict) and isinstance(inner.get(last), dict):
-            inner[last] |= value
-        else:
-            inner[last] = value
-    return raw
 
 
 def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[str, Any], list[str], str]:
@@ -100,9 +75,9 @@ def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[st
 
 def build_scaled(base: Mapping[str, Any], options: Mapping[str, Any], *, where: str) -> tuple[Config, dict[str, Any]]:
     """Build a configuration from a base and overriding options; also returns those that `scale_defaults` added."""
-    raw = merge_options(base, nested(options))
+    raw = merge_options(base, parse_overrides(as_overrides(options)))
     scaled = scale_defaults(raw)
-    return build_config(merge_options(raw, nested(scaled)), where=where), scaled
+    return build_config(merge_options(raw, parse_overrides(as_overrides(scaled))), where=where), scaled
 
 
 def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,9 +92,8 @@ def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
         {'train.minibatch_groups': 8}
     """
     with_preset = merge_options(PRESETS.get(str(raw.get("preset")), {}), raw)
-    prompts, length, steps = (
-        _count(raw, name) for name in ("rollout.prompts_per_step", "rollout.max_response_tokens", "train.num_steps")
-    )
+    prompts = _count(raw, "rollout.prompts_per_step")
+    length, steps = _count(raw, "rollout.max_response_tokens"), _count(raw, "train.num_steps")
     groups, buffer, warmup = "train.minibatch_groups", "overlong.buffer_tokens", "optim.warmup_steps"
     scaled: dict[str, Any] = {}
     if prompts and _option(raw, groups) is None and prompts % DEFAULTS[groups]:
@@ -150,12 +124,6 @@ def as_overrides(options: Mapping[str, Any]) -> list[str]:
     return [f"{name}={_yaml(value)}" for name, value in options.items()]
 
 
-def command_line(arguments: Iterable[str], *, environment: Mapping[str, str] | None = None) -> str:
-    """Quote arguments for a shell, on one line after environment variables."""
-    variables = [f"{name}={shlex.quote(value)}" for name, value in (environment or {}).items()]
-    return " ".join([*variables, shlex.join(arguments)])
-
-
 def _yaml(value: Any) -> str:
     """Format a value for `parse_overrides`; text stays unquoted if it parses to itself."""
     plain = str(value)
@@ -165,7 +133,7 @@ def _yaml(value: Any) -> str:
                 return plain
         except ConfigError:
             pass
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _plain(value: Any, name: str) -> Any:

@@ -1,7 +1,7 @@
 """Results of a run in Python: a figure, an evaluation, a comparison of two models."""
 
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,9 +40,7 @@ class EvaluationResult:
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> "EvaluationResult":
         """Convert an evaluation with its table, in the form of `dapo eval --output`."""
-        import pandas as pd
-
-        return cls({name: value for name, value in found.items() if name != "table"}, pd.DataFrame(found["table"]))
+        return cls({name: value for name, value in found.items() if name != "table"}, table_of(found["table"]))
 
     @property
     def accuracy(self) -> float:
@@ -52,8 +50,7 @@ class EvaluationResult:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of the accuracy; None for fewer than two problems or equal scores on all."""
-        low, high = self.summary["low"], self.summary["high"]
-        return None if low is None else (low, high)
+        return _interval(self.summary)
 
     def __repr__(self) -> str:
         summary, style = self.summary, ".1%" if self.summary["binary"] else ".3f"
@@ -82,17 +79,9 @@ class Comparison:
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> "Comparison":
         """Convert a result of `compare_models`, which subtracts its first model; here the run is the first."""
-        difference = found["comparison"]
-        low, high = difference["low"], difference["high"]
-        return cls(
-            EvaluationResult.of(found["second"]),
-            EvaluationResult.of(found["first"]),
-            difference["difference"],
-            None if low is None else (low, high),
-            difference["better"],
-            difference["worse"],
-            difference["equal"],
-        )
+        first, second = EvaluationResult.of(found["second"]), EvaluationResult.of(found["first"])
+        numbers = {name: found["comparison"][name] for name in ("difference", "better", "worse", "equal")}
+        return cls(first, second, interval=_interval(found["comparison"]), **numbers)
 
     def __repr__(self) -> str:
         style = "+.1%" if self.first.summary["binary"] else "+.3f"
@@ -103,6 +92,17 @@ class Comparison:
             f"<{self.first.summary['model']} minus {self.second.summary['model']}: {self.difference:{style}}"
             f"{_range(self.interval, style)}; {counts}>"
         )
+
+
+def table_of(rows: Collection[Mapping[str, Any]], *columns: str) -> "pd.DataFrame":
+    """A table of the rows; without any, it has these columns."""
+    import pandas as pd
+
+    return pd.DataFrame(list(rows), columns=None if rows else columns)
+
+
+def _interval(numbers: Mapping[str, Any]) -> tuple[float, float] | None:
+    return None if numbers["low"] is None else (numbers["low"], numbers["high"])
 
 
 def _range(interval: tuple[float, float] | None, style: str) -> str:

@@ -1,5 +1,6 @@
 """A run as a Python object: its files as tables and figures, and its model to generate and evaluate."""
 
+import shlex
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,15 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.in_memory_data import HELD_OUT_FILE, Data, is_source, row_errors, write_rows
-from dapo.api.keywords import as_overrides, command_line, options_from
+from dapo.api.keywords import as_overrides, options_from
 from dapo.api.python_errors import CallInterrupted, python_interface
-from dapo.api.result_types import Comparison, Curves, EvaluationResult
+from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
 from dapo.config import Config
 from dapo.core.errors import DapoError, DataError, LossFailed, VerifierFailed
 from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
 from dapo.runs.console import METRIC_COLUMNS
+from dapo.runs.curves import curves_figure
 from dapo.runs.directory import RunDirectory
+from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.status import RunStatus, run_status
 from dapo.runs.stored_config import CODE_FOLDER, load_run_config
 from dapo.training.signals import Interrupted
@@ -62,30 +65,23 @@ class Run:
         """A shell command that starts the same run, with its functions from the run's folder `code`."""
         manifest = read_json(self._directory.manifest)
         code, folders = self.path / CODE_FOLDER, ":".join(manifest.get("module_folders", []))
-        environment = {"DAPO_CODE": str(code)} if code.is_dir() else {}
-        environment |= {"PYTHONPATH": folders} if folders else {}
+        variables = {"DAPO_CODE": str(code) if code.is_dir() else "", "PYTHONPATH": folders}
+        settings = [f"{name}={shlex.quote(value)}" for name, value in variables.items() if value]
         program, *arguments = manifest["command"]
-        return command_line([Path(program).name, *arguments], environment=environment)
+        return " ".join([*settings, shlex.join([Path(program).name, *arguments])])
 
     @property
     def metrics(self) -> "pd.DataFrame":
         """The metrics by step (docs/metrics.md); an evaluation before the first step is row 0."""
-        import pandas as pd
-
-        from dapo.runs.metrics_file import metrics_by_step
-
-        rows = metrics_by_step(self._directory.metrics)
-        return pd.DataFrame(list(rows.values()), columns=None if rows else ["step"]).set_index("step")
+        return table_of(metrics_by_step(self._directory.metrics).values(), "step").set_index("step")
 
     @property
     def rollouts(self) -> "pd.DataFrame":
         """All stored responses, without tokens; for a large run, `read_rollouts` selects steps and columns."""
-        import pandas as pd
-
         from dapo.runs.rollout_table import read_rollouts
 
         paths = list(self._directory.rollout_tables().values())
-        return read_rollouts(paths).to_pandas() if paths else pd.DataFrame()
+        return read_rollouts(paths).to_pandas() if paths else table_of([])
 
     def read_rollouts(
         self, *, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None
@@ -95,26 +91,22 @@ class Run:
         `columns` are such as `["step", "response", "reward", "outcome"]`; None: all, also tokens and log-probabilities.
         Raises DataError for a step without a table.
         """
-        import pandas as pd
-
         from dapo.runs.rollout_table import all_columns, read_rollouts
 
         tables = self._directory.rollout_tables()
         if missing := [step for step in steps or () if step not in tables]:
             raise DataError(f"{self.path} has no rollouts of step {missing[0]} (log.rollouts sets which are kept)")
         paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
-        return read_rollouts(paths, columns or all_columns(paths[0])).to_pandas() if paths else pd.DataFrame()
+        return read_rollouts(paths, columns or all_columns(paths[0])).to_pandas() if paths else table_of([])
 
     @property
     def problems(self) -> "pd.DataFrame":
         """The sampled problems with visits, correct responses and last step, as of the newest checkpoint."""
-        import pandas as pd
-
         from dapo.runs.stored_table import stored_table
 
         path = self._directory.problem_stats
         if not path.exists():
-            return pd.DataFrame()
+            return table_of([])
         with stored_table(path) as table:
             found: pd.DataFrame = table.read(table.names).to_pandas()
             return found
@@ -127,11 +119,9 @@ class Run:
     @property
     def evaluations(self) -> "pd.DataFrame":
         """The evaluations during training by step: accuracy (avg@k) with its 95 % interval, and further numbers."""
-        import pandas as pd
-
         paths = self._directory.evaluations().values()
         rows = [{k: v for k, v in read_json(path).items() if not isinstance(v, dict | list)} for path in paths]
-        return pd.DataFrame(rows, columns=None if rows else ["step", "accuracy"]).set_index("step")
+        return table_of(rows, "step", "accuracy").set_index("step")
 
     def evaluation(self, step: int | None = None) -> EvaluationResult:
         """The evaluation during training after a step, by default the last one, with every response.
@@ -147,7 +137,6 @@ class Run:
     def curves(self) -> Curves:
         """A figure of accuracy, length, entropy and outcomes of groups. Raises DataError without metrics."""
         from dapo.api.lifecycle.execute import title_of
-        from dapo.runs.curves import curves_figure
 
         return Curves(curves_figure(self._directory.metrics, title=title_of(self.config)))
 
@@ -166,13 +155,11 @@ class Run:
 
     def doctor(self) -> "pd.DataFrame":
         """The findings of `dapo doctor`, one row each, the most severe first; empty if nothing is wrong."""
-        import pandas as pd
-
         from dapo.analysis.doctor import diagnose
 
         with damage_of(self.path):
             rows = diagnose(self.path).to_json()["findings"]
-        return pd.DataFrame(rows, columns=None if rows else ["name", "severity", "cause", "change", "advice"])
+        return table_of(rows, "name", "severity", "cause", "change", "advice")
 
     def generate(
         self,

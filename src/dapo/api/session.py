@@ -4,7 +4,7 @@ import hashlib
 import json
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +15,7 @@ from dapo.api.in_memory_data import Data, Reward, is_source, row_errors, verifie
 from dapo.api.keywords import build_scaled, load_base, options_from
 from dapo.api.lifecycle.generate import answers_of, generation_plan
 from dapo.api.python_errors import python_interface
-from dapo.api.result_types import EvaluationResult
+from dapo.api.result_types import EvaluationResult, table_of
 from dapo.config import Config
 from dapo.config.load import merge_options, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
@@ -33,7 +33,7 @@ from dapo.training.assemble.resolve import require_hardware, resolve_auto, resol
 from dapo.training.preflight import load_rows
 from dapo.training.rollout import Sampling, collect
 from dapo.training.rollout_metrics import mean_of_updates
-from dapo.training.signals import Interrupted, signals_as_requests
+from dapo.training.signals import signals_as_requests
 from dapo.training.stopping import require_groups
 from dapo.training.updates import estimate_advantages, prepare_updates
 from dapo.types import Problem
@@ -49,7 +49,7 @@ ROWS_FILE = "rows.jsonl"
 
 
 @python_interface
-class Session:
+class Session(AbstractContextManager["Session"]):
     """A model, its optimiser and an engine in this process; use it in a `with` block, or close it."""
 
     def __init__(self, config: Config, *, data: Data = None, reward: Reward = None) -> None:
@@ -130,7 +130,8 @@ class Session:
                 f"this batch was collected for step {batch.step}, and step {self.step} is done: its responses are of "
                 "other weights; collect a new one"
             )
-        custom = load_loss(loss) if isinstance(loss, str) else CustomLoss(loss, _name_of(loss)) if loss else None
+        name = f"loss {getattr(loss, '__name__', type(loss).__name__)}"
+        custom = load_loss(loss) if isinstance(loss, str) else CustomLoss(loss, name) if loss else None
         config, step = self.config, self.step + 1
         require_groups(batch.batch, step=step, empty_steps=self._empty_steps, reward_test="batch.judged")
         self._engine.drop_weights()
@@ -145,9 +146,7 @@ class Session:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        import pandas as pd
-
-        return pd.DataFrame(self._metrics).set_index("step") if self._metrics else pd.DataFrame()
+        return table_of(self._metrics, "step").set_index("step")
 
     def generate(
         self,
@@ -189,9 +188,6 @@ class Session:
     def close(self) -> None:
         """Free the engine and the verifiers. May be called twice."""
         self._stack.close()
-
-    def __enter__(self) -> "Session":
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
@@ -323,22 +319,13 @@ def _require_one_process(config: Config) -> None:
 
 @contextmanager
 def _stoppable(undo: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Yield a check that raises after Ctrl-C; call `undo` on any error, and raise Ctrl-C as KeyboardInterrupt."""
+    """Yield a check that raises after Ctrl-C; call `undo` on any error."""
     try:
         with signals_as_requests(
             "stopping; Ctrl-C once more stops at once", on_second=signal.default_int_handler
         ) as stop:
             yield stop.check
             stop.check()  # Ctrl-C may have come after the last check in the block
-    except Interrupted as error:
-        undo()
-        if error.exit_code - 128 == signal.SIGINT:
-            raise KeyboardInterrupt(str(error)) from None
-        raise
     except BaseException:
         undo()
         raise
-
-
-def _name_of(function: object) -> str:
-    return f"loss {getattr(function, '__name__', type(function).__name__)}"
