@@ -427,9 +427,9 @@ def test_importing_dapo_imports_nothing_else():
 def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFixture[str]):
     shown: list[str] = []
 
-    def show(html: str) -> SimpleNamespace:
-        shown.append(html)
-        return SimpleNamespace(update=shown.append)
+    def show(data: dict[str, str], **options: object) -> SimpleNamespace:
+        shown.append(data["text/html"])
+        return SimpleNamespace(update=show)
 
     display = NotebookDisplay(3, first_step=1, show=show)
     display.phase("generate", 1, 4, "met <b>")

@@ -22,7 +22,7 @@ from dapo.api.in_memory_data import (
     write_rows,
 )
 from dapo.api.keywords import as_overrides, build_scaled, load_base, options_from
-from dapo.api.notebook import open_display
+from dapo.api.notebook import display_class
 from dapo.api.python_errors import in_python, python_interface
 from dapo.api.run import Run, translate_errors
 from dapo.core.errors import ConfigError
@@ -101,55 +101,32 @@ def train(
         >>> len(run.metrics)
         2
     """
-    request = TrainRequest(model, data, reward, eval_data, config, options, sinks)
-    path = Path(run_dir) if run_dir is not None else _new_path(request.title)
+    base, arguments, title = load_base(config)
+    path = Path(run_dir) if run_dir is not None else _new_path(title)
+    sources = {"model.name": model and str(model), "data.train": data, "data.eval": eval_data}
+    places = {"data.train": path / DATA_FOLDER / TRAIN_FILE, "data.eval": path / DATA_FOLDER / HELD_OUT_FILE}
+    files = {name: file for name, file in places.items() if not (sources[name] is None or is_source(sources[name]))}
+    given = {name: each for name, each in sources.items() if each is not None and name not in files}
+    if names := [sink for sink in sinks if isinstance(sink, str)]:
+        given["log.sinks"] = names
+    own, modules, folders = _read_options(given, reward, options)
     require_new_run(path)
-    return request.start(path, on_step)
+    own |= {name: str(file) for name, file in files.items()}
+    built, scaled = build_scaled(base, own, where="dapo.train")
+    from dapo.api.lifecycle.execute import new_run, run_training
 
-
-class TrainRequest:
-    """The arguments of `train`, checked before anything is written."""
-
-    def __init__(
-        self,
-        model: str | Path | None,
-        data: Data,
-        reward: Reward,
-        eval_data: Data,
-        config: str | Path | Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-        sinks: Sequence[StepSink | str],
-    ) -> None:
-        self._base, self._arguments, self.title = load_base(config)
-        given: dict[str, Any] = {} if model is None else {"model.name": str(model)}
-        sources = {name: each for name, each in (("data.train", data), ("data.eval", eval_data)) if each is not None}
-        self._rows = {name: each for name, each in sources.items() if not is_source(each)}
-        given |= {name: each for name, each in sources.items() if name not in self._rows}
-        self._sinks = [sink for sink in sinks if not isinstance(sink, str)]
-        if names := [sink for sink in sinks if isinstance(sink, str)]:
-            given["log.sinks"] = names
-        self._options, self._modules, self._module_folders = _read_options(given, reward, options)
-
-    def start(self, path: Path, on_step: OnStep | Sequence[OnStep]) -> Run:
-        files = {
-            name: path / DATA_FOLDER / (TRAIN_FILE if name == "data.train" else HELD_OUT_FILE) for name in self._rows
-        }
-        options = self._options | {name: str(file) for name, file in files.items()}
-        config, scaled = build_scaled(self._base, options, where="dapo.train")
-        from dapo.api.lifecycle.execute import new_run, run_training
-
-        if scaled:
-            print_text(f"set to fit: {', '.join(as_overrides(scaled))}")
-        command = ["dapo", "train", *self._arguments, *as_overrides(options | scaled), "--run-dir", str(path)]
-        run, folders = Run(path), self._module_folders
-        with (
-            translate_errors(run),
-            _prepared(path, self._rows, files, self._modules) as names,
-            row_errors({"data" if name == "data.train" else "eval_data": file for name, file in files.items()}),
-            new_run(config, path, command=command, prepared=names, module_folders=folders) as ready,
-        ):
-            run_training(ready, _callbacks(run, on_step, self._sinks))
-        return run
+    if scaled:
+        print_text(f"set to fit: {', '.join(as_overrides(scaled))}")
+    command = ["dapo", "train", *arguments, *as_overrides(own | scaled), "--run-dir", str(path)]
+    run = Run(path)
+    with (
+        translate_errors(run),
+        _prepared(path, {file: sources[name] for name, file in files.items()}, modules) as prepared,
+        row_errors({"data" if name == "data.train" else "eval_data": file for name, file in files.items()}),
+        new_run(built, path, command=command, prepared=prepared, module_folders=folders) as ready,
+    ):
+        run_training(ready, _callbacks(run, on_step, [sink for sink in sinks if not isinstance(sink, str)]))
+    return run
 
 
 def _read_options(
@@ -199,7 +176,7 @@ def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[Ste
 
     return RunCallbacks(
         warn=lambda text: warn(in_python(text)),
-        open_display=open_display,
+        open_display=display_class(),
         on_step=[after_step],
         on_second_interrupt=signal.default_int_handler,
     )
@@ -231,7 +208,7 @@ def resume(
         trust_module_folders(run.path)
     with (
         translate_errors(run),
-        _prepared(run.path, {}, {}, modules),
+        _prepared(run.path, {}, modules),
         continued_run(run.path, as_overrides(changed)) as ready,
     ):
         if not isinstance(ready, Finished):
@@ -252,17 +229,15 @@ def load(path: str | Path, *, trust: bool = False) -> Run:
 
 
 @contextmanager
-def _prepared(
-    path: Path, rows: Mapping[str, Data], files: Mapping[str, Path], modules: Sequence[WrittenModule]
-) -> Iterator[list[str]]:
+def _prepared(path: Path, rows: Mapping[Path, Data], modules: Sequence[WrittenModule]) -> Iterator[list[str]]:
     """Write rows and code into a run directory; remove rows of a run that cannot start, and code that no run uses."""
     is_new = not path.exists()
     added = [file for module in modules if not (file := path / CODE_FOLDER / f"{module.name}.py").exists()]
     names = [DATA_FOLDER] * bool(rows) + [CODE_FOLDER] * bool(modules)
     try:
-        for name, file in files.items():
+        for file, data in rows.items():
             make_private_folder(file.parent)
-            write_rows(file, rows[name])
+            write_rows(file, data)
         for module in modules:
             module.write(path / CODE_FOLDER)
         add_code_folder(path / CODE_FOLDER)

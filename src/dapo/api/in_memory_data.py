@@ -1,6 +1,5 @@
 """Rows and rewards in a caller's memory: rows are written to a file, a reward gets a name for the options."""
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ def write_rows(path: Path, data: Data) -> int:
             where = f"data, row {count}"
             if not isinstance(row, Mapping):
                 raise DataError(f"{where}: expected a mapping of columns to values, got {type(row).__name__}")
-            values = {str(name): json_value(_native(value), f"{where}: {name}") for name, value in row.items()}
+            values = {str(name): json_value(value, f"{where}: {name}") for name, value in row.items()}
             file.write(to_json(values) + "\n")
     if not count:
         raise DataError("data: no rows")
@@ -61,18 +60,6 @@ def _rows(data: Data) -> Iterator[Any]:
         expected = "a path, hub:NAME, builtin:TASKS, gym:TASKS, a list of dicts, a DataFrame or a Dataset"
         raise DataError(f"data: expected {expected}, got {type(data).__name__}")
     yield from data
-
-
-def _native(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _native(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_native(item) for item in value]
-    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tolist"):
-        return _native(value.tolist())
-    if type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value)):
-        return None
-    return value
 
 
 Reward: TypeAlias = Any

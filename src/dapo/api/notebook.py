@@ -5,7 +5,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from io import StringIO
 from typing import Any
@@ -32,30 +32,25 @@ class PythonDisplay(ProgressDisplay):
         super().message(in_python(text))
 
 
-def open_display(num_steps: int, first_step: int, token_budget: int | None) -> Display:
-    """Open a display of progress, for a notebook or a script."""
-    kind = NotebookDisplay if in_notebook() else PythonDisplay
-    return kind(num_steps, first_step=first_step, token_budget=token_budget)
-
-
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, which can show and replace HTML."""
+def display_class() -> Callable[..., Display]:
+    """The display of progress for a script or, in a kernel, which can show and replace HTML, for a notebook."""
     ipython = sys.modules.get("IPython")
-    shell: Any = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")
+    is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    return NotebookDisplay if is_notebook else PythonDisplay
 
 
 class NotebookDisplay:
     """Curves, the latest lines and the current phase, which are updated in place; messages are printed."""
 
     def __init__(self, num_steps: int, *, first_step: int, token_budget: int | None = None, show: Any = None) -> None:
-        """`show` displays HTML and returns a handle with `update`; None: IPython's."""
+        """`show` displays like `IPython.display.display`, which None stands for."""
         self._text = StringIO()
         self._lines = ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget, stream=self._text)
         self._num_steps, self._step = num_steps, first_step
         self._curves: dict[str, list[float]] = {}
         self._name, self._began, self._shown = "start", time.monotonic(), 0.0
-        self._handle = (show or _Handle)(self._phase_html("start", 0, 0, ""))
+        show = show or importlib.import_module("IPython.display").display
+        self._handle = show({"text/html": self._phase_html("start", 0, 0, "")}, raw=True, display_id=True)
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         now = time.monotonic()
@@ -63,7 +58,7 @@ class NotebookDisplay:
             self._name, self._began = name, now
         if now - self._shown >= REFRESH_S:
             self._shown = now
-            self._handle.update(self._html() + self._phase_html(name, done, total, note))
+            self._show(self._html() + self._phase_html(name, done, total, note))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step = min(step + 1, self._num_steps)
@@ -80,7 +75,7 @@ class NotebookDisplay:
             self._add(metrics)
 
     def close(self) -> None:
-        self._handle.update(self._html())
+        self._show(self._html())
         self._lines.close()
 
     def _add(self, metrics: Mapping[str, float]) -> None:
@@ -90,6 +85,9 @@ class NotebookDisplay:
             value = metrics.get(name)
             if value is not None and math.isfinite(value):
                 self._curves.setdefault(name, []).append(value)
+
+    def _show(self, html: str) -> None:
+        self._handle.update({"text/html": html}, raw=True)
 
     def _html(self) -> str:
         lines = self._text.getvalue().splitlines()[-LINES:]
@@ -117,12 +115,3 @@ def _chart(name: str, values: Sequence[float]) -> str:
     svg = f"<svg width='160' height='48' role='img' aria-label='{escape(name)}'>{line}{end}</svg>"
     label = f"{escape(CURVES.get(name) or name.removesuffix('/accuracy'))} <b>{values[-1]:.3g}</b>"
     return f"<div style='display:inline-block;margin-right:1em'><small>{label}</small><br>{svg}</div>"
-
-
-class _Handle:
-    def __init__(self, html: str) -> None:
-        self._ipython: Any = importlib.import_module("IPython.display")
-        self._handle = self._ipython.display(self._ipython.HTML(html), display_id=True)
-
-    def update(self, html: str) -> None:
-        self._handle.update(self._ipython.HTML(html))

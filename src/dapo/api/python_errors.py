@@ -17,19 +17,10 @@ from dapo.training.signals import Interrupted, ListenerFailed
 
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])
-_IN_PYTHON = (
-    (r"`?dapo resume ('[^']*')`?", r"dapo.resume(\1)"),
-    (r"`?dapo resume ([^\s`';,)]+)`?", r"dapo.resume('\1')"),
-    (r"\) OPTION=VALUE", ", OPTION=VALUE)"),
-    (r"`?\bdapo (train|resume)\b`?", r"dapo.\1"),
-    (r"`?\bdapo eval\b`?", "run.evaluate"),
-    (r"`?\bdapo export\b`?", "run.export"),
-    (r"^command line: |; with --output it could be continued", ""),
-    (r"--data SOURCE", "data=SOURCE"),
-    (r"--run-dir", "run_dir"),
-    (r"--(trust|adapter)\b", r"\1=True"),
-)
-"""Phrases of messages about the command line, with the words for a Python caller."""
+_IN_PYTHON = [
+    line.partition("\t")[::2] for line in Path(__file__).with_name("python_words.tsv").read_text("utf-8").splitlines()
+]
+"""Patterns of phrases about the command line, with the words for a Python caller."""
 
 
 class WrongCall(ConfigError, TypeError):

@@ -45,19 +45,13 @@ MAX_RESTARTS = 3  # restarts from the newest checkpoint after the loss of a trai
 SCHEDULES: Mapping[str, Callable[[Run], None]] = {"sync": train, "one_step_off": one_step_off.train}
 
 
-def ignore_warning(text: str) -> None:
-    """Ignore a warning that is reported elsewhere."""
-
-
 @dataclass(frozen=True)
 class RunCallbacks:
     """The display of a run, its warnings, and calls after each step."""
 
     warn: Callable[[str], None]
-    open_display: Callable[[int, int, int | None], Display] = lambda num_steps, first_step, token_budget: (
-        ProgressDisplay(num_steps, first_step=first_step, token_budget=token_budget)
-    )
-    """Opens the display of progress, for a number of steps, a first step and a token budget."""
+    open_display: Callable[..., Display] = ProgressDisplay
+    """Opens the display of progress, with the arguments of ProgressDisplay."""
     on_step: Sequence[Callable[[int, Mapping[str, float]], None]] = ()
     on_second_interrupt: InterruptHandler = END_AT_ONCE
 
@@ -130,7 +124,7 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
     with ExitStack() as stack:
         stack.enter_context(disk_errors_as_storage_error())
         stack.enter_context(directory.lock(config.train.num_steps))
-        checkpoint = directory.checkpoints.latest(warn=ignore_warning)
+        checkpoint = directory.checkpoints.latest(warn=lambda _: None)
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
             yield Finished(config, directory, step_of(checkpoint))
             return
@@ -192,7 +186,8 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
     config, inputs, judge, directory = ready.config, ready.inputs, ready.judge, ready.directory
     checkpoint = truncate_after_checkpoint(config, directory, callbacks.warn)
     step = step_of(checkpoint) if checkpoint else 0
-    display = callbacks.open_display(config.train.num_steps, step + 1, config.train.token_budget)
+    train = config.train
+    display = callbacks.open_display(train.num_steps, first_step=step + 1, token_budget=train.token_budget)
     with ExitStack() as stack:
         stop = stack.enter_context(signals_as_requests(on_second=callbacks.on_second_interrupt))
         listeners = [StepListener(stop, call) for call in callbacks.on_step]
@@ -267,7 +262,7 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
     """
     evaluations: list[dict[str, Any]] = [
         {name: value for name, value in each.items() if name != "table"}
-        for each in first_and_last_evaluation(run.directory, warn=ignore_warning)  # the report shows it
+        for each in first_and_last_evaluation(run.directory, warn=lambda _: None)  # the report shows it
     ]
     try:
         run.keep_verifier_output()

@@ -85,8 +85,12 @@ def json_value(value: object, where: str) -> Any:
     """Convert a value to JSON: times and decimals to strings, NaN to None. Raises DataError for bytes and objects."""
     if isinstance(value, str):
         return _encodable(value, where)
-    if value is None or isinstance(value, bool | int):
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
+        return None
+    if isinstance(value, bool | int):
         return value
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return json_value(value.tolist(), where)
     if isinstance(value, float):
         return value if math.isfinite(value) else None if math.isnan(value) else str(value)
     if isinstance(value, Mapping):
