@@ -64,8 +64,7 @@ def _function_source(value: Any) -> Source | None:
             # a decorator's wrapper refers to the function without its decorators
             is_raw = not hasattr(value, "__wrapped__") and inner.__globals__.get(inner.__name__) is not inner
             text = _text_of(node, lines, with_decorators=not is_raw)
-            has_future_annotations = bool(code.co_flags & _FUTURE_ANNOTATIONS)
-            return Source(code.co_name, text, _namespace([inner]), has_future_annotations)
+            return Source(code.co_name, text, _namespace([inner]), bool(code.co_flags & _FUTURE_ANNOTATIONS))
     return None
 
 

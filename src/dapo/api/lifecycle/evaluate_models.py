@@ -21,7 +21,7 @@ from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder, chat_messages
 from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
 from dapo.evaluation.pairing import paired_difference
-from dapo.evaluation.scores import Evaluation, EvaluationPlan, require_summary
+from dapo.evaluation.scores import EvaluationPlan, require_summary
 from dapo.evaluation.server import ServerSampler
 from dapo.policy.lora import saved_weights
 from dapo.policy.model import LoadedModel
@@ -69,11 +69,8 @@ class EvalRequest:
 def evaluate_model(model: str, request: EvalRequest) -> dict[str, Any]:
     """Evaluate a model, a run or a served model, and return its summary and table, which also go to `output`."""
     _require_writable(request.output)
-    summary, result = _evaluate(model, request, base=run_options(model), journal=_journal_path(request.output))
-    found = {**summary, "table": result.table()}
-    if request.output is not None:
-        _write_result(request.output, found)
-    return found
+    journal = _journal_path(request.output)
+    return _written(request.output, _evaluate(model, request, base=run_options(model), journal=journal))
 
 
 def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, Any]:
@@ -92,16 +89,13 @@ def compare_models(first: str, second: str, request: EvalRequest) -> dict[str, A
         if model.endswith(".json"):
             results.append(_read_result(Path(model)))
         else:
-            summary, result = _evaluate(model, request, base=base, journal=_journal_path(request.output, f".{index}"))
-            results.append({**summary, "table": result.table()})
+            journal = _journal_path(request.output, f".{index}")
+            results.append(_evaluate(model, request, base=base, journal=journal))
     try:
         difference = paired_difference(*results, same_draws=True)
     except DataError as error:
         raise DataError(f"{first} and {second} cannot be compared: {error}") from None
-    found = {"first": results[0], "second": results[1], "comparison": difference}
-    if request.output is not None:
-        _write_result(request.output, found)
-    return found
+    return _written(request.output, {"first": results[0], "second": results[1], "comparison": difference})
 
 
 def run_options(model: str) -> dict[str, Any] | None:
@@ -147,8 +141,8 @@ def evaluation_config(
 
 def _evaluate(
     model: str, request: EvalRequest, *, base: Mapping[str, Any] | None, journal: Path | None
-) -> tuple[dict[str, Any], Evaluation]:
-    """The summary and the result of one evaluation, which skips problems in the journal."""
+) -> dict[str, Any]:
+    """The summary and the table of one evaluation, which skips problems in the journal."""
     config, checkpoint = evaluation_config(model, data := evaluation_data(request, base), request, base)
     with with_start_folder(RunDirectory(Path(model))), ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
@@ -169,12 +163,11 @@ def _evaluate(
             sampler = stack.enter_context(closing(server))
         records = None
         if journal is not None:
-            identity = _identity(model, checkpoint, request.server, config, plan, problems)
+            identity = {"model": model, "checkpoint": str(checkpoint) if checkpoint is not None else None}
+            identity |= {"server": request.server, **_settings(config, plan, problems)}
             records = stack.enter_context(open_journal(journal, identity))
-            if records.records:
-                print_text(
-                    f"continuing: {len(records.records)} of {len(problems)} problems are judged already ({journal})"
-                )
+            if judged := len(records.records):
+                print_text(f"continuing: {judged} of {len(problems)} problems are judged already ({journal})")
         stop = stack.enter_context(
             signals_as_requests("stopping; Ctrl-C ends at once", on_second=request.on_second_interrupt)
         )
@@ -182,12 +175,8 @@ def _evaluate(
         show = stack.enter_context(progress(f"evaluate {model}"))
         check = partial(stop.check, advice)
         result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
-    return {
-        "model": model,
-        "data": request.data or data,
-        "verifier": config.reward.verifier,
-        **result.summary(),
-    }, result
+    head = {"model": model, "data": request.data or data, "verifier": config.reward.verifier}
+    return {**head, **result.summary(), "table": result.table()}
 
 
 def _read_problems(
@@ -246,19 +235,9 @@ def open_engine_sampler(
     return EngineSampler(engine, encoder, plan)
 
 
-def _identity(
-    model: str,
-    checkpoint: Path | None,
-    server: str | None,
-    config: Config,
-    plan: EvaluationPlan,
-    problems: list[Problem],
-) -> dict[str, Any]:
+def _settings(config: Config, plan: EvaluationPlan, problems: list[Problem]) -> dict[str, Any]:
     ids = hashlib.blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=8).hexdigest()
     return {
-        "model": model,
-        "checkpoint": str(checkpoint) if checkpoint is not None else None,
-        "server": server,
         "problems": ids,
         **{f"plan.{name}": value for name, value in asdict(plan).items()},
         "prompt": config.data.model_dump(mode="json", include={"instruction", "system", "chat_template"}),
@@ -279,10 +258,13 @@ def _journal_path(output: Path | None, infix: str = "") -> Path | None:
     return None if output is None else output.with_name(f"{output.name}{infix}.partial")
 
 
-def _write_result(output: Path, result: Mapping[str, Any]) -> None:
-    atomic_write_json(output, result)
-    for infix in ("", ".1", ".2"):
-        output.with_name(f"{output.name}{infix}.partial").unlink(missing_ok=True)
+def _written(output: Path | None, result: dict[str, Any]) -> dict[str, Any]:
+    """Write a result to `output`, if there is one, and remove its journals."""
+    if output is not None:
+        atomic_write_json(output, result)
+        for infix in ("", ".1", ".2"):
+            output.with_name(f"{output.name}{infix}.partial").unlink(missing_ok=True)
+    return result
 
 
 def _read_result(path: Path) -> dict[str, Any]:
