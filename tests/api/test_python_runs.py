@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,9 @@ import pytest
 
 import dapo
 from dapo.analysis.doctor import diagnose
-from dapo.api.keywords import options_from, scale_defaults
+from dapo.api.keywords import build_scaled, options_from, scale_defaults
 from dapo.api.notebook import NotebookDisplay
-from dapo.config import dump_config, load_config
+from dapo.config import build_config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.runs.directory import RunDirectory
 from helpers.commands import run as run_command
@@ -215,6 +216,14 @@ def test_keywords_are_the_names_of_options():
         "loss": {"clip_low": 0.1},
         "dynamic_sampling.predict": "proportional",
     }
+
+
+def test_keywords_are_read_like_overrides_of_the_command_line():
+    base = {"model": "tiny-random", "data": {"train": {"builtin": {"sums": {}}, "size": 50}}}
+    config, _ = build_scaled(base, options_from({"data.train.size": 20, "lr": Decimal("1e-5")}), where="here")
+    overridden = build_config(base, ["data.train.size=20", "optim.lr=1e-5"])
+    assert config == overridden
+    assert (config.data.train["size"], config.optim.lr) == (20, 1e-5)
 
 
 @pytest.mark.parametrize(
