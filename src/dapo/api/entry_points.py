@@ -104,8 +104,8 @@ def train(
     base, arguments, title = load_base(config)
     path = Path(run_dir) if run_dir is not None else _new_path(title)
     sources = {"model.name": model and str(model), "data.train": data, "data.eval": eval_data}
-    places = {"data.train": path / DATA_FOLDER / TRAIN_FILE, "data.eval": path / DATA_FOLDER / HELD_OUT_FILE}
-    files = {name: file for name, file in places.items() if not (sources[name] is None or is_source(sources[name]))}
+    copies = {"data.train": path / DATA_FOLDER / TRAIN_FILE, "data.eval": path / DATA_FOLDER / HELD_OUT_FILE}
+    files = {name: file for name, file in copies.items() if not (sources[name] is None or is_source(sources[name]))}
     given = {name: each for name, each in sources.items() if each is not None and name not in files}
     if names := [sink for sink in sinks if isinstance(sink, str)]:
         given["log.sinks"] = names
