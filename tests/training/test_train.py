@@ -235,8 +235,8 @@ def test_a_reward_without_spread_is_named_once_where_every_group_trains(
     config = tiny("preset=grpo", "overlong.mode=off", "train.num_steps=2", "data.eval=null", *constant)
     start_run(config, run_dir=tmp_path / "r", config_name="t")
     printed = capsys.readouterr().out
-    assert printed.count("step 1: problems are too hard: every response to 4 prompts is wrong, so nothing is") == 1
-    assert printed.count("problems are too hard") == 1
+    assert printed.count("the limit: every response to 4 prompts is wrong, so nothing is") == 1
+    assert printed.count("is wrong, so nothing is") == 1
 
 
 def test_every_judged_response_is_written_with_the_outcome_of_its_group(tmp_path: Path):
