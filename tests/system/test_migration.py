@@ -19,7 +19,8 @@ from dapo.config import build_config
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import COUNTERPARTS, TITLES, Peer, called_elsewhere
 from dapo.core.errors import ConfigError
-from dapo.rewards.verifiers.function import RewardFunction, load_function
+from dapo.rewards import get_verifier
+from dapo.rewards.verifiers.function import RewardFunction
 from dapo.types import Problem
 from docs.generated_pages import with_table
 from helpers.commands import run
@@ -253,7 +254,7 @@ def test_the_wrapper_for_rewards_of_areal_calls_them_once_per_response(monkeypat
     module = types.ModuleType("rewards_from_areal")
     module.__dict__.update(reward=names["reward"])
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    verifier = load_function("rewards_from_areal:reward", {})
+    verifier = get_verifier("rewards_from_areal:reward")
     assert isinstance(verifier, RewardFunction)
     problem = Problem("1", "2 + 2?", "4", "s", {})
     verdicts = verifier.judge_group(problem, ["4", "5"], [(7,), (8, 9)])

@@ -31,10 +31,6 @@ def public_environment(named: Collection[str] = ()) -> dict[str, str]:
 
 def worker_environment(named: Collection[str] = ()) -> dict[str, str]:
     """The variables of `public_environment` that configure programs, such as PATH, and those that are `named`."""
-    public = public_environment({*named, *PROXIES}).items()
-    return {name: value for name, value in public if name in named or _configures_programs(name)}
-
-
-def _configures_programs(name: str) -> bool:
-    is_known = name.upper() in _NAMES or name.startswith(_PREFIXES) or may_be_written(name)
-    return is_known and not is_secret_name(name)
+    public = public_environment({*named, *PROXIES})
+    known = {n for n in public if n.upper() in _NAMES or n.startswith(_PREFIXES) or may_be_written(n)}
+    return {name: public[name] for name in public if name in named or (name in known and not is_secret_name(name))}

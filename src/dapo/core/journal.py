@@ -46,7 +46,13 @@ def open_journal(path: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
             file.truncate(0)
             file.write(_line({"settings": settings}))
         else:
-            _require_same(path, lines[0], settings)
+            before = lines[0]["settings"]
+            changed = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
+            if changed:
+                shown = "; ".join(f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}" for key in changed)
+                raise DataError(
+                    f"{path} holds results of other settings: {shown}; use those settings, or delete the file"
+                )
         journal = Journal(file, {line["id"]: line for line in lines[1:]})
         try:
             yield journal
@@ -67,13 +73,3 @@ def _read(content: bytes, path: Path) -> list[dict[str, Any]]:
     except (ValueError, TypeError):
         pass
     raise DataError(f"{path} is not the journal of an interrupted command; move it away or delete it")
-
-
-def _require_same(path: Path, header: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    before = header["settings"]
-    differing = sorted(key for key in {*before, *settings} if before.get(key) != settings.get(key))
-    if differing:
-        differences = "; ".join(f"{key} was {before.get(key)!r} and is now {settings.get(key)!r}" for key in differing)
-        raise DataError(
-            f"{path} holds results of other settings: {differences}; use those settings, or delete the file"
-        )

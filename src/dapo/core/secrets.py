@@ -94,20 +94,6 @@ def has_secret_form(text: str) -> bool:
     )
 
 
-def find_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The dotted names of the secrets in an option's value, each with the reason.
-
-    A text is a secret by its own name or that of a surrounding mapping, by a user, password or key in its URL, or by
-    its form.
-    """
-    yield from _find(value, name, ())
-
-
-def mask_options(options: Any) -> Any:
-    """Copy mappings and lists with `***` for every secret."""
-    return _masked(options, ())
-
-
 def mask_secrets(command: Sequence[str]) -> list[str]:
     """Mask the secrets of a command line: `reward.options.api_key=abc` -> `reward.options.api_key=***`."""
     masked: list[str] = []
@@ -128,7 +114,9 @@ def mask_text(text: str) -> str:
     for name, value in os.environ.items():
         if len(value) >= _MIN_VALUE_CHARS and value in text and name not in _NO_PASSWORDS and is_secret_name(name):
             text = text.replace(value, MASK)
-    return _mask_patterns(text)
+    text = _USER_IN_URL.sub(rf"\1{MASK}@", text)
+    text = _PARAMETER.sub(lambda match: f"{match[1]}{match[2]}={MASK}" if _is_url_secret(match[2]) else match[0], text)
+    return _SHAPE.sub(MASK, _HEADER.sub(rf"\1\2{MASK}", text))
 
 
 def may_be_written(variable: str) -> bool:
@@ -146,13 +134,18 @@ _Names = tuple[str, ...]
 """The secret names among the names of a value and of the mappings around it."""
 
 
-def _find(value: Any, name: str, secrets: _Names) -> Iterator[tuple[str, str]]:
+def find_secrets(value: Any, name: str = "", secrets: _Names = ()) -> Iterator[tuple[str, str]]:
+    """The dotted names of the secrets in an option's value, each with the reason.
+
+    A text is a secret by its own name or that of a surrounding mapping, by a user, password or key in its URL, or by
+    its form.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _find(item, f"{name}.{key}" if name else str(key), _with(secrets, key))
+            yield from find_secrets(item, f"{name}.{key}" if name else str(key), _with(secrets, key))
     elif isinstance(value, list | tuple):
         for item, names in _items(value, secrets):
-            yield from _find(item, name, names)
+            yield from find_secrets(item, name, names)
     elif _is_secret(value, secrets):
         yield name, "looks like a secret"
     elif isinstance(value, str) and _USER_IN_URL.search(value):
@@ -161,11 +154,12 @@ def _find(value: Any, name: str, secrets: _Names) -> Iterator[tuple[str, str]]:
         yield name, "holds what looks like a secret"
 
 
-def _masked(value: Any, secrets: _Names) -> Any:
+def mask_options(value: Any, secrets: _Names = ()) -> Any:
+    """Copy mappings and lists with `***` for every secret."""
     if isinstance(value, Mapping):
-        return {key: _masked(item, _with(secrets, key)) for key, item in value.items()}
+        return {key: mask_options(item, _with(secrets, key)) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_masked(item, names) for item, names in _items(value, secrets)]
+        return [mask_options(item, names) for item, names in _items(value, secrets)]
     if _is_secret(value, secrets):
         return MASK
     return mask_text(value) if isinstance(value, str) else value
@@ -206,13 +200,6 @@ def _mask_argument(argument: str) -> str:
             first, equals, _ = argument[: match.end()].partition("=")
             return f"{first}={MASK}" if equals else MASK
     return mask_text(argument)
-
-
-def _mask_patterns(text: str) -> str:
-    text = _USER_IN_URL.sub(rf"\1{MASK}@", text)
-    text = _PARAMETER.sub(lambda match: f"{match[1]}{match[2]}={MASK}" if _is_url_secret(match[2]) else match[0], text)
-    text = _HEADER.sub(rf"\1\2{MASK}", text)
-    return _SHAPE.sub(MASK, text)
 
 
 def _is_url_secret(name: str) -> bool:

@@ -18,13 +18,14 @@ def find_in_source(text: str) -> Iterator[tuple[str, str]]:
     >>> list(find_in_source("HEADERS = {'X-Api-Key': '4f9a02c77d'}"))
     [('X-Api-Key', 'looks like a secret')]
     """
+    variables = {name: held for name, held in secret_variables().items() if len(held) >= _MIN_SECRET_CHARS}
     nodes = list(ast.walk(ast.parse(text)))
     named = [found for node in nodes for target, value in _assignments(node) for found in _constants(target, value)]
     for names, value in [*named, *(((), node.value) for node in nodes if isinstance(node, ast.Constant))]:
         if isinstance(value, str | bytes | int | float) and not isinstance(value, bool):
             plain = value.decode("latin-1") if isinstance(value, bytes) else str(value)
             name = names[-1] if names else "a constant"
-            if (variable := _variable_with(plain)) is not None:
+            if variable := next((variable for variable, held in variables.items() if held in plain), ""):
                 yield name, f"holds the value of the environment variable {variable}"
             elif has_secret_form(plain) or (isinstance(value, str | bytes) and _is_named_secret(names, plain)):
                 yield name, "looks like a secret"
@@ -46,11 +47,8 @@ def _assignments(node: ast.AST) -> Iterator[tuple[Any, Any]]:
         case ast.arguments():
             plain = [*node.posonlyargs, *node.args]
             defaults = [*[None] * (len(plain) - len(node.defaults)), *node.defaults, *node.kw_defaults]
-            yield from zip(map(_as_name, [*plain, *node.kwonlyargs]), defaults, strict=True)
-
-
-def _as_name(argument: ast.arg) -> ast.Name:
-    return ast.Name(argument.arg)
+            names = [ast.Name(argument.arg) for argument in (*plain, *node.kwonlyargs)]
+            yield from zip(names, defaults, strict=True)
 
 
 def _constants(target: Any, value: Any, around: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -88,9 +86,3 @@ def _is_named_secret(names: tuple[str, ...], value: str) -> bool:
         if (_TOKEN if len(words_of(name)) > 1 else _TOKEN_WITH_DIGIT).fullmatch(value):
             return True
     return False
-
-
-def _variable_with(value: str) -> str | None:
-    """The secret environment variable whose value a constant is or holds."""
-    found = (name for name, held in secret_variables().items() if len(held) >= _MIN_SECRET_CHARS and held in value)
-    return next(found, None)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dapo.core.errors import DataError
 from dapo.data.byte_level import ByteDecoder, TokenBound
-from dapo.types import Message, Problem, Prompt
+from dapo.types import Problem, Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -159,10 +159,16 @@ class PromptEncoder:
     def render(self, problem: Problem) -> str:
         """The prompt as text, with the template's special tokens. Raises DataError if it cannot be rendered."""
         if self.uses_template:
-            messages = chat_messages(problem, instruction=self._config.instruction, system=self._config.system)
-            return self._templated(messages, problem)
+            return self._templated(problem)
         prompt = with_instruction(problem, self._config.instruction)
-        return prompt if isinstance(prompt, str) else _joined(prompt, problem)
+        if isinstance(prompt, str):
+            return prompt
+        if any(message["role"] == "assistant" for message in prompt):
+            raise DataError(
+                f"problem {problem.id}: a conversation with assistant messages cannot be rendered without a chat "
+                "template; use data.chat_template=on with a model that has one"
+            )
+        return "\n\n".join(message["content"] for message in prompt)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response up to the first special token: what follows it is not part of the answer."""
@@ -196,25 +202,21 @@ class PromptEncoder:
         # a template contains the special tokens; lengths are checked here, and need no warning
         return self._tokenizer(text, add_special_tokens=not self.uses_template, verbose=False)["input_ids"]
 
-    def _templated(self, messages: list[dict[str, str]], problem: Problem) -> str:
+    def _templated(self, problem: Problem) -> str:
         from jinja2 import TemplateError
 
+        messages = chat_messages(problem, instruction=self._config.instruction, system=self._config.system)
         try:
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = f"the model's chat template rejects messages of {roles}: {error}"
             raise DataError(f"problem {problem.id}: {reason}") from None
-        assert isinstance(text, str)
-        return text
 
     def _text(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         with self._lock:
-            text = self._tokenizer.decode(
-                list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-            )
-        assert isinstance(text, str)
-        return text
+            options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+            return str(self._tokenizer.decode(list(ids), **options))
 
 
 def _key(prompt: Prompt) -> Hashable:
@@ -243,15 +245,6 @@ def with_instruction(problem: Problem, instruction: str) -> Prompt:
         raise DataError(f"problem {problem.id}: {reason}")
     messages[last] = {**messages[last], "content": f"{messages[last]['content']}\n{instruction}"}
     return messages
-
-
-def _joined(messages: Sequence[Message], problem: Problem) -> str:
-    if any(message["role"] == "assistant" for message in messages):
-        raise DataError(
-            f"problem {problem.id}: a conversation with assistant messages cannot be rendered without a chat template; "
-            "use data.chat_template=on with a model that has one"
-        )
-    return "\n\n".join(message["content"] for message in messages)
 
 
 class Encoder(Protocol):

@@ -48,7 +48,9 @@ class ProblemStream:
     def problem_at(self, position: int) -> Problem:
         """Return the problem at any position, without moving the stream."""
         epoch, offset = divmod(position, len(self))
-        return self._problems[self._order(epoch)[offset]]
+        if self._order_of is None or self._order_of[0] != epoch:
+            self._order_of = (epoch, keyed_permutation(len(self), self._seed, "epoch", epoch))
+        return self._problems[self._order_of[1][offset]]
 
     def rewind(self, position: int) -> None:
         """Return to an earlier position. Raises ValueError for one that has not been reached."""
@@ -75,8 +77,3 @@ class ProblemStream:
                 "the checkpoint is damaged or belongs to other data"
             )
         self._position = state["epoch"] * len(self) + state["offset"]
-
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if self._order_of is None or self._order_of[0] != epoch:
-            self._order_of = (epoch, keyed_permutation(len(self), self._seed, "epoch", epoch))
-        return self._order_of[1]

@@ -20,24 +20,18 @@ _ROUNDING = 1.0e-9  # values that differ by less are equal: 0.9 - 0.8 is not 0.1
 
 
 def mean_interval(values: Sequence[float], *, proportions: bool = True) -> Interval | None:
-    """Compute the 95 % interval of the mean over problems.
+    """Compute the 95 % interval of the mean over problems, with one value per problem.
 
-    Args:
-        values: One value per problem.
-        proportions: Whether each value is a proportion, from 0 to 1. If so, the interval is Wilson's, with the number
-            of trials that gives a proportion the variance of this mean (`proportions_interval`). If not, it is
-            Student's.
-
-    Returns:
-        The interval; (0, 1) for an empty list of proportions. None for scores that do not vary, or of fewer than two
-        problems, because nothing bounds the score of another problem.
+    Values with `proportions`, from 0 to 1, have Wilson's interval, with the number of trials that gives a proportion
+    the variance of this mean (`proportions_interval`); it is (0, 1) for an empty list. Other scores have Student's;
+    None if they do not vary, or are fewer than two: nothing then bounds the score of another problem.
     """
     if not len(values):
         return (0.0, 1.0) if proportions else None
     array = np.asarray(values, dtype=np.float64)
     size, mean, deviation = len(array), float(array.mean()), float(array.std())
     if not proportions:
-        return _student(mean, deviation, size) if _varies(array) else None
+        return student_interval(mean, deviation**2 / (size - 1), size - 1) if _varies(array) else None
     if not _varies(array) or set(array.tolist()) == {0.0, 1.0}:
         # for values that do not vary, assume that each problem is solved always or never, which is the widest
         return wilson_interval(mean, size, _NORMAL_QUANTILE)
@@ -54,7 +48,7 @@ def difference_interval(differences: Sequence[float], *, proportions: bool = Tru
         return None
     array = np.asarray(differences, dtype=np.float64)
     if _varies(array):
-        return _student(float(array.mean()), float(array.std()), len(array))
+        return student_interval(float(array.mean()), float(array.var(ddof=1)) / len(array), len(array) - 1)
     if not proportions:
         return None
     array = np.append(array, [1.0, -1.0])
@@ -68,11 +62,7 @@ def difference_variance(half: float, size: int) -> float:
 
 
 def student_quantile(freedom: float) -> float:
-    """Compute the number of standard errors that an interval of CONFIDENCE extends to each side.
-
-    Args:
-        freedom: The degrees of freedom, at least 1.
-    """
+    """Compute the number of standard errors of an interval of CONFIDENCE to each side, from 1 degree of freedom on."""
     return _interpolate(_quantile, freedom)
 
 
@@ -118,9 +108,9 @@ def _varies(array: NDArray[np.float64]) -> bool:
     return bool(array.max() - array.min() > _ROUNDING)
 
 
-def _student(mean: float, deviation: float, size: int) -> Interval:
-    """Compute Student's interval of a mean; `deviation` is the standard deviation with divisor `size`."""
-    half = student_quantile(size - 1) * deviation / sqrt(size - 1)
+def student_interval(mean: float, variance: float, freedom: float) -> Interval:
+    """Compute Student's interval of a mean with this variance, of these degrees of freedom."""
+    half = student_quantile(freedom) * sqrt(variance)
     return mean - half, mean + half
 
 

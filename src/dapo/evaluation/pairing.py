@@ -11,13 +11,12 @@ Their ratio is the factor by which an unpaired comparison needs more problems fo
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import sqrt
 from typing import Any
 
 import numpy as np
 
 from dapo.core.errors import DataError
-from dapo.evaluation.intervals import difference_interval, student_quantile
+from dapo.evaluation.intervals import difference_interval, student_interval
 
 MUST_MATCH = ("name", "temperature", "top_p", "max_response_tokens", "binary")
 """The settings that must agree, or the difference of two evaluations is not due to the models alone."""
@@ -47,15 +46,8 @@ def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws:
     """
     require_pairable(a, b, same_draws=same_draws)
     found, better, worse = pair_tables(a, b, lambda row: row["accuracy"])
-    return {
-        "difference": found.difference,
-        "low": found.low,
-        "high": found.high,
-        "problems": found.pairs,
-        "better": better,
-        "worse": worse,
-        "equal": found.pairs - better - worse,
-    }
+    interval = {"difference": found.difference, "low": found.low, "high": found.high, "problems": found.pairs}
+    return {**interval, "better": better, "worse": worse, "equal": found.pairs - better - worse}
 
 
 def paired_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple["Paired", int, int]:
@@ -91,14 +83,10 @@ def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, 
     """Compute `paired_difference` with a row per problem under `table`: id, source, question, answer, accuracies."""
     found = paired_difference(a, b)
     others = {row["id"]: row["accuracy"] for row in b["table"]}
-    table = [
-        {
-            **{name: row.get(name, "") for name in ("id", "source", "question", "answer")},
-            "first": row["accuracy"],
-            "second": others[row["id"]],
-        }
-        for row in a["table"]
-    ]
+    table = []
+    for row in a["table"]:
+        texts = {name: row.get(name, "") for name in ("id", "source", "question", "answer")}
+        table.append({**texts, "first": row["accuracy"], "second": others[row["id"]]})
     return {**found, "table": table}
 
 
@@ -144,15 +132,12 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
         return Paired(None, None, None, 0, 0.0, 0.0)
     count = len(found)
     mean = sum(step.difference or 0.0 for step in found) / count
-    unpaired, own = (
-        sum(variances) / count**2
-        for variances in zip(*((step.unpaired_variance, step.paired_variance) for step in found), strict=True)
-    )
+    unpaired = sum(step.unpaired_variance for step in found) / count**2
+    own = sum(step.paired_variance for step in found) / count**2
     pairs = sum(step.pairs for step in found)
     if not own > 0:
         return Paired(mean, None, None, pairs, unpaired, own)
-    half = student_quantile(pairs - count) * sqrt(own)
-    return Paired(mean, mean - half, mean + half, pairs, unpaired, own)
+    return Paired(mean, *student_interval(mean, own, pairs - count), pairs, unpaired, own)
 
 
 def paired_problems(a: Mapping[str, float], b: Mapping[str, float]) -> Paired:

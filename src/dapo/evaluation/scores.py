@@ -1,7 +1,7 @@
 """Scores of a model from k judged responses per problem: avg@k, pass@j and cons@k, each with a 95 % interval."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from math import comb
 from statistics import fmean
@@ -9,7 +9,7 @@ from typing import Any
 
 from dapo.core.errors import DataError
 from dapo.evaluation.intervals import mean_interval
-from dapo.types import Finish, Message, Problem
+from dapo.types import Finish, Problem
 
 CORRECT = None  # the vote of a correct response; a wrong response votes for its answer, a text
 
@@ -79,7 +79,7 @@ class JudgedProblem:
         return {
             "id": self.problem.id,
             "source": self.problem.source,
-            "question": question_text(self.problem.prompt),
+            "question": self.problem.question,
             "answer": self.problem.answer,
             "accuracy": fmean(self.accuracies) if self.accuracies else None,
             "responses": [asdict(response) for response in self.responses],
@@ -196,11 +196,6 @@ def _warning(errors: int, responses: int) -> str | None:
 def count_votes(answers: Iterable[tuple[bool | None, str | None]]) -> "Counter[str | None]":
     """Count the votes of responses, given as (correct, normalized answer), for `JudgedProblem.consensus`."""
     return Counter(CORRECT if correct else answer for correct, answer in answers if correct or answer)
-
-
-def question_text(prompt: str | Sequence[Message]) -> str:
-    """Return the question of a prompt: its text, or the content of its last message."""
-    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

@@ -18,14 +18,14 @@ coverage.
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from math import prod, sqrt
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dapo.evaluation import intervals
-from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_quantile
+from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_interval, student_quantile
 
 Table: TypeAlias = Sequence[Sequence[float]] | NDArray[np.float64]  # [seeds, problems]
 ROUNDING = 1.0e-12  # equal numbers have variances below it
@@ -59,7 +59,7 @@ def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:
         trials = mean * (1 - mean) / variance
         interval = intervals.proportions_interval(mean, trials, student_quantile(freedom), table.shape[1])
     else:
-        interval = _student(mean, variance, freedom)
+        interval = student_interval(mean, variance, freedom)
     return _estimate(mean, interval, table)
 
 
@@ -74,7 +74,7 @@ def two_way_difference(first: Table, second: Table, *, proportions: bool = True)
     if len(table) < 2 or not variance > ROUNDING:
         interval = difference_interval(table.mean(axis=0).tolist(), proportions=proportions)
     else:
-        low, high = _student(mean, variance, freedom)
+        low, high = student_interval(mean, variance, freedom)
         interval = (max(-1.0, low), min(1.0, high)) if proportions else (low, high)
     return _estimate(mean, interval, table)
 
@@ -108,11 +108,6 @@ def variance_of_mean(table: NDArray[np.float64]) -> tuple[float, float]:
         largest = max(largest, square) if sum(kept) == 1 else largest
     total = max(total, largest)
     return total / table.size, total**2 / spread if spread > 0 else 0.0
-
-
-def _student(mean: float, variance: float, freedom: float) -> Interval:
-    half = student_quantile(freedom) * sqrt(variance)
-    return mean - half, mean + half
 
 
 def _estimate(mean: float, interval: Interval | None, table: NDArray[np.float64]) -> Estimate:

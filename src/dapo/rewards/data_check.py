@@ -24,11 +24,6 @@ class UnusableRows:
     num_checked: int  # rows checked, from the first on
     num_rows: int  # of the whole data set
 
-    @property
-    def is_all(self) -> bool:
-        """Whether none of the checked rows can be judged."""
-        return len(self.reasons) == self.num_checked
-
     def __str__(self) -> str:
         """One line: the number of rows, the first of them, and the reason of the first."""
         rows = list(self.reasons)
@@ -47,7 +42,7 @@ def unusable_rows(
     *,
     time_s: float = TIME_S,
 ) -> list[UnusableRows]:
-    """The rows that each verifier of a `reward` section cannot judge, as far as this shows without a response.
+    """The rows that each verifier of a `reward` section cannot judge, one entry per verifier that has such rows.
 
     Args:
         problems: the rows of a data set, in order.
@@ -55,21 +50,15 @@ def unusable_rows(
         options: `reward.options`.
         time_s: CPU time per verifier; afterwards the check ends as soon as one row can be judged.
 
-    Returns:
-        One entry per verifier with such rows.
-
     Raises:
         RewardError: the section is invalid, or names an unknown verifier.
     """
     spec = RewardSpec.of(verifier, options=options)
     found = []
     for name in spec.weights:
-        check = problem_check(name, spec.options[name])
-        if check is None:
-            continue
-        reasons, num_checked = _reasons(name, check, problems, time_s)
-        if reasons:
-            found.append(UnusableRows(name, reasons, num_checked, len(problems)))
+        if (check := problem_check(name, spec.options[name])) is not None:
+            reasons, num_checked = _reasons(name, check, problems, time_s)
+            found += [UnusableRows(name, reasons, num_checked, len(problems))] if reasons else []
     return found
 
 
@@ -101,7 +90,7 @@ def warnings_about_rows(
     lines = []
     for unusable in unusable_rows(problems, verifier, options):
         line = f"{where}: {unusable}"
-        if unusable.is_all:
+        if len(unusable.reasons) == unusable.num_checked:
             raise RewardError(line)
         lines.append(line)
     return lines

@@ -9,9 +9,10 @@ from pkgutil import resolve_name
 from typing import Any, Literal, Protocol, TypeAlias, get_args, get_origin, runtime_checkable
 
 from dapo.core.errors import RewardError
+from dapo.core.loading import load_callable
 from dapo.core.text import did_you_mean
 from dapo.rewards.verdicts import TokenIds
-from dapo.rewards.verifiers.function import load_function
+from dapo.rewards.verifiers.function import function_verifier
 from dapo.types import Problem, Verdict
 
 
@@ -123,7 +124,7 @@ def get_verifier(name: str, /, **options: Any) -> Verifier:
     option and for a function that cannot be imported.
     """
     if ":" in name:
-        return load_function(name, options)
+        return function_verifier(name, load_callable(name, error=RewardError), options)
     if name not in VERIFIERS:
         suggestion = did_you_mean(name, VERIFIERS, otherwise="")
         raise RewardError(

@@ -205,8 +205,8 @@ class RunDirectory:
 
     def drop_old_rollouts(self, step: int, keep: int) -> None:
         """Remove the tables of responses up to a step, except the newest `keep`."""
-        for path in numbered(self.rollouts_folder):
-            if step_of(path) <= step - keep:
+        for of_step, path in self.rollout_tables().items():
+            if of_step <= step - keep:
                 path.unlink()
 
     def truncate_after(self, step: int, *, is_logged: bool = True) -> None:
@@ -219,10 +219,9 @@ class RunDirectory:
             remove(leftover)
         truncate_after(self.metrics, step if is_logged else step - 1)
         self.summary.unlink(missing_ok=True)
-        for folder in ("rollouts", "eval"):
-            for path in numbered(self.path / folder):
-                if step_of(path) > step:
-                    path.unlink()
+        for of_step, path in (*self.rollout_tables().items(), *self.evaluations().items()):
+            if of_step > step:
+                path.unlink()
         self.checkpoints.drop_after(step)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -236,20 +235,17 @@ class RunDirectory:
         atomic_write_json(self.summary, summary)
 
     def _require_empty(self, prepared: Collection[str] = ()) -> None:
-        startup_files = {"lock", self.manifest.name, *prepared}
-        found = sorted(entry.name for entry in self.path.iterdir() if not _is_temporary(entry.name))
+        found = {entry.name for entry in self.path.iterdir() if not entry.match(".*.tmp")}  # of a killed process
         if self.config.name in found:
-            raise _already_a_run(self.path)
-        if unexpected := [name for name in found if name not in startup_files]:
+            command = f"dapo resume {shlex.quote(str(self.path))}"
+            raise CheckpointError(
+                f"{self.path} already holds a run; continue it with `{command}` or choose another --run-dir"
+            )
+        if unexpected := sorted(found - {"lock", self.manifest.name, *prepared}):
             raise CheckpointError(
                 f"{self.path} is not empty and holds no run (found {', '.join(unexpected[:3])}); "
                 "choose a new or empty --run-dir"
             )
-
-
-def _is_temporary(name: str) -> bool:
-    """Whether a name is of a temporary file, which a killed process may leave."""
-    return name.startswith(".") and name.endswith(".tmp")
 
 
 def default_run_path(config_path: str | Path, now: datetime) -> Path:
@@ -272,8 +268,3 @@ def require_new_run(path: Path, *, prepared: Collection[str] = ()) -> None:
             raise PermissionError(errno.EACCES, f"{above} is no directory that this user may write to")
     except OSError as error:
         raise CheckpointError(f"cannot create the run directory {path}: {error.strerror}") from None
-
-
-def _already_a_run(path: Path) -> CheckpointError:
-    command = f"dapo resume {shlex.quote(str(path))}"
-    return CheckpointError(f"{path} already holds a run; continue it with `{command}` or choose another --run-dir")

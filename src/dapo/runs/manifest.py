@@ -139,13 +139,8 @@ def _show(value: Any) -> str:
 PROVENANCE_FILE = "provenance.json"
 
 _FREE_OPTIONS = (
-    "train.num_steps",
-    "train.token_budget",
-    "train.save_every",
-    "train.eval_every",
-    "train.keep_checkpoints",
-    "log.",
-    "profile.",
+    *("train.num_steps", "train.token_budget", "train.save_every", "train.eval_every", "train.keep_checkpoints"),
+    *("log.", "profile."),
 )
 """Options, and prefixes of options, that change no step."""
 _PATHS = re.compile(r"data\.(train|eval)(\.mix\.[^.]+)?(\.path)?")

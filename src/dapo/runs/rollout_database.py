@@ -134,12 +134,7 @@ class RolloutDatabase:
 
     def _read(self, steps: list[int]) -> None:
         """Index the files of some steps; a damaged file has no responses, and its problem."""
-        tables, problems = [], dict[int, str]()
-        for step in steps:
-            try:
-                tables.append(self._short_rows(step))
-            except DataError as error:
-                problems[step] = str(error)
+        tables, problems = self._short_rows(steps)
         cursor = self._database.cursor()
         cursor.execute("BEGIN")
         if tables:
@@ -151,10 +146,19 @@ class RolloutDatabase:
         cursor.execute("COMMIT")
         self._version += 1
 
-    def _short_rows(self, step: int, text: str = "") -> pa.Table:
-        """Read the short columns of a step's responses that contain a text; the file's name decides the step."""
-        rows = short_rows(self._path(step), text)
-        return rows.set_column(0, "step", pa.array([step] * rows.num_rows, pa.int32()))
+    def _short_rows(self, steps: Sequence[int], text: str = "") -> tuple[list[pa.Table], dict[int, str]]:
+        """Read the short columns of the responses of some steps that contain a text, and the problems of damaged files.
+
+        A file's name decides the step.
+        """
+        tables, problems = [], dict[int, str]()
+        for step in steps:
+            try:
+                rows = short_rows(self._path(step), text)
+                tables.append(rows.set_column(0, "step", pa.array([step] * rows.num_rows, pa.int32())))
+            except DataError as error:
+                problems[step] = str(error)
+        return tables, problems
 
     def _forget(self, steps: list[int]) -> None:
         for table in ("files", "responses", "groups"):

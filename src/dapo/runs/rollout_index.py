@@ -225,12 +225,8 @@ class RolloutIndex(RolloutDatabase):
 
     def _hits(self, steps: Sequence[int], text: str, condition: str, values: Sequence[Any]) -> list[tuple[int, int]]:
         """Find the responses of some steps that contain a text and meet a condition."""
-        tables = []
-        for step in steps:
-            try:
-                tables.append(self._short_rows(step, text))
-            except DataError as error:
-                self._unreadable[step, self._present.get(step)] = str(error)
+        tables, problems = self._short_rows(steps, text)
+        self._unreadable |= {(step, self._present.get(step)): problem for step, problem in problems.items()}
         if not tables:
             return []
         cursor = self._database.cursor()

@@ -6,6 +6,7 @@
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
 
@@ -241,45 +242,19 @@ def problem_means(table: Path) -> dict[str, dict[str, float]]:
     """
     rows = read_rollouts([table], [*_CURVE_COLUMNS, "engine_logprobs"])
     rows = rows.filter(pc.not_equal(rows["outcome"], "excess"))
-    problems = rows["problem_id"].to_numpy(zero_copy_only=False)
-    ids, index = np.unique(problems.astype(str), return_inverse=True)
-    tokens = rows["response_tokens"].to_numpy().astype(np.float64)
-    values = {
-        "reward": _means(rows["reward"].to_numpy(zero_copy_only=False), index, len(ids)),
-        "accuracy": _means(_as_numbers(rows["correct"]), index, len(ids)),
-        "entropy": _surprisal(rows, index, tokens, len(ids)),
-        "length": _means(tokens, index, len(ids)),
-    }
-    return {
-        name: {str(ids[i]): float(mean) for i, mean in enumerate(means) if np.isfinite(mean)}
-        for name, means in values.items()
-    }
-
-
-def _as_numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
-    """Convert booleans to 0 and 1, and null to NaN."""
-    return np.asarray(column.cast(pa.int8()).to_numpy(zero_copy_only=False), np.float64)
-
-
-def _means(values: NDArray[np.float64], index: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-    """Compute the mean of the values of each index; NaN without any."""
-    kept = np.isfinite(values)
-    return _ratio(np.bincount(index[kept], values[kept], count), np.bincount(index[kept], minlength=count))
-
-
-def _surprisal(
-    rows: pa.Table, index: NDArray[np.int64], tokens: NDArray[np.float64], count: int
-) -> NDArray[np.float64]:
-    """Compute the mean of -log p over the tokens of each index; NaN where none are stored."""
-    column = rows["engine_logprobs"]
-    if column.null_count:
-        return np.full(count, np.nan)
-    logprobs = pc.list_flatten(column).to_numpy(zero_copy_only=False).astype(np.float64)
-    owner = np.repeat(index, pc.list_value_length(column).to_numpy())
-    return _ratio(-np.bincount(owner, logprobs, count), np.bincount(index, tokens, count))
-
-
-def _ratio(sums: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:
-    found = np.full(len(sums), np.nan)
-    np.divide(sums, counts, out=found, where=counts > 0)
-    return found
+    logprobs, surprisal = rows["engine_logprobs"], np.full(rows.num_rows, np.nan)
+    if not logprobs.null_count:
+        owner = np.repeat(np.arange(rows.num_rows), pc.list_value_length(logprobs).to_numpy())
+        flat = pc.list_flatten(logprobs).to_numpy(zero_copy_only=False).astype(np.float64)
+        surprisal = -np.bincount(owner, flat, rows.num_rows)
+    rows = rows.append_column("surprisal", pa.array(surprisal))
+    sums = [("response_tokens", "sum"), ("surprisal", "sum")]
+    means = [("reward", "mean"), ("correct", "mean"), ("response_tokens", "mean")]
+    found = rows.group_by("problem_id", use_threads=False).aggregate([*means, *sums])
+    entropy = pc.divide(found["surprisal_sum"], found["response_tokens_sum"].cast(pa.float64()))
+    columns = (found["reward_mean"], found["correct_mean"], entropy, found["response_tokens_mean"])
+    curves: dict[str, dict[str, float]] = {}
+    for name, column in zip(CURVES, columns, strict=True):
+        known = zip(found["problem_id"].to_pylist(), column.to_pylist(), strict=True)
+        curves[name] = {problem: mean for problem, mean in known if mean is not None and isfinite(mean)}
+    return curves

@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.core.text import one_line, shorten
 from dapo.evaluation.evaluate import EngineSampler, evaluate
-from dapo.evaluation.scores import Evaluation, question_text
+from dapo.evaluation.scores import Evaluation
 from dapo.rewards.combine import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import verdict_word
@@ -196,7 +196,7 @@ def _show_first_responses(run: Run, evaluation: Evaluation) -> None:
     lines = [f"step {run.state.step}: responses of the model as it is:"]
     for judged in [each for each in evaluation.problems if each.valid][:_SHOWN_RESPONSES]:
         problem, response = judged.problem, judged.valid[0]
-        texts = (question_text(problem.prompt), problem.answer, response.text)
+        texts = (problem.question, problem.answer, response.text)
         question, reference, text = (shorten(one_line(each), _SHOWN_CHARS, keep="end") for each in texts)
         mark = f"score {response.score:g}" if response.correct is None else verdict_word(response.correct, None)
         lines += [f"  question   {question}", f"  reference  {reference}", f"  response   {text}  [{mark}]"]
@@ -229,7 +229,7 @@ def rollout_rows(
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:
-        prompt, question = decode_prompt(group.prompt_ids), question_text(group.problem.prompt)
+        prompt, question = decode_prompt(group.prompt_ids), group.problem.question
         fields = short_fields(group.problem.fields, known=[group.problem.answer])
         for i, (generation, verdict) in enumerate(zip(group.generations, group.verdicts, strict=True)):
             audit = audits.get((group.id, i))

@@ -50,9 +50,13 @@ def problem_from_row(
     answer_column = _column(row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer)
     prompt = _prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
     given = None if answer_column is None else _lookup(row, answer_column)
-    is_read = require_answer or _is_text_or_number(given)
-    text = _answer(given, f"{where}: {answer_column}") if is_read else ""
-    own = {"prompt"} & {prompt_column} | {"answer"} & {answer_column if is_read else None}
+    try:
+        text = _answer(given, f"{where}: {answer_column}")
+    except DataError:
+        if require_answer:
+            raise
+        text, answer_column = "", None
+    own = {"prompt"} & {prompt_column} | {"answer"} & {answer_column}
     fields = {
         _name(name, where): json_value(value, f"{where}: {name}")
         for name, value in row.items()
@@ -159,16 +163,6 @@ def _message(value: object, where: str) -> Message:
         if not isinstance(value[key], str) or (key == "role" and not value[key].strip()):
             raise DataError(f"{where}: {key} must be a string, got {_shown(value[key])}")
     return {"role": _encodable(value["role"], f"{where}: role"), "content": _encodable(value["content"], where)}
-
-
-def _is_text_or_number(value: object) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return (
-        bool(value.strip())
-        if isinstance(value, str)
-        else isinstance(value, int | Decimal) and not isinstance(value, bool)
-    )
 
 
 def _answer(value: object, where: str) -> str:

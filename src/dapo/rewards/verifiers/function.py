@@ -6,10 +6,10 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dapo.core.errors import DataError, RewardError
-from dapo.core.loading import Failure, load_callable, try_call
+from dapo.core.loading import Failure, try_call
 from dapo.rewards.verdicts import TokenIds, error_verdict, to_verdict, to_verdicts
 from dapo.types import Problem, Verdict
 
@@ -56,19 +56,15 @@ _GIVEN = ("prompts", "completions", "completion_ids")
 _OF_VERL = frozenset({"data_source", "solution_str", "ground_truth", "extra_info"})
 
 
-def load_function(path: str, options: Mapping[str, Any]) -> "FunctionVerifier | RewardFunction":
-    """Load the callable at `module:name` as a verifier; a class is instantiated with the options, a function gets them.
-
-    Parameters named `problem` and `response` mean dapo's own protocol, `solution_str` means verl's `compute_score`, any
-    others mean TRL's reward functions. `def` and `async def` both work. Raises RewardError if none of them fits.
-    """
-    return function_verifier(path, load_callable(path, error=RewardError), options)
-
-
 def function_verifier(
     path: str, function: Callable[..., Any], options: Mapping[str, Any]
 ) -> "FunctionVerifier | RewardFunction":
-    """Wrap a callable as `load_function` does; `path` is its name in messages."""
+    """Wrap a callable as a verifier; a class is instantiated with the options, a function gets them.
+
+    Parameters named `problem` and `response` mean dapo's own protocol, `solution_str` means verl's `compute_score`, any
+    others mean TRL's reward functions. `def` and `async def` both work; `path` is the name in messages. Raises
+    RewardError if none of them fits.
+    """
     if inspect.isclass(function):
         made, given = try_call(lambda: function(**options)), ", ".join(options) or "no options"
         if isinstance(made, Failure):
@@ -103,6 +99,18 @@ class _UserFunction:
     function: Callable[..., Any]
     options: Mapping[str, Any]
     loop: EventLoop
+    required: frozenset[str] = frozenset()  # parameters without a default that are no options
+    accepted: frozenset[str] | None = None  # the names of its parameters; None: it takes `**kwargs`
+    given: ClassVar[frozenset[str]] = frozenset()  # parameters that are no data columns
+
+    @property
+    def needed_columns(self) -> frozenset[str]:
+        return self.required - self.given
+
+    def _missing(self, problem: Problem) -> Verdict | None:
+        if missing := missing_columns(self.needed_columns, problem):
+            return self._error(f"needs {missing}, which the problem does not have; it has {_own(problem)}")
+        return None
 
     def _call(self, arguments: Mapping[str, Any]) -> Any:
         return try_call(lambda: self.loop.finish(self.function(**arguments)))
@@ -133,16 +141,11 @@ class ScoreFunction(FunctionVerifier):
     correct, and a string `pred` its answer for majority votes.
     """
 
-    required: frozenset[str]  # parameters without a default that are no options
-    accepted: frozenset[str] | None  # the names of its parameters; None: it takes `**kwargs`
-
-    @property
-    def needed_columns(self) -> frozenset[str]:
-        return self.required - {"solution_str", "extra_info"}
+    given = frozenset({"solution_str", "extra_info"})
 
     def judge(self, problem: Problem, response: str) -> Verdict | None:
-        if missing := missing_columns(self.needed_columns, problem):
-            return self._error(missing_columns_error(missing, problem))
+        if (missing := self._missing(problem)) is not None:
+            return missing
         columns = {"extra_info": None, **columns_of(problem), "solution_str": response}
         accepted = (_OF_VERL if self.accepted is None else self.accepted) - self.options.keys()
         arguments = {name: value for name, value in columns.items() if name in accepted}
@@ -174,20 +177,15 @@ class RewardFunction(_UserFunction):
     returns a list with a number, a bool or None for each response.
     """
 
-    required: frozenset[str]  # parameters without a default that are no options
-    accepted: frozenset[str] | None  # the names of its parameters; None: it takes `**kwargs`
-
-    @property
-    def needed_columns(self) -> frozenset[str]:
-        return self.required.difference(_GIVEN)
+    given = frozenset(_GIVEN)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         return self.judge_group(problem, [response], [()])[0] or error_verdict(f"{self.name}: {NOT_APPLIED}")
 
     def judge_group(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> list[Verdict | None]:
         """Call the function for the group; if that raises, once per response, so that only the offender fails."""
-        if missing := missing_columns(self.needed_columns, problem):
-            return [self._error(missing_columns_error(missing, problem)) for _ in responses]
+        if (missing := self._missing(problem)) is not None:
+            return [missing] * len(responses)
         result = self._call(self._arguments(problem, responses, token_ids))
         if not isinstance(result, Failure):
             return to_verdicts(self.name, result, len(responses))
@@ -251,19 +249,8 @@ def missing_columns(needed: Collection[str], problem: Problem) -> str:
     return ", ".join(sorted(set(needed).difference(columns_of(problem)))) if needed else ""
 
 
-def missing_columns_error(missing: str, problem: Problem) -> str:
-    """The error message for missing columns."""
-    return f"needs {missing}, which the problem does not have; it has {_own(problem)}"
-
-
 def require_columns(problems: Sequence[Problem], needed: Mapping[str, Collection[str]], *, where: str) -> None:
-    """Raise DataError where rows lack a column without which a reward function cannot be called.
-
-    Args:
-        problems: all rows of a data source, in order.
-        needed: the columns that each function needs, by the function's name.
-        where: name of the rows in the message: `data.train`.
-    """
+    """Raise DataError where rows of the data source `where` lack a column that a function, by its name, needs."""
     for name, columns in needed.items():
         lacking = [i for i, problem in enumerate(problems) if missing_columns(columns, problem)]
         if not lacking:

@@ -44,7 +44,9 @@ def supervise(worker: int, *, keepalive_pipe: int, output: int, report: int, mem
         with contextlib.suppress(OSError):  # the pool itself may be gone
             os.write(report, json.dumps(event).encode() + b"\n")
     _kill_all(worker)
-    console.show(_remaining_output(output))
+    os.set_blocking(output, False)
+    with contextlib.suppress(BlockingIOError):
+        console.show(os.read(output, 1 << 16))
     console.close()
     os._exit(0)
 
@@ -107,8 +109,12 @@ def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, me
 
     Yields the first signal that stops the worker, and an end that the pool did not request.
     """
+    wakeup, writable = os.pipe()
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     waiting = select.poll()
-    for descriptor in (keepalive_pipe, output, _wakeup()):
+    for descriptor in (keepalive_pipe, output, wakeup):
         waiting.register(descriptor, select.POLLIN)
     last_check = time.monotonic()
     is_wanted = was_stopped = False
@@ -132,14 +138,6 @@ def _monitor(worker: int, keepalive_pipe: int, output: int, console: Console, me
                 yield Event(reason)
                 return
             last_check = time.monotonic()
-
-
-def _wakeup() -> int:
-    readable, writable = os.pipe()
-    os.set_blocking(writable, False)
-    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    return readable
 
 
 def _changes_of(worker: int) -> Iterator[int]:
@@ -209,13 +207,6 @@ def _kill_all(worker: int) -> None:
         except ChildProcessError:
             return
         time.sleep(0.001)
-
-
-def _remaining_output(output: int) -> bytes:
-    os.set_blocking(output, False)
-    with contextlib.suppress(BlockingIOError):
-        return os.read(output, 1 << 16)
-    return b""
 
 
 def _prctl(option: int, value: int) -> None:
