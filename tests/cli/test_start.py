@@ -113,7 +113,7 @@ REFUSED = {
 if find_spec("wandb") is None:
     REFUSED["a tracker that is not installed"] = (
         ["log.sinks=[wandb]"],
-        "log.sinks needs the package wandb, which is not installed here: pip install wandb",
+        "log.sinks needs the package wandb, which is not installed: pip install wandb",
     )
 if not torch.cuda.is_available():
     REFUSED["a GPU that is not there"] = (

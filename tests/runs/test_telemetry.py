@@ -122,9 +122,7 @@ class TestTrackers:
     def test_wandb_that_is_not_installed_says_how_to_install_it(self, tmp_path):
         with pytest.raises(ConfigError) as error:
             WandbSink("dapo", "run", {}, tmp_path)
-        assert str(error.value) == (
-            "log.sinks names wandb, which is not installed; run pip install wandb or leave wandb out of log.sinks"
-        )
+        assert str(error.value) == ("log.sinks needs the package wandb, which is not installed: pip install wandb")
 
     @pytest.mark.skipif(importlib.util.find_spec("trackio") is not None, reason="trackio is installed")
     def test_trackio_that_is_not_installed_says_how_to_install_it(self):

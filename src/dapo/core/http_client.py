@@ -78,7 +78,9 @@ class HttpClient:
             left_s = max(limit - time.monotonic(), 0.01)
             answer, delay_s = None, min(backoff_s, _MAX_BACKOFF_S)
             try:
-                response = self._send(method, url, body, left_s)
+                timeout = urllib3.Timeout(connect=min(_CONNECT_S, left_s), read=left_s)
+                options: Any = {"retries": False, "redirect": False, "preload_content": False, "timeout": timeout}
+                response = self._pool.request(method, url, body=body, headers=self._headers, **options)
                 with response:
                     answer = Answer(response.status, response.reason or "", _read(response, limit), tries)
             except urllib3.exceptions.NewConnectionError as error:  # a TimeoutError to urllib3
@@ -106,12 +108,6 @@ class HttpClient:
         """The start of a server's answer for a message; the token in it is masked."""
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
         return (text.replace(self._token, "***") if self._token else text)[:_SHOWN_CHARS]
-
-    def _send(self, method: str, url: str, body: bytes | None, left_s: float) -> urllib3.BaseHTTPResponse:
-        return self._pool.request(
-            method, url, body=body, headers=self._headers, retries=False, redirect=False, preload_content=False,
-            timeout=urllib3.Timeout(connect=min(_CONNECT_S, left_s), read=left_s),
-        )  # fmt: skip
 
 
 def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:

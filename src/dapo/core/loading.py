@@ -134,11 +134,12 @@ def _import_module(name: str, written: Path | None, directory: str | None) -> Mo
     return importlib.import_module(name)
 
 
-def require_package(package: str, *, purpose: str) -> None:
-    """Raise DataError with the command that installs `package` if it is not installed."""
-    if importlib.util.find_spec(package) is None:
+def require_package(package: str, *, purpose: str, error: type[DapoError] = DataError) -> None:
+    """Raise an `error` with the command that installs `package` if it is not installed."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:  # without origin: a folder of that name, such as W&B's
         hint = f"pip install {package.replace('_', '-')}"
-        raise DataError(f"{purpose} needs the package {package}, which is not installed: {hint}")
+        raise error(f"{purpose} needs the package {package}, which is not installed: {hint}")
 
 
 @dataclass(frozen=True)

@@ -95,12 +95,8 @@ class TokenBound:
         if backend is None or type(backend.model).__name__ != "BPE":
             return None
         normalizers, splitters = list(_parts(backend.normalizer)), list(_parts(backend.pre_tokenizer))
-        kinds = {part["type"] for part in splitters}
-        if (
-            "ByteLevel" not in kinds
-            or not kinds <= _ONLY_SPLIT
-            or {p["type"] for p in normalizers} - {"NFC", "Sequence"}
-        ):
+        kinds, forms = ({part["type"] for part in parts} for parts in (splitters, normalizers))
+        if "ByteLevel" not in kinds or not kinds <= _ONLY_SPLIT or not forms <= {"NFC", "Sequence"}:
             return None
         adds_space = any(part.get("add_prefix_space", False) for part in splitters)
         added = backend.num_special_tokens_to_add(False) if add_special_tokens else 0

@@ -147,14 +147,11 @@ class RolloutDatabase:
         self._version += 1
 
     def _short_rows(self, steps: Sequence[int], text: str = "") -> tuple[list[pa.Table], dict[int, str]]:
-        """Read the short columns of the responses of some steps that contain a text, and the problems of damaged files.
-
-        A file's name decides the step.
-        """
+        """Read the short columns of some steps' responses that contain a text, and the problems of damaged files."""
         tables, problems = [], dict[int, str]()
         for step in steps:
             try:
-                rows = short_rows(self._path(step), text)
+                rows = short_rows(self._path(step), text)  # the file's name decides the step
                 tables.append(rows.set_column(0, "step", pa.array([step] * rows.num_rows, pa.int32())))
             except DataError as error:
                 problems[step] = str(error)

@@ -149,12 +149,10 @@ def storable(text: str) -> str:
 def read_rollouts(
     paths: Sequence[Path], columns: Sequence[str] | None = None, *, groups: Collection[int] | None = None
 ) -> pa.Table:
-    """Read tables of judged responses as one. Raises DataError for a table that no run has written.
+    """Read tables of judged responses as one, all rows or those of the `groups` with these ids.
 
-    Args:
-        paths: The tables, at least one.
-        columns: The columns; None: all except TOKEN_COLUMNS that the first table has.
-        groups: The ids of the groups to read; None: all.
+    Without `columns`, all that the first table has are read except TOKEN_COLUMNS. Raises DataError for a table that no
+    run has written.
     """
     wanted = columns or [name for name in all_columns(paths[0]) if name not in TOKEN_COLUMNS]
     parts = [part for path in paths for part in _parts(path, wanted, groups)]

@@ -7,6 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from dapo.core.errors import ConfigError
 from dapo.core.files import atomic_write_text
+from dapo.core.loading import require_package
 from dapo.core.secrets import mask_options
 
 Metrics: TypeAlias = Mapping[str, float | int]
@@ -80,15 +81,8 @@ class TrackioSink:
 
 
 def _tracker(module: str, *, package: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ConfigError(
-            f"log.sinks names {package}, which is not installed; run pip install {package} "
-            f"or leave {package} out of log.sinks"
-        ) from None
+    require_package(package, purpose="log.sinks", error=ConfigError)
+    return importlib.import_module(module)
 
 
 class Display(Sink, Protocol):

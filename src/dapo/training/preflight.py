@@ -4,14 +4,13 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 from dapo.config import Config, DataConfig, RewardConfig, ScoreThresholdsConfig
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
-from dapo.core.loading import load_callable
+from dapo.core.loading import load_callable, require_package
 from dapo.core.text import did_you_mean
 from dapo.data.problems import load_problems
 from dapo.data.sources.builtin import Split
@@ -123,11 +122,7 @@ def _require_packages(config: Config) -> None:
     needed += [("launcher", "ray")] if config.uses_ray else []
     needed += [("model.lora", "peft")] if config.model.lora is not None else []
     for option, package in needed:
-        spec = find_spec(package)
-        if spec is None or spec.origin is None:  # without origin: a folder of that name, such as W&B's
-            raise ConfigError(
-                f"{option} needs the package {package}, which is not installed here: pip install {package}"
-            )
+        require_package(package, purpose=option, error=ConfigError)
 
 
 def _require_model(name: str) -> None:

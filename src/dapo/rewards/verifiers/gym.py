@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, try_call
+from dapo.core.loading import Failure, require_package, try_call
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 from strict_math.text import final_part, marked_answer, strip_formatting
@@ -60,12 +60,9 @@ class GymVerifier:
     def __init__(self, partial_credit: bool = False) -> None:
         """`partial_credit`: give the task's score, not right or wrong. Raises RewardError without reasoning-gym."""
         self._partial_credit = partial_credit
-        try:
-            import reasoning_gym
-        except ModuleNotFoundError as error:
-            if error.name != "reasoning_gym":
-                raise
-            raise RewardError("verifier gym needs reasoning-gym: pip install reasoning-gym") from None
+        require_package("reasoning_gym", purpose="verifier gym", error=RewardError)
+        import reasoning_gym
+
         self._create = reasoning_gym.create_dataset
         self._task = lru_cache(_TASK_CACHE_SIZE)(self._load)
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from dapo.core.errors import RewardError
-from dapo.core.loading import Failure, try_call
+from dapo.core.loading import Failure, require_package, try_call
 from dapo.core.verifier_limits import PATTERN_CPU_S
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
@@ -90,13 +90,11 @@ def _schema_of(problem: Problem) -> str | None:
 
 def _validators() -> Callable[[str], Callable[[Any], bool]]:
     """A function from a schema's text to a test of values, which has been tried on a value of each type."""
-    try:
-        import jsonschema
-        import referencing.jsonschema
-    except ModuleNotFoundError as error:
-        if error.name not in ("jsonschema", "referencing"):
-            raise
-        raise RewardError("verifier json_schema needs jsonschema: pip install jsonschema") from None
+    for package in ("jsonschema", "referencing"):
+        require_package(package, purpose="verifier json_schema", error=RewardError)
+    import jsonschema
+    import referencing.jsonschema
+
     nothing: Any = referencing.Registry()  # the default one fetches what a $ref names
 
     def unique_items(validator: Any, unique: Any, value: Any, schema: Any) -> Iterator[Any]:
