@@ -354,8 +354,9 @@ def test_a_worker_gets_the_variables_that_it_needs_and_those_that_are_named(
         "    raise ValueError(' '.join(sorted(os.environ)) + (' ' + os.environ['JUDGE_KEY'])[:0])\n"
     )
     monkeypatch.chdir(tmp_path)
-    for name in ("ANTHROPIC_API_KEY", "DATABASE_URL", "JUDGE_KEY", "NAMED_KEY", "HF_TOKEN", "HF_HOME"):
+    for name in ("ANTHROPIC_API_KEY", "DATABASE_URL", "JUDGE_KEY", "NAMED_KEY", "HF_TOKEN"):
         monkeypatch.setenv(name, "zqK7vX31")
+    monkeypatch.setenv("HF_HOME", "/hub")
     with open_pool("spies.spy:reward", options={"key_env": "NAMED_KEY"}, workers=1) as pool:
         (verdict,) = pool.submit(Problem("p", "q", "a"), ["r"], [[1]]).result()
     found = set((verdict.error or "").split())

@@ -40,7 +40,7 @@ def test_every_metric_that_the_code_names_is_in_the_table():
     for path in Path(dapo.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and name.fullmatch(node.value):
-                metric_of(node.value)
+                metric_of(node.value + "0_20" * node.value.endswith("_"))  # an f-string adds the bin
 
 
 def test_every_outcome_of_a_group_is_explained():
