@@ -13,7 +13,6 @@ from dapo.core.loading import Failure, try_call
 from dapo.core.terminal import printable
 from dapo.core.text import one_line, shorten
 from dapo.core.verifier_limits import MAX_SCORE
-from dapo.evaluation.scores import question_text
 from dapo.training.rollout import Batch
 from dapo.training.rollout_metrics import reflection_metrics
 from dapo.training.step_metrics import batch_metrics, rollout_rows
@@ -159,4 +158,4 @@ def _numbers(function: Advantages, rewards: list[float]) -> list[float]:
 
 
 def _question(group: Group, chars: int) -> str:
-    return shorten(one_line(question_text(group.problem.prompt)), chars)
+    return shorten(one_line(group.problem.question), chars)
