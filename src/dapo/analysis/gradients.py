@@ -67,11 +67,12 @@ class GradientComparison:
         old = [self._with_prompt(each, each.stored.group) for each in groups if each.stored.outcome == "trained"]
         new = [self._with_prompt(each, each.group) for each in groups if each.outcome == "trained"]
         first, second = self._gradient(old, self._old), self._gradient(new, self._new)
+        norms = _norm(first) * _norm(second)
         self.results.append(
             {
                 "step": step,
                 "checkpoint": checkpoint,
-                "cosine": _cosine(first, second),
+                "cosine": _dot(first, second) / norms if norms else None,
                 "old_norm": _norm(first),
                 "new_norm": _norm(second),
                 "old_groups": len(old),
@@ -80,9 +81,8 @@ class GradientComparison:
         )
 
     def _with_prompt(self, each: RescoredGroup, group: Group) -> Group:
-        return replace(
-            group, prompt_ids=with_prompt_ids(self._problems.complete(each.stored), self._encoder).group.prompt_ids
-        )
+        complete = with_prompt_ids(self._problems.complete(each.stored), self._encoder)
+        return replace(group, prompt_ids=complete.group.prompt_ids)
 
     def _gradient(self, groups: Sequence[Group], config: Config) -> Mapping[str, Tensor]:
         samples: list[Sample] = with_advantages(groups, config)
@@ -96,9 +96,3 @@ def _dot(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
 
 def _norm(gradient: Mapping[str, Tensor]) -> float:
     return math.sqrt(_dot(gradient, gradient))
-
-
-def _cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float | None:
-    """The cosine of the angle between two gradients; None if one of them is zero."""
-    norms = _norm(first) * _norm(second)
-    return _dot(first, second) / norms if norms else None

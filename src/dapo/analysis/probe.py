@@ -247,7 +247,8 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
     most = config.max_groups_per_step
     groups_per_step = min(most, rollout.prompts_per_step / keep_rate) if keep_rate > 0 else most
     truncated = [fmean([g.finish == "length" for g in group.generations]) for group in groups]
-    tokens_per_s = _tokens_per_s(steps)
+    full = [step for step in steps if not step.batch.shortfall] or steps  # a short batch has few sequences at a time
+    tokens_per_s = sum(step.batch.num_generated_tokens for step in full) / sum(step.generate_s for step in full)
     generate_s = groups_per_step * rollout.group_size * fmean(lengths) / tokens_per_s
     load_s = fmean([step.load_s for step in steps[: MAX_UPDATES + 1]])
     update_tokens_per_s, update_s = None, None
@@ -308,12 +309,6 @@ def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[s
         "expected_keep_rate": expected,
         "expected_keep_interval": interval,
     }
-
-
-def _tokens_per_s(steps: Sequence[_Step]) -> float:
-    """Generated tokens per second, from full batches if there are any: a short batch has few sequences at a time."""
-    full = [step for step in steps if not step.batch.shortfall] or steps
-    return sum(step.batch.num_generated_tokens for step in full) / sum(step.generate_s for step in full)
 
 
 def _peak_memory_gib(config: Config) -> float:

@@ -180,7 +180,8 @@ class Config(Section):
         self._critic_fits()
         self._prediction_fits()
         self._schedule_fits()
-        self._engine_can_be_pi_old()
+        if self.loss.old_logprobs == "engine" and (obstacle := self._why_engine_is_not_pi_old()) is not None:
+            raise ValueError(f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy")
         return self
 
     def _sizes_fit(self) -> None:
@@ -343,10 +344,6 @@ class Config(Section):
             )
         name = names.pop()
         return name, ({"extract": "final"} if name == "exact" else {}) | self.reward.options
-
-    def _engine_can_be_pi_old(self) -> None:
-        if self.loss.old_logprobs == "engine" and (obstacle := self._why_engine_is_not_pi_old()) is not None:
-            raise ValueError(f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy")
 
     def _why_engine_is_not_pi_old(self) -> str | None:
         """Explain why the engine's log-probabilities may differ from those of the policy at the start of a step."""

@@ -108,8 +108,9 @@ class CheckedEngine:
         is_stop = np.isin(self._check_tokens(generation, request), request.stop_ids)  # [n]
         ids, finish = generation.token_ids, generation.finish
         if finish == "stop" and not is_stop[-1:].any():
-            got = f"token {ids[-1]}" if ids else "no token"
-            raise _wrong(generation, f"a last token among {_format_ids(request.stop_ids)} with finish 'stop'", got)
+            got, stops = f"token {ids[-1]}" if ids else "no token", request.stop_ids
+            among = ", ".join(map(str, stops[:5])) + ", ..." * (len(stops) > 5) if stops else "no stop ids at all"
+            raise _wrong(generation, f"a last token among {among} with finish 'stop'", got)
         if finish == "length" and len(ids) != request.max_new_tokens:
             raise _wrong(generation, f"{request.max_new_tokens} tokens with finish 'length'", f"{len(ids)} tokens")
         if finish not in ("stop", "length"):
@@ -162,7 +163,3 @@ def _raise_first(generation: Generation, wrong: Iterable[tuple[int, Any]], expec
 
 def _wrong(generation: Generation, expected: str, got: str) -> EngineError:
     return EngineError(f"the engine's answer to request {generation.request_id!r}: expected {expected}, got {got}")
-
-
-def _format_ids(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids[:5])) + (", ..." if len(ids) > 5 else "") if ids else "no stop ids at all"

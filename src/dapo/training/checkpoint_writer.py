@@ -65,12 +65,9 @@ class CheckpointWriter:
         error, self._pending = self._pending.exception(), None
         if error is None:
             self._failures = 0
-        elif isinstance(error, OSError):
-            self._count_failure(error)
-        else:
+            return
+        if not isinstance(error, OSError):
             raise error
-
-    def _count_failure(self, error: OSError) -> None:
         self._failures += 1
         reason = self._failure(self._step, error)
         if self._failures >= MAX_FAILED_SAVES:

@@ -288,14 +288,12 @@ class _Collector:
             pending, i = self.by_request.pop(generation.request_id)
             pending.generations[i] = generation
             pending.missing -= 1
-            if pending.missing == 0:
-                self.send_to_judge(pending)
-
-    def send_to_judge(self, pending: _Pending) -> None:
-        ids = [generation.token_ids for generation in pending.generations if generation is not None]
-        pending.texts = tuple(self.sampling.encoder.decode(response) for response in ids)
-        pending.verdicts = self.sampling.judge.submit(pending.problem, pending.texts, ids)
-        pending.due_poll = self.polls + VERDICT_LAG_POLLS
+            if pending.missing:
+                continue
+            ids = [each.token_ids for each in pending.generations if each is not None]
+            pending.texts = tuple(self.sampling.encoder.decode(response) for response in ids)
+            pending.verdicts = self.sampling.judge.submit(pending.problem, pending.texts, ids)
+            pending.due_poll = self.polls + VERDICT_LAG_POLLS
 
     def classify(self) -> None:
         """Decide groups from the head of the queue; wait for verdicts where nothing is left to generate."""

@@ -41,6 +41,7 @@ def rollout_metrics(
     verdicts = [verdict for group in groups for verdict in group.verdicts]
     valid = [verdict for verdict in verdicts if verdict.error is None]
     lengths = [len(generation.token_ids) for generation in generations]
+    shared = sum(shared_tokens([generation.token_ids for generation in group.generations]) for group in groups)
     outcomes = [outcome for _, outcome in decided]
     shaped = [reward for group in groups for reward in group.rewards if reward is not None]
     trained = [r for group, outcome in decided if outcome == "trained" for r in group.rewards if r is not None]
@@ -54,10 +55,7 @@ def rollout_metrics(
         "rollout/response_tokens_mean": _mean(lengths),
         "rollout/response_tokens_max": max(lengths, default=0),
         "rollout/truncated_fraction": _fraction([g.finish for g in generations], "length"),
-        "rollout/shared_token_fraction": sum(
-            shared_tokens([generation.token_ids for generation in group.generations]) for group in groups
-        )
-        / max(1, sum(lengths)),
+        "rollout/shared_token_fraction": shared / max(1, sum(lengths)),
         "rollout/entropy_estimate": -fsum(map(_logprob, generations)) / max(1, sum(lengths)),
         "rollout/verifier_errors": len(verdicts) - len(valid),
         "rollout/shortfall_groups": shortfall,

@@ -117,14 +117,13 @@ def with_old_logprobs(
     first, *later = minibatches
     samples = list({id(sample): sample for minibatch in later for sample in minibatch}.values())
     is_compared = any(sample.has_signal and sample.num_trained_tokens for sample in first)
-    found = _from_engine(samples) if source == "engine" and is_compared else record(samples)
+    found: Sequence[Sample]
+    if source == "engine" and is_compared:  # the gap of a number to itself is no metric
+        found = [replace(each, old_logprobs=each.engine_logprobs, engine_logprobs=()) for each in samples]
+    else:
+        found = record(samples)
     recorded = {id(sample): own for sample, own in zip(samples, found, strict=True)}
     return [first, *([recorded[id(sample)] for sample in minibatch] for minibatch in later)]
-
-
-def _from_engine(samples: Sequence[Sample]) -> list[Sample]:
-    """Move the engine's log-probabilities to the old ones: the gap of a number to itself is no metric."""
-    return [replace(sample, old_logprobs=sample.engine_logprobs, engine_logprobs=()) for sample in samples]
 
 
 def _group_samples(group: Group, advantages: Sequence[float], config: Config, weight: float) -> list[Sample]:

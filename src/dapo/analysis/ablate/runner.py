@@ -127,12 +127,8 @@ def threads_per_run(configured: int | None, jobs: int) -> int | None:
     """`train.threads` of each of `jobs` runs at a time; None: torch's default, for one run without the option."""
     if jobs == 1:
         return configured
-    return max(1, (configured or available_processors()) // jobs)
-
-
-def available_processors() -> int:
-    """The number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, (configured or available) // jobs)
 
 
 @dataclass
@@ -208,7 +204,11 @@ class _Runner:
         if is_finished(self.folder, run):
             self.progress.finished += 1
             self._note_seconds(run, took)
-            self.display.message(f"{run.describe()}: {self._result(run)}, {took:,.0f} s")
+            summary = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
+            last = summary.get("eval_last") or {}
+            accuracy = f"accuracy {last['accuracy']:.1%}" if last else "no evaluation"
+            work = f"{summary['steps']} steps and {summary['tokens_generated']:,} tokens"
+            self.display.message(f"{run.describe()}: {accuracy} after {work}, {took:,.0f} s")
         elif each.process is None:  # another process held it, and did not finish it
             self.waiting.appendleft(run)
             return
@@ -217,12 +217,6 @@ class _Runner:
             log = self.folder / "logs" / f"{run.name}.log"
             self.display.message(f"{run.describe()}: failed, {reason}; its log: {log}")
         self.on_finished(self.progress.failed)
-
-    def _result(self, run: PlannedRun) -> str:
-        summary = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
-        last = summary.get("eval_last") or {}
-        accuracy = f"accuracy {last['accuracy']:.1%}" if last else "no evaluation"
-        return f"{accuracy} after {summary['steps']} steps and {summary['tokens_generated']:,} tokens"
 
     def _why(self, each: _Running) -> str:
         code = each.process.poll() if each.process is not None else None

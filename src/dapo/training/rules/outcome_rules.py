@@ -15,10 +15,9 @@ def audit_gap(history: MetricHistory, config: Config) -> Symptom | None:
     gap, before = history.mean("audit/gap"), history.first_mean("audit/gap")
     if gap is None or not gap > AUDIT_GAP or history.audit.wealth < AUDIT_EVIDENCE:
         return None
-    grown = before is not None and before <= AUDIT_GAP
-    trend = (
-        f", and it was {before:.3g} in the first steps: the run learns what only the reward accepts" if grown else ""
-    )
+    trend = ""
+    if before is not None and before <= AUDIT_GAP:
+        trend = f", and it was {before:.3g} in the first steps: the run learns what only the reward accepts"
     return Symptom(
         f"the reward's verifier is {gap:.3g} above the audit's on the same responses; a gap of at most {AUDIT_GAP:g} "
         f"would look like this in fewer than one run in {AUDIT_EVIDENCE:g}{trend}",

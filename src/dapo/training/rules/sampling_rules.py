@@ -202,9 +202,8 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     is_unknown = config.predicts_signal and history.evaluations < 2
     if is_unknown or (gain is not None and gain >= GAIN):
         return None
-    result = (
-        "the reward gives only scores: it may pay for length" if gain is None else f"accuracy changed by {gain:+.1%}"
-    )
+    scores_alone = "the reward gives only scores: it may pay for length"
+    result = scores_alone if gain is None else f"accuracy changed by {gain:+.1%}"
     mode, buffer = config.overlong.mode, config.overlong.buffer_tokens
     shorter = max(round(LENGTH_GROWTH * before), buffer if mode == "soft" else 1)
     change = [] if mode == "soft" else ["overlong.mode=filter"]
@@ -223,8 +222,7 @@ def repeated_text(history: MetricHistory, config: Config) -> Symptom | None:
     """Many responses end in a loop."""
     if (rate := history.rate("rollout/looping_fraction")) <= LOOPS:
         return None
-    temperature = config.rollout.temperature
-    colder = ("rollout.temperature=1.0",) if temperature < 1 else ()
+    colder = ("rollout.temperature=1.0",) if config.rollout.temperature < 1 else ()
     return Symptom(
         f"{rate:.0%} of the responses end in a loop: the same tokens at least four times in a row",
         {"rollout/looping_fraction": rate},
@@ -238,7 +236,6 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
     if (rate := history.rate("rollout/many_answers_fraction")) <= MANY_ANSWERS:
         return None
     verifier = config.reward.verifier
-    refuses_several = verifier == "math"
     reads_marks = isinstance(verifier, str) and verifier in VERIFIERS and bool(VERIFIERS[verifier].markers)
     return Symptom(
         f"{rate:.0%} of the responses mark three or more answers (Answer:, \\boxed or ####): the model hedges, and a "
@@ -246,7 +243,7 @@ def many_answers(history: MetricHistory, config: Config) -> Symptom | None:
         {"rollout/many_answers_fraction": rate},
         ("reward.verifier=math",) if reads_marks else (),  # other tasks need other verifiers
         advice="take a verifier that refuses several answers: dapo reward test tries `several marked answers`",
-        severity="warning" if refuses_several else None,
+        severity="warning" if verifier == "math" else None,  # which refuses several answers
     )
 
 

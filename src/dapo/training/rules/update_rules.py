@@ -53,12 +53,8 @@ def entropy_collapse(history: MetricHistory, config: Config) -> Symptom | None:
     return Symptom(
         f"the policy explores no more: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
         f"steps, {'if' if has_gained else 'and'} {performance} {result}{wrong}",
-        {
-            name: entropy,
-            f"{name} at first": before,
-            performance: now,
-            f"{performance} at first": history.first_mean(performance),
-        },
+        {name: entropy, f"{name} at first": before, performance: now}
+        | {f"{performance} at first": history.first_mean(performance)},
         (*warmer, *wider, _lower_lr(config)),
         # a score has no known maximum; selection keeps the accuracy of sampled problems near one half
         severity="warning" if has_gained or (config.predicts_signal and history.evaluations < 2) else None,
@@ -93,11 +89,8 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     if entropy <= largest or has_learned or not _has_changed(history, above=1.0):
         return None
     bonus = (f"loss.entropy_coef={loss.entropy_coef / 10:.2g}",) if loss.entropy_coef else ()
-    reason = (
-        f"loss.entropy_coef={loss.entropy_coef:g} pays for randomness"
-        if bonus
-        else "the updates destroy what the model knew"
-    )
+    paid = f"loss.entropy_coef={loss.entropy_coef:g} pays for randomness"
+    reason = paid if bonus else "the updates destroy what the model knew"
     return Symptom(
         f"the policy becomes random: its entropy is {entropy:.3g} nats per token, after {before:.3g} in the first "
         f"steps; {reason}",
@@ -230,9 +223,8 @@ def lr_too_low(history: MetricHistory, config: Config) -> Symptom | None:
 
 def _trains_twice(record: Mapping[str, float], config: Config) -> bool:
     """Whether tokens with an advantage trained in two updates of a step: before that every ratio is 1."""
-    with_advantage = record.get("rollout/groups_trained", 0.0) * (
-        1 - record.get("rollout/zero_advantage_fraction", 0.0)
-    )
+    share = 1 - record.get("rollout/zero_advantage_fraction", 0.0)
+    with_advantage = share * record.get("rollout/groups_trained", 0.0)
     return config.reuses_samples and with_advantage > config.train.minibatch_groups
 
 
