@@ -80,8 +80,7 @@ class Probe:
     verifier_errors: int
     tokens_per_s: float  # generated tokens per second of sampling, verdicts included
     load_s: float  # seconds to load the policy's weights into the engine
-    update_tokens_per_s: float | None
-    """Trained response tokens per second of an update; None if no group carried a signal."""
+    update_tokens_per_s: float | None  # trained response tokens per second of an update; None if no group had a signal
     generate_s: float  # seconds per step of sampling, from the rates above
     update_s: float | None  # seconds per step of updates and old log-probabilities, from the rates above
     step_s: float | None  # seconds per step of weights, sampling and updates; without evaluation and checkpoint
@@ -238,6 +237,8 @@ def _update(config: Config, policy: TrainablePolicy, batch: Batch, *, step: int)
 
 
 def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
+    import torch
+
     decided = [pair for step in steps for pair in step.batch.decided]
     groups, rollout = [group for group, _ in decided], config.rollout
     lengths = [len(generation.token_ids) for group in groups for generation in group.generations]
@@ -256,6 +257,10 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
         update_tokens_per_s = trained_tokens / sum(step.update_s for step in steps)
         trained = [len(g.token_ids) for step in steps for group in step.batch.groups for g in group.generations]
         update_s = rollout.prompts_per_step * rollout.group_size * fmean(trained) / update_tokens_per_s
+    history = MetricHistory()  # without the updates
+    for number, step in enumerate(steps, start=1):
+        history.add({"step": number} | batch_metrics(step.batch, ()))
+    on_gpu = config.train.device == "cuda" and not config.uses_trainer_group
     return Probe(
         problems=len(groups),
         samples=samples,
@@ -273,18 +278,10 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
         generate_s=generate_s,
         update_s=update_s,
         step_s=None if update_s is None else load_s + generate_s + update_s,
-        peak_memory_gib=_peak_memory_gib(config),
-        findings=_findings(config, steps),
+        peak_memory_gib=torch.cuda.max_memory_allocated() / GIB if on_gpu else peak_memory_gib(),
+        findings=active_findings(history, config),
         **rates,
     )
-
-
-def _findings(config: Config, steps: Sequence[_Step]) -> list[Finding]:
-    """The findings of the rules in the metrics of the steps, without their updates."""
-    history = MetricHistory()
-    for number, step in enumerate(steps, start=1):
-        history.add({"step": number} | batch_metrics(step.batch, ()))
-    return active_findings(history, config)
 
 
 def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[str, Any]:
@@ -309,11 +306,3 @@ def _pass_rates(config: Config, groups: Sequence[Group], samples: int) -> dict[s
         "expected_keep_rate": expected,
         "expected_keep_interval": interval,
     }
-
-
-def _peak_memory_gib(config: Config) -> float:
-    import torch
-
-    if config.train.device == "cuda" and not config.uses_trainer_group:
-        return float(torch.cuda.max_memory_allocated() / GIB)
-    return peak_memory_gib()

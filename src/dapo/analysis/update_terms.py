@@ -27,10 +27,8 @@ class TokenTerms:
     """The terms of one response's tokens in the loss of its update; `[T]` float64 each."""
 
     ratio: Tensor  # the ratio r of Eq. 6: the policy over pi_old
-    weight: Tensor
-    """The factor of the token's surrogate in the loss: Eq. 12's, times the engine correction if there is one."""
-    gradient: Tensor
-    """The derivative of the loss by the token's log-probability; a clipped token has only its KL term's."""
+    weight: Tensor  # factor of the token's surrogate in the loss: Eq. 12's, times the engine correction, if any
+    gradient: Tensor  # derivative of the loss by the token's log-probability; a clipped token has only its KL term's
     unclipped_gradient: Tensor  # `gradient` without clipping; equal to it if `loss.surrogate` is not `clip`
     clipped: Tensor  # indices into CLIP_NAMES; 0 if `loss.surrogate` is not `clip`
     loss: float  # the response's part of the policy loss (Eq. 8, negated)

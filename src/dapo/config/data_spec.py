@@ -24,7 +24,6 @@ INSTRUCTION = (
 )
 """Instruction that `dapo eval` adds to benchmarks unless data.instruction is set; verifiers parse this format."""
 
-
 Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
 TaskKind: TypeAlias = Literal["builtin", "gym"]
 KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym")

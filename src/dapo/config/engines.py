@@ -19,8 +19,7 @@ class EngineKind:
     resolve: str | None = None  # resolves `auto` in the engine's section: `(section, model, dtype=, device=)`
     temperatures: tuple[float, float] = (0.0, float("inf"))  # lowest and highest temperature, besides 0 (greedy)
     rounds_as_trainer: bool = False  # whether log-probabilities equal the trainer's up to rounding in float32
-    pages_cache: bool = False
-    """Whether keys and values are in pages, so that a sequence takes memory only for its tokens."""
+    pages_cache: bool = False  # whether keys and values are in pages: a sequence takes memory for its tokens only
     cache_option: str | None = None
     """The option of the engine's section that bounds its cache: GiB if it is paged, else sequences."""
 

@@ -225,12 +225,8 @@ _MAX_BYTES = 2**18
 _MAX_VALUES = 10_000  # in a file; an alias counts as all that it stands for
 _MAX_DEPTH = 32
 _TOO_DEEP = f"values are nested more than {_MAX_DEPTH} deep"
-
-
-_YAML_FAULTS = [
-    line.split("\t") for line in Path(__file__).with_name("yaml_faults.tsv").read_text("utf-8").splitlines()
-]
-"""Words of PyYAML's messages, and what is wrong there."""
+_YAML_FAULTS_FILE = Path(__file__).with_name("yaml_faults.tsv")  # words of PyYAML's messages, and what is wrong there
+_YAML_FAULTS = [line.split("\t") for line in _YAML_FAULTS_FILE.read_text("utf-8").splitlines()]
 
 
 def _reason(error: Exception) -> str:
@@ -260,8 +256,6 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
 
 
 _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
-
-
 SHORT_FORMS = {"model": "name", "data": "train"}  # sections that may be written as the value of one option
 
 

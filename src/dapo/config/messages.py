@@ -14,12 +14,8 @@ from foreign_options import leaves_of, shown_value
 
 SECTIONS = frozenset(name for name, info in Config.model_fields.items() if section_in(info.annotation))
 """The names of the sections."""
-_BRANCHES = {section.__name__ for _, info in options_of() if (section := section_in(info.annotation))} | {
-    "str",
-    "dict[str,any]",
-    "dict[str,float]",
-}
-"""Names that pydantic gives to branches of unions, as if they were options."""
+_BRANCHES = {section.__name__ for _, info in options_of() if (section := section_in(info.annotation))}
+_BRANCHES |= {"str", "dict[str,any]", "dict[str,float]"}  # pydantic's names of branches of unions, as if options
 
 
 def format_validation_errors(error: ValidationError) -> Iterator[str]:

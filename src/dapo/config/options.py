@@ -177,8 +177,7 @@ class Config(Section):
     def _sections_fit(self) -> Self:
         self._sizes_fit()
         self._loss_and_rate_fit()
-        self._critic_fits()
-        self._prediction_fits()
+        self._critic_and_prediction_fit()
         self._schedule_fits()
         if self.loss.old_logprobs == "engine" and (obstacle := self._why_engine_is_not_pi_old()) is not None:
             raise ValueError(f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy")
@@ -253,7 +252,8 @@ class Config(Section):
                 "without its adapters; leave loss.reference_every out, or train all weights"
             )
 
-    def _critic_fits(self) -> None:
+    def _critic_and_prediction_fit(self) -> None:
+        sampling = self.dynamic_sampling
         if self.has_critic and self.uses_trainer_group:
             raise ValueError(
                 "advantage.estimator=gae trains its critic in the process that trains the policy; set "
@@ -269,9 +269,6 @@ class Config(Section):
                 f"critic.pretrain_steps={self.critic.pretrain_steps} leaves none of train.num_steps="
                 f"{self.train.num_steps} steps to train the policy; lower the former or raise the latter"
             )
-
-    def _prediction_fits(self) -> None:
-        sampling = self.dynamic_sampling
         if self.predicts_signal and not sampling.enabled:
             raise ValueError(
                 f"dynamic_sampling.predict={sampling.predict} skips problems whose groups Eq. 11 would drop, and "

@@ -53,17 +53,14 @@ def called_elsewhere(
 ) -> str | None:
     """A sentence on an unknown option that another system has: `TRL's beta=0.1 is loss.kl_coef=0.1 here`.
 
-    Args:
-        name: the option as it was typed, with dots; the last part alone is enough.
-        value: what it was set to; None: the sentence names options alone.
-        peer: the system that is asked first.
-        others: the other options of that system that are set, which formulas use.
+    `name` is as it was typed, with dots or its last part alone; without a `value` the sentence names options alone.
+    The system `peer` is asked first; formulas use `others`, the other options of that system that are set.
     """
     peers = sorted(TITLES, key=lambda each: each != peer)
     found: list[tuple[Peer, list[Counterpart]]] = [(each, OTHERS[each].rows_of(name)) for each in peers]
     # the name itself, else names that end in it, else those that share its last part
-    for same in (lambda row: row.name.endswith(f".{name}"), lambda row: _leaf(row.name) == _leaf(name)):
-        found += [(each, [row for row in COUNTERPARTS[each] if same(row)]) for each in peers]
+    for end in (f".{name}", f".{name.rpartition('.')[2]}"):
+        found += [(each, [row for row in COUNTERPARTS[each] if f".{row.name}".endswith(end)]) for each in peers]
     each, rows = next(((each, rows) for each, rows in found if rows), (None, []))
     if each is None:
         return None
@@ -82,7 +79,3 @@ def called_elsewhere(
         return f"{theirs} has no option here: {remark}"
     has_remark = not ours and rows[0].converted
     return f"{theirs} is {' and '.join(values)} here (docs/from_{each}.md{f': {remark}' if has_remark else ''})"
-
-
-def _leaf(name: str) -> str:
-    return name.rpartition(".")[2]

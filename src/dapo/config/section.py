@@ -25,16 +25,11 @@ def option(
     also: Sequence[Mapping[str, Any]] = (),
     **bounds: Any,
 ) -> Any:
-    """An option of a section.
+    """An option of a section; without a `default` it is required.
 
-    Args:
-        default: The default; an option without one is required.
-        description: Text for users.
-        paper: The paper's value, if it has one.
-        only_with: The condition of an effect: `option=value`, or the name of an option or property of Config.
-        unit: The unit of a number.
-        also: JSON schemas of further values that a validator converts.
-        bounds: `gt`, `ge`, `lt`, `le`, as for pydantic's Field.
+    `description` is text for users, `paper` the paper's value, `unit` that of a number, and `bounds` are `gt`, `ge`,
+    `lt` and `le`, as for pydantic's Field. `only_with` is the condition of an effect: `option=value`, or the name of an
+    option or property of Config. `also` are JSON schemas of further values that a validator converts.
     """
     known: dict[str, Any] = {} if paper is _UNSET else {"paper": paper}
     known |= {name: value for name, value in (("only_with", only_with), ("unit", unit), ("also", also)) if value}

@@ -82,7 +82,12 @@ def check_requests(
         _check_numbers(request)
         _check_size(request, bounds)
         if vocabulary is not None and request.prompt_ids is not prompt:  # the G requests of a group share a prompt
-            _check_prompt(request, vocabulary)
+            low, high = min(request.prompt_ids), max(request.prompt_ids)
+            if low < 0 or high >= vocabulary:
+                raise EngineError(
+                    f"request {request.id!r}: prompt token {low if low < 0 else high} is outside the model's "
+                    f"vocabulary of {vocabulary}; is this the model's own tokenizer?"
+                )
         prompt = request.prompt_ids
 
 
@@ -110,15 +115,6 @@ def _check_size(request: GenerationRequest, bounds: Sequence[PositionBound]) -> 
                 f"{request.max_new_tokens} max_new_tokens), but {name} is {positions}; {fix}, or lower "
                 "rollout.max_response_tokens"
             )
-
-
-def _check_prompt(request: GenerationRequest, vocabulary: int) -> None:
-    low, high = min(request.prompt_ids), max(request.prompt_ids)
-    if low < 0 or high >= vocabulary:
-        raise EngineError(
-            f"request {request.id!r}: prompt token {low if low < 0 else high} is outside the model's vocabulary of "
-            f"{vocabulary}; is this the model's own tokenizer?"
-        )
 
 
 def require_all_weights(count: int, *, missing: Sequence[str], unexpected: Sequence[str]) -> None:

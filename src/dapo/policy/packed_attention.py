@@ -54,8 +54,7 @@ class SegmentBatch:
     queries: Tensor  # `[N * Q]` stream indices; padding repeats an index
     keys: Tensor  # `[N * K]` likewise
     size: int
-    first_query: Tensor
-    """`[N or 1]` the position of a segment's first query among its keys; one number if all are equal."""
+    first_query: Tensor  # `[N or 1]` position of a segment's first query among its keys; one number if all are equal
     masks: dict[tuple[int | None, torch.dtype], Tensor | None] = field(default_factory=dict, repr=False)
     """Cached masks, shared by all layers."""
 

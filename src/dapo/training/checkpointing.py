@@ -12,7 +12,7 @@ from dapo.runs.checkpoints import PROBLEM_STATS_FILE
 from dapo.runs.manifest import PROVENANCE_FILE
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
-from dapo.training.problem_stats import ProblemStats, read_problem_stats, write_problem_stats
+from dapo.training.problem_stats import read_problem_stats, write_problem_stats
 from dapo.training.state import Run, TrainState
 
 STATE_FILE = "state.json"
@@ -102,7 +102,11 @@ def restore(run: Run, checkpoint: Path) -> None:
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
     run.sampling.sampler.load_state_dict(state["sampler"])
-    run.problem_stats = _read_problem_stats(checkpoint / PROBLEM_STATS_FILE)
+    try:
+        run.problem_stats = read_problem_stats(checkpoint / PROBLEM_STATS_FILE)
+    except DapoError as error:
+        older = "a checkpoint of an older development version has none: start a new run"
+        raise CheckpointError(f"{error}; {older}") from None
     # a kill may have come between the checkpoint and the copy in the run directory
     write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
     prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
@@ -129,15 +133,6 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     if missing := sorted({"train_state", "stream", "sampler"} - state.keys()):
         raise CheckpointError(f"{path} was not written by a run: it lacks {', '.join(missing)}")
     return state
-
-
-def _read_problem_stats(path: Path) -> ProblemStats:
-    try:
-        return read_problem_stats(path)
-    except DapoError as error:
-        raise CheckpointError(
-            f"{error}; a checkpoint of an older development version has none: start a new run"
-        ) from None
 
 
 def _pending_metrics(state: Mapping[str, Any]) -> dict[str, float] | None:

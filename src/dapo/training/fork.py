@@ -213,5 +213,4 @@ def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     manifest = make_manifest(command, seed=plan.config.train.seed, started=datetime.now(UTC), gpus=gpus, fork=plan.fork)
     of_parent = read_json(plan.parent.manifest)
-    found = {name: of_parent[name] for name in _LOCATIONS if name in of_parent}
-    return manifest | found
+    return manifest | {name: of_parent[name] for name in _LOCATIONS if name in of_parent}

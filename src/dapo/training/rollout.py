@@ -52,8 +52,7 @@ class Batch:
     """
 
     groups: tuple[Group, ...]  # the groups that train, in the order of the stream
-    judged: tuple[tuple[Group, Outcome], ...]
-    """Every group whose responses were all generated, in the order of the stream."""
+    judged: tuple[tuple[Group, Outcome], ...]  # every group whose responses were all generated, in the stream's order
     group_counts: Mapping[Outcome, int]
     token_counts: Mapping[Outcome, int]
     shortfall: int  # groups missing from a full batch; above 0 only where `max_groups_per_step` was reached

@@ -57,10 +57,8 @@ class AuditedStep:
         are over problems, because the responses to one problem are not independent.
         """
         judged = [(group, i, verdict) for group, i, verdict in self.responses if verdict.error is None]
-        metrics: dict[str, float] = {
-            "audit/responses": len(self.responses),
-            "audit/errors": len(self.responses) - len(judged),
-        }
+        responses = len(self.responses)
+        metrics: dict[str, float] = {"audit/responses": responses, "audit/errors": responses - len(judged)}
         if not judged:
             return metrics
         decides = all(v.correct is not None and group.verdicts[i].correct is not None for group, i, v in judged)

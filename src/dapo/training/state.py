@@ -66,14 +66,11 @@ class TrainState:
     pending_metrics: dict[str, float] | None = field(default_factory=dict)
     """Metrics of `step`, which are written after its evaluation; None once they are."""
     accuracy: float | None = None  # accuracy in the evaluation after `step`, if there was one
-    prefetched_batch: PrefetchedBatch | None = None
-    """The next step's batch, with a schedule that samples it before the step."""
+    prefetched_batch: PrefetchedBatch | None = None  # the next step's batch, if the schedule samples it before the step
     updates: list[Mapping[str, float]] = field(default_factory=list, compare=False)
     """The metrics of each finished update of step `step + 1`."""
-    is_saved: bool = field(default=False, compare=False)
-    """Whether a checkpoint of this state is written, or being written."""
-    engine_version: int | None = field(default=None, compare=False)
-    """The version of the engine's weights; None: it has none."""
+    is_saved: bool = field(default=False, compare=False)  # whether a checkpoint of it is written, or being written
+    engine_version: int | None = field(default=None, compare=False)  # version of the engine's weights; None: no weights
 
     @property
     def is_new(self) -> bool:
@@ -114,8 +111,7 @@ class Run:
     state: TrainState = field(default_factory=TrainState)
     timer: StepTimer = field(default_factory=StepTimer)  # seconds per phase of the step at hand
     audit: Audit | None = None  # the second verifier; None in a run without one
-    live_rules: LiveRules | None = None
-    """The rules over the run's last steps; None before the first metrics of this process."""
+    live_rules: LiveRules | None = None  # rules over the last steps; None before this process's first metrics
     provenance: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options, versions, processor and data of this process (`runs/manifest.py`), stored in each checkpoint."""
     is_solved: bool = False  # whether the run has ended because its problems are solved

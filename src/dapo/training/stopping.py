@@ -19,8 +19,7 @@ from dapo.training.rollout import Batch
 from dapo.training.rules.sampling_rules import EASIER_PROBLEMS
 from dapo.training.state import Run
 
-MAX_EMPTY_STEPS = 3
-"""Steps in a row without a group to train on that end a run; one ends a run that has not trained yet."""
+MAX_EMPTY_STEPS = 3  # steps in a row without a group to train on that end a run; one ends a run that has not trained
 _ADVICE = {
     "all_wrong": (
         "Read the responses in rollouts/: truncated answers and unexpected formats count as wrong. "
@@ -92,8 +91,7 @@ MAX_SKIPPED_UPDATES = 10
 """Updates skipped in a row (loss or gradient not finite, or loss.max_approx_kl exceeded) that end a run."""
 MIN_ENTROPY = 1.0e-4
 """Nats per token, the mean of -logprob over a step's responses, below which the policy is nearly deterministic."""
-ENTROPY_COLLAPSE_STEPS = 5
-"""Steps in a row below MIN_ENTROPY that end a run: a single one may be a batch of easy problems."""
+ENTROPY_COLLAPSE_STEPS = 5  # steps in a row below MIN_ENTROPY that end a run: one may be a batch of easy problems
 
 
 def entropy_collapse_steps(metrics: Mapping[str, float], before: int) -> int:

@@ -38,9 +38,8 @@ class Explanations:
     def request(self, files: RunReader, step: int, group: int, *, replay: bool) -> dict[str, Any]:
         """The state of an explanation; the first call starts it. With `replay` it may train the step again in memory.
 
-        Returns:
-            `state`: `working` or `failed` with `message`, or `done` with `update` (None for a group that did not train)
-            and `responses`, which are `eq8` and `responses` of `explain_group`.
+        Returns `state`: `working` or `failed` with `message`, or `done` with `update` (None for a group that did not
+        train) and `responses`, which are `eq8` and `responses` of `explain_group`.
         """
         if files.config().get("model.trust_remote_code"):
             message = "The model comes with its own code (model.trust_remote_code), which the page does not run."

@@ -17,10 +17,8 @@ AMPERE = (8, 0)  # the lowest compute capability of that kernel
 class ModelKernels:
     """The kernels of decoder layers and of their attention."""
 
-    fuses_weights: bool
-    """Whether layers use fused weights (`fused_weight_layers`) instead of weights prepacked for a CPU."""
-    attend: VarlenAttention | None = None
-    """The attention of a decode step by the lengths of its rows; None: under a mask."""
+    fuses_weights: bool  # whether layers use fused weights (`fused_weight_layers`) or weights prepacked for a CPU
+    attend: VarlenAttention | None = None  # attention of a decode step by the lengths of its rows; None: under a mask
     num_splits: int | None = None
     """The kernel's number of splits of a row. 1: a row's attention rounds independently of the rest of the batch. None:
     the kernel splits long rows freely, which is faster for few rows."""

@@ -20,8 +20,7 @@ class Finding:
     name: str
     severity: Severity
     cause: str  # the problem and its reason in plain words, with the numbers that matter most
-    evidence: Mapping[str, float]
-    """The metrics that show it, as means over the steps unless the rule's page says otherwise."""
+    evidence: Mapping[str, float]  # metrics that show it: means over the steps, unless the rule's page says otherwise
     change: tuple[str, ...]  # options with values that would fix it, `reward.workers=8`, the likeliest first
     steps: tuple[int, int]  # the first and the last step of the window
     advice: str = ""  # the remedy where an option alone is not enough

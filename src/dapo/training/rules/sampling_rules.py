@@ -8,8 +8,7 @@ from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, Me
 MIN_GROUPS = 32  # judged groups that are enough for a keep rate, however few their steps
 ERROR_RATE = 0.05  # the fraction of responses without a verdict above which a run warns
 TRUNCATED = 0.5  # the fraction of responses that end at the limit of tokens above which a run warns
-LENGTH_GROWTH = 2.0
-"""How many times the length of the first steps' responses is an explosion, unless accuracy grew as well."""
+LENGTH_GROWTH = 2.0  # the growth since the first steps that is an explosion, unless accuracy grew as well
 LOOPS = 0.1  # the fraction of responses that end in a loop above which a run warns
 MANY_ANSWERS = 0.1  # the fraction of responses with three or more marked answers above which a run warns
 TOP_PROBLEM = 0.5  # the fraction of a step's trained tokens that one problem may have

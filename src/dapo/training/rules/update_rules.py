@@ -12,8 +12,7 @@ from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, Me
 ENTROPY_FRACTION = 0.1  # the fraction of the first steps' entropy below which it has collapsed
 LOW_ENTROPY = 0.01  # nats per token below which it has collapsed, whatever it was at first
 SOLVED = 0.9  # the accuracy at which a policy may be certain: its problems are solved
-FALL_STEPS = 16
-"""Steps of a mean accuracy that is compared with another: five steps of few prompts vary by more than half."""
+FALL_STEPS = 16  # steps of a mean accuracy that is compared: five steps of few prompts vary by more than half
 ENTROPY_GROWTH, ENTROPY_RISE = 1.5, 0.5
 """The factor over the first steps' entropy, and the nats above it, that are an explosion."""
 MAX_LOGPROB_GAP = 0.1  # nats per token between sampler and trainer, mean over a step's tokens, above which a run warns
