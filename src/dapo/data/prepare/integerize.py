@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 from dapo.core.http_client import ServerFailed
@@ -32,31 +33,9 @@ REWRITE_ATTEMPTS = 2
 MAX_CONSECUTIVE_FAILURES = 8  # after this many failed requests in a row the server is taken to be down
 _MAX_DIGITS = 18
 _PART = r"<{0}>\s*(.*?)\s*</{0}>"
-
-REWRITE = """\
-Below are a mathematics problem and its answer, which is not an integer. Rewrite the problem so that its answer is one \
-integer.
-
-Keep the mathematics of the problem. At its end, say which form the original answer has, with letters in the place of \
-its integers and with whatever makes these letters unique (positive, lowest terms, no square factor under a root), and \
-ask for one integer that is computed from them, for example their sum. If the answer were (3 + sqrt(5))/2, the new \
-problem would say that it can be written as (a + sqrt(b))/c with positive integers a, b and c in lowest terms, and ask \
-for a + b + c, which is 10. The new problem must be complete in itself and must not give its answer away.
-
-Think it through, then end with exactly this:
-<problem>the whole new problem</problem>
-<answer>the integer</answer>
-
-The problem:
-{question}
-
-Its answer:
-{answer}"""
-SOLVE = """\
-{question}
-
-Solve this problem step by step. The answer is an integer. End with a line of the form "Answer: N", where N is the \
-integer."""
+_TEXTS = [Path(__file__).with_name(f"{name}.txt").read_text(encoding="utf-8") for name in ("rewrite", "solve")]
+REWRITE, SOLVE = (text.removesuffix("\n") for text in _TEXTS)
+"""The requests to rewrite and to solve a problem, with its parts in braces."""
 
 
 @dataclass(frozen=True)

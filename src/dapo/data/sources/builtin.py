@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from itertools import count, islice
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dapo.core.errors import DataError
@@ -174,16 +175,7 @@ def letter_counts(rng: ItemRng, options: Options) -> tuple[str, str]:
     return f"How many times does the letter {letter} appear in the word {word}?", str(word.count(letter))
 
 
-_WORD_LIST = """
-apple banana barrel basket bottle bridge butter button candle carrot castle cheese cherry circle coffee cotton county
-cousin dinner doctor eleven energy father finger flower forest freedom garden ginger guitar hammer handle hollow
-horror infant island jacket jelly jungle kettle kitten ladder lesson letter little lumber manner marble meadow middle
-mirror mitten monkey mother muffin narrow needle nephew noodle number office orange oyster paddle parrot pebble pencil
-people pepper pillow planet pocket potato puzzle rabbit ribbon river rubber saddle sailor school season seven shadow
-silver sister soccer spirit spring street summer supper sweater tailor teacher temper tennis thirteen ticket tomato
-tunnel turtle valley velvet village violin wallet weather window winter wonder yellow
-"""
-_WORDS = tuple(_WORD_LIST.split())
+_WORDS = tuple(Path(__file__).with_name("words.txt").read_text(encoding="utf-8").split())
 
 
 def _range(low: int, high: int, *, minimum: int = 0) -> dict[str, Option]:
