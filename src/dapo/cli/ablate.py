@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
@@ -21,7 +20,7 @@ from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError
 from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
 from dapo.core.text import shorten
-from dapo.runs.console import BAR_WIDTH, REFRESHES_PER_SECOND, SafeConsole, duration
+from dapo.runs.console import BAR_WIDTH, SafeConsole, duration, start_live
 
 if TYPE_CHECKING:
     from dapo.analysis.ablate.results import Results
@@ -31,34 +30,21 @@ _LOG_WIDTH = 120
 """Characters per line of tables that go to a file."""
 
 
-def ablate(
-    config: Path | None,
-    overrides: Sequence[str],
-    *,
-    ladder: str | None,
-    seeds: str | None,
-    folder: Path | None,
-    output: Path | None,
-    jobs: int | None,
-    dry_run: bool,
-    as_json: bool,
-) -> bool:
-    """Run an experiment, or print its plan or, with `jobs` None, its finished runs; return whether no run failed.
-
-    Raises:
-        ConfigError: An argument or the experiment is wrong; nothing has been started.
-    """
+def choose_experiment(
+    config: Path | None, overrides: Sequence[str], ladder: str | None, seeds: str | None
+) -> Experiment:
+    """The experiment of a file, or of a configuration and a ladder. Raises ConfigError."""
     if config is None:
         raise ConfigError(
             "dapo ablate takes an experiment file or a configuration; --show NAME prints a shipped ladder: "
             f"{', '.join(shipped_ladders())}"
         )
     chosen = None if seeds is None else parse_seeds(seeds)
-    experiment = load_experiment(config, overrides, ladder=ladder, seeds=chosen)
-    folder = folder or Path("runs") / experiment.name
-    if dry_run:
-        _print_plan(experiment, folder, as_json=as_json)
-        return True
+    return load_experiment(config, overrides, ladder=ladder, seeds=chosen)
+
+
+def ablate(experiment: Experiment, folder: Path, output: Path | None, *, jobs: int | None, as_json: bool) -> bool:
+    """Run an experiment or, with `jobs` None, collect its finished runs; return whether no run failed."""
     with stdout_to_stderr(as_json):
         results, failures = _run(experiment, folder, jobs=jobs)
     _write_and_print(results, output or folder, as_json=as_json)
@@ -225,7 +211,7 @@ def _without_effect(experiment: Experiment) -> Iterator[str]:
                     yield f"{variant.name}: an option without effect: {line}"
 
 
-def _print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
+def print_plan(experiment: Experiment, folder: Path, *, as_json: bool) -> None:
     """Print the runs of an experiment and the options that each row changes; start nothing."""
     from dapo.analysis.ablate.results import describe_experiment
 
@@ -259,12 +245,7 @@ class _ProgressDisplay:
 
     def __init__(self) -> None:
         self._progress: Any = None
-        self._live: Live | None = None
-        if sys.stdout.isatty():
-            console = SafeConsole(file=sys.stdout, force_terminal=True)
-            if not console.is_dumb_terminal:
-                self._live = Live(get_renderable=self._render, console=console, refresh_per_second=REFRESHES_PER_SECOND)
-                self._live.start()
+        self._live = start_live(self._render, sys.stdout)
 
     def update(self, progress: Any) -> None:
         self._progress = progress

@@ -150,7 +150,7 @@ def ablate_command(
 ) -> None:
     """Train variants of a configuration with several seeds."""
     from dapo.analysis.ablate.experiment import find_ladder
-    from dapo.cli.ablate import ablate, report_again
+    from dapo.cli.ablate import ablate, choose_experiment, print_plan, report_again
 
     if show is not None:
         print_text(find_ladder(show).read_text(encoding="utf-8"), end="")
@@ -158,15 +158,10 @@ def ablate_command(
         if config is not None or overrides:
             raise ConfigError("--report makes the table from stored results: give a folder, and no configuration")
         report_again(report, output, as_json=as_json)
-    elif not ablate(
-        config,
-        overrides or [],
-        ladder=ladder,
-        seeds=seeds,
-        folder=folder,
-        output=output,
-        jobs=None if no_run else jobs,
-        dry_run=dry_run,
-        as_json=as_json,
-    ):
-        raise typer.Exit(1)
+    else:
+        experiment = choose_experiment(config, overrides or [], ladder, seeds)
+        folder = folder or Path("runs") / experiment.name
+        if dry_run:
+            print_plan(experiment, folder, as_json=as_json)
+        elif not ablate(experiment, folder, output, jobs=None if no_run else jobs, as_json=as_json):
+            raise typer.Exit(1)

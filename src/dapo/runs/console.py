@@ -83,6 +83,20 @@ class SafeConsole(Console):
             yield segment if is_safe else Segment(printable(segment.text, self.encoding), segment.style)
 
 
+def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | None:
+    """Start a live display of what `render` returns; None if the stream is no terminal that can show one."""
+    # not rich's own test, which variables such as FORCE_COLOR make true for a log file
+    console = SafeConsole(file=stream, force_terminal=True) if stream.isatty() else None
+    if console is None or console.is_dumb_terminal:
+        return None
+    redirects: dict[str, Any] = dict.fromkeys(
+        ("redirect_stdout", "redirect_stderr"), stream in (sys.stdout, sys.stderr)
+    )
+    live = Live(get_renderable=render, console=console, refresh_per_second=REFRESHES_PER_SECOND, **redirects)
+    live.start()
+    return live
+
+
 class ProgressDisplay:
     """A live display on a terminal; elsewhere (a log file, CI) one plain line per step, in stable columns."""
 
@@ -97,7 +111,7 @@ class ProgressDisplay:
         self._phase_started = time.monotonic()
         self._accuracies: list[float] = []
         self._note = ""
-        self._live = self._start_live()
+        self._live = start_live(self._render, self._stream)
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         """Show the current phase and its progress; with a `total` of 0, its time only.
@@ -136,24 +150,6 @@ class ProgressDisplay:
         self._phase = None
         if self._live is not None:
             self._live.stop()
-
-    def _start_live(self) -> Live | None:
-        # not rich's own test, which variables such as FORCE_COLOR make true for a log file
-        if not self._stream.isatty():
-            return None
-        console = SafeConsole(file=self._stream, force_terminal=True)
-        if console.is_dumb_terminal:
-            return None
-        is_own = self._stream in (sys.stdout, sys.stderr)
-        live = Live(
-            get_renderable=self._render,
-            console=console,
-            refresh_per_second=REFRESHES_PER_SECOND,
-            redirect_stdout=is_own,
-            redirect_stderr=is_own,
-        )
-        live.start()
-        return live
 
     def _print(self, text: str, *, cut: bool = False) -> None:
         """Print a text; a terminal that is too narrow wraps it, or cuts it if `cut` is set."""
@@ -273,13 +269,8 @@ def final_report(
 ) -> None:
     """Print the report at the end of a run: accuracy before and after, responses to the same problems, and files.
 
-    Args:
-        console: The console to print on.
-        before: The first evaluation's summary: accuracy, low, high, problems, response_tokens_mean, truncated_fraction.
-        after: The last evaluation's summary.
-        samples: Responses: question, answer, before, before_correct, after, after_correct. Long text is cut, and
-            control characters are escaped.
-        files: Labels with paths or with next commands, in the order to print.
+    `before` and `after` are summaries of evaluations. A sample has question, answer, before, before_correct, after and
+    after_correct; its long texts are cut. `files` maps labels to paths or to next commands, in the order to print.
     """
     if before is not None and after is not None:
         console.print(_comparison(before, after))
