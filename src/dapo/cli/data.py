@@ -17,7 +17,6 @@ from dapo.core.terminal import print_json, print_text, stdout_to_stderr
 
 if TYPE_CHECKING:
     from dapo.config import DataSpec
-    from dapo.data.sources.builtin import Split
     from dapo.types import Problem
 
 # each command imports what it needs, so that --help is fast
@@ -184,7 +183,7 @@ def select(
 ) -> None:
     """Keep the rows that a model solves sometimes."""
     from dapo.cli import data_stats
-    from dapo.data.prepare.select import select_by_pass_rate
+    from dapo.data.prepare.select import read_pass_rates, select_by_pass_rate
     from dapo.data.prepare.write import require_new_data, write_data
 
     if (rates is None) == (model is None):
@@ -197,7 +196,7 @@ def select(
     require_new_data(out, report, force=force)
     problems = _read(spec)
     if rates is not None:
-        found = data_stats.stored_pass_rates(rates)
+        found = data_stats.run_pass_rates(rates) if rates.is_dir() else read_pass_rates(rates)
     else:
         assert model is not None
         options, min_responses = overrides or [], 1
@@ -265,19 +264,12 @@ def integerize(
     _report(as_json, spec, f"{spec} with integer answers", counts, out, report)
 
 
-def _read(
-    spec: "DataSpec",
-    *,
-    name: str = "SPEC",
-    split: "Split" = "train",
-    require_answer: bool = False,
-    invalid: list[DataError] | None = None,
-) -> "list[Problem]":
+def _read(spec: "DataSpec", *, name: str = "SPEC", require_answer: bool = False, **how: Any) -> "list[Problem]":
     from dapo.config import parse_data_argument
     from dapo.data.problems import load_problems
 
     source = parse_data_argument(spec, name=name) if isinstance(spec, str) else spec
-    return load_problems(source, split=split, require_answer=require_answer, invalid=invalid)
+    return load_problems(source, require_answer=require_answer, **how)
 
 
 def _report(

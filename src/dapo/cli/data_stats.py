@@ -11,7 +11,6 @@ from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.rng import keyed_permutation
 from dapo.core.text import shorten
-from dapo.data.prepare.select import read_pass_rates
 from dapo.data.prepare.stats import PassRate
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
@@ -54,11 +53,6 @@ def run_pass_rates(path: Path) -> dict[str, PassRate]:
         for problem, entry in stats.by_problem().items()
         if entry["decided"]
     }
-
-
-def stored_pass_rates(path: Path) -> dict[str, PassRate]:
-    """Read pass rates by problem id from a run directory, or from a file of an evaluation or of statistics."""
-    return run_pass_rates(path) if path.is_dir() else read_pass_rates(path)
 
 
 def model_pass_rates(

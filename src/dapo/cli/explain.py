@@ -236,11 +236,8 @@ def _context(response: Mapping[str, Any], token: Mapping[str, Any]) -> Text:
     at = token["position"]
     before, after = "".join(texts[max(0, at - _CONTEXT_TOKENS) : at]), "".join(texts[at + 1 : at + 1 + _CONTEXT_TOKENS])
     parts = ((before, ""), (texts[at], "bold reverse"), (after, ""))
-    return Text.assemble(*((_visible_breaks(text), style) for text, style in parts))
-
-
-def _visible_breaks(text: str) -> str:
-    return printable(text.replace("\n", "\\n").replace("\t", "\\t"))
+    shown = ((printable(text.replace("\n", "\\n").replace("\t", "\\t")), style) for text, style in parts)
+    return Text.assemble(*shown)
 
 
 def _number(value: float | None) -> str:

@@ -89,7 +89,7 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
 @lists_app.command("options", group=REFERENCE)
 def show_options(section: Annotated[str | None, Argument(metavar="SECTION")] = None, as_json: AsJson = False) -> None:
     """List the options: meaning, default, unit, the paper's value."""
-    from dapo.config.option_entries import entries_of
+    from dapo.config.option_entries import entries_of, section_names, yaml_text
 
     found = entries_of(section)
     if as_json:
@@ -98,7 +98,6 @@ def show_options(section: Annotated[str | None, Argument(metavar="SECTION")] = N
     from rich.padding import Padding
     from rich.text import Text
 
-    from dapo.config.option_entries import section_names, yaml_text
     from dapo.runs.console import SafeConsole
 
     console = SafeConsole()

@@ -118,20 +118,10 @@ def submit(
     from dapo.cli.submit import print_submission, submit_run
     from dapo.distributed.slurm.job import Allocation
 
-    allocation = Allocation(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        cpus_per_node=cpus_per_node,
-        time=time,
-        partition=partition,
-        account=account,
-        stop_before_s=stop_before,
-        options=tuple(sbatch or ()),
-    )
-    lines = tuple(setup or ())
-    report = submit_run(
-        config_or_run, overrides or [], allocation, run_dir=run_dir, setup=lines, dry_run=dry_run, trust=trust
-    )
+    options = tuple(sbatch or ())
+    allocation = Allocation(nodes, gpus_per_node, cpus_per_node, time, partition, account, stop_before, options)
+    how: dict[str, Any] = {"run_dir": run_dir, "setup": tuple(setup or ()), "dry_run": dry_run, "trust": trust}
+    report = submit_run(config_or_run, overrides or [], allocation, **how)
     (print_json if as_json else print_submission)(report)
 
 

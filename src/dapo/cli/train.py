@@ -8,16 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from dapo.api.lifecycle.execute import (
-    MAX_RESTARTS,
-    Finished,
-    RunCallbacks,
-    continued_run,
-    draw_curves,
-    export_model_of,
-    new_run,
-    run_training,
-)
+from dapo.api.lifecycle import execute
 from dapo.cli.formatting import size
 from dapo.config import Config
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
@@ -40,7 +31,7 @@ def start_run(
     *,
     run_dir: Path | None,
     config_name: str,
-    max_restarts: int = MAX_RESTARTS,
+    max_restarts: int = execute.MAX_RESTARTS,
     judge: VerifierPool | None = None,
 ) -> None:
     """`dapo train`: train in `run_dir`, or else in a directory of `runs` named after `config_name` and the time.
@@ -49,20 +40,20 @@ def start_run(
     result of `open_judge` for this configuration and directory; without one, it is opened here.
     """
     path = run_dir or default_run_path(config_name, datetime.now())
-    with new_run(config, path, command=sys.argv, judge=judge) as ready:
-        run_training(ready, RunCallbacks(warn), max_restarts=max_restarts)
+    with execute.new_run(config, path, command=sys.argv, judge=judge) as ready:
+        execute.run_training(ready, execute.RunCallbacks(warn), max_restarts=max_restarts)
     report(ready.config, ready.directory)
 
 
 def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
-    with continued_run(path, overrides) as run:
-        if isinstance(run, Finished):
-            draw_curves(run.config, run.directory, warn=warn)
+    with execute.continued_run(path, overrides) as run:
+        if isinstance(run, execute.Finished):
+            execute.draw_curves(run.config, run.directory, warn=warn)
         else:
-            run_training(run, RunCallbacks(warn))
+            execute.run_training(run, execute.RunCallbacks(warn))
     report(run.config, run.directory)
-    if isinstance(run, Finished) and run.directory.checkpoints.with_optimizer_state(but_newest=0):
+    if isinstance(run, execute.Finished) and run.directory.checkpoints.with_optimizer_state(but_newest=0):
         train = run.config.train
         at, more = f"{run.step} of {train.num_steps}", f"train.num_steps={2 * run.step}"
         if run.step < train.num_steps:  # it ended by its tokens
@@ -129,7 +120,7 @@ def export_run(path: Path, out_dir: Path, *, step: int | None, adapter: bool = F
 
     Returns JSON values: model, run, step, base, and whether it is an adapter.
     """
-    config, step = export_model_of(path, out_dir, step=step, adapter=adapter, warn=warn)
+    config, step = execute.export_model_of(path, out_dir, step=step, adapter=adapter, warn=warn)
     return {"model": str(out_dir), "run": str(path), "step": step, "base": config.model.name, "adapter": adapter}
 
 

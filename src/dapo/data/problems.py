@@ -87,12 +87,8 @@ def _require_valid(errors: Sequence[DataError], problems: Sequence[Problem]) -> 
         raise errors[0]
     if errors:
         lines = [*map(str, errors[:SHOWN_ERRORS]), *([f"and {len(errors) - SHOWN_ERRORS:,} more"] * (len(errors) > 10))]
-        raise DataError(
-            f"{len(errors):,} rows cannot be used:\n  "
-            + "\n  ".join(lines)
-            + "\nMend them, or leave them out: dapo data "
-            "import SOURCE OUT.jsonl --drop-invalid"
-        )
+        listed = "\n  ".join([f"{len(errors):,} rows cannot be used:", *lines])
+        raise DataError(f"{listed}\nMend them, or leave them out: dapo data import SOURCE OUT.jsonl --drop-invalid")
 
 
 def _mixed(source: MixSource, split: Split, *, require_answer: bool, invalid: list[DataError] | None) -> list[Problem]:

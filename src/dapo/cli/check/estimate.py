@@ -46,8 +46,10 @@ def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareP
     if device not in ("cpu", "gpu"):
         raise ConfigError(f"--assume device={device}: expected gpu or cpu")
     lengths = ResponseLengths.expected(config)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    this_machine = HardwareProfile("cpu", round(memory / GIB, 1), devices_per_node=1, engine_overhead_gib=1.0)
     profile = replace(
-        HardwareProfile() if device == "gpu" else _this_machine(),
+        HardwareProfile() if device == "gpu" else this_machine,
         mean_response_tokens=lengths.response,
         prompt_tokens=lengths.prompt,
         keep_rate=HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0,
@@ -69,11 +71,6 @@ def _parse(text: str) -> tuple[str, Any]:
         return name, kinds[name](value)
     except ValueError:
         raise ConfigError(f"--assume {text}: expected a number") from None
-
-
-def _this_machine() -> HardwareProfile:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return HardwareProfile("cpu", round(memory / GIB, 1), devices_per_node=1, engine_overhead_gib=1.0)
 
 
 def _trains_on_cpu(config: Config) -> bool:

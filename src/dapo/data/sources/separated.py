@@ -99,7 +99,7 @@ def _column_types(
             while not _TYPES[kind][1](value):
                 kind += 1
             possible[name] = kind
-            if _is_python_messages(value):
+            if value.startswith("[{'") and "'role':" in value and "'content':" in value:
                 raise DataError(
                     f"{where}: {name} holds messages as Python prints them, which cannot be read; write .jsonl or "
                     ".parquet, or messages as JSON"
@@ -127,10 +127,6 @@ def _is_json_objects(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(found, list) and bool(found) and all(isinstance(item, dict) for item in found)
-
-
-def _is_python_messages(text: str) -> bool:
-    return text.startswith("[{'") and "'role':" in text and "'content':" in text
 
 
 _TYPES: tuple[tuple[Callable[[str], Any], Callable[[str], bool]], ...] = (
