@@ -154,16 +154,10 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
         cells = [*([""] if counts else []), _percent(before["mean"])]
         table.add_row("before training", *cells, *[""] * (len(columns) - len(cells)), style="dim")
     for row in rows:
-        table.add_row(
-            printable(row["variant"]),
-            *([str(len(row["seeds"]))] if counts else []),
-            _with_range(row["accuracy"]),
-            *(
-                [f"{_with_range(row['to_previous'], '+')} {printable(shorten(row['previous'] or '', 16))}"]
-                * shows_previous
-            ),
-            _with_range(row["to_baseline"], "+"),
-        )
+        to_previous = f"{_with_range(row['to_previous'], '+')} {printable(shorten(row['previous'] or '', 16))}"
+        cells = [*([str(len(row["seeds"]))] if counts else []), _with_range(row["accuracy"])]
+        cells += [to_previous] if shows_previous else []
+        table.add_row(printable(row["variant"]), *cells, _with_range(row["to_baseline"], "+"))
     return table
 
 

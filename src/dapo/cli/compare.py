@@ -92,14 +92,9 @@ def _held_out(found: Comparison) -> Table:
     title = f"{quantity} on {any_of.difference['pairs']} held-out problems, {draws}"
     table = _table(title, "evaluation (steps)", "a", "b", *DIFFERENCE, "better/worse", RATIO)
     for kind, each in found.held_out.items():
-        table.add_row(
-            f"{kind} ({each.step_a}, {each.step_b})",
-            _number(each.accuracy_a, unit),
-            _number(each.accuracy_b, unit),
-            *_interval(each.difference, unit),
-            f"{each.better}/{each.worse}",
-            _ratio(each.difference),
-        )
+        accuracies = [_number(accuracy, unit) for accuracy in (each.accuracy_a, each.accuracy_b)]
+        cells = (*accuracies, *_interval(each.difference, unit), f"{each.better}/{each.worse}", _ratio(each.difference))
+        table.add_row(f"{kind} ({each.step_a}, {each.step_b})", *cells)
     return table
 
 

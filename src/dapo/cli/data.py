@@ -156,13 +156,9 @@ def decontaminate(
     problems = _read(spec)
     held_out = [problem for other in against for problem in _read(other, name="--against", split="eval")]
     kept, removed = find_contaminated(problems, held_out, ngram=ngram, min_overlap=min_overlap)
-    counts = {
-        "rows": len(problems),
-        "removed": len(removed),
-        "kept": len(kept),
-        "distinct evaluation problems": len(unique_problems(held_out)),
-        "evaluation problems found": len({contaminated.against.id for contaminated in removed}),
-    }
+    counts = {"rows": len(problems), "removed": len(removed), "kept": len(kept)}
+    counts["distinct evaluation problems"] = len(unique_problems(held_out))
+    counts["evaluation problems found"] = len({contaminated.against.id for contaminated in removed})
     write_data(out, kept, report, map(Contaminated.as_json, removed), if_empty="all rows overlap with evaluation data")
     _report(as_json, spec, f"{spec} against {', '.join(against)}", counts, out, report)
 

@@ -22,8 +22,7 @@ from dapo.types import Problem
 
 BAR_WIDTH = 40
 PAPER_GROUP_SIZE = 16
-SHOWN_PROBLEMS = 10
-SHOWN_SOURCES = 10
+SHOWN_ROWS = 10  # sources, and visited problems
 CODE_FIELD = "tests"
 CODE_STARTS = ("assert ", "def check(", "def test_")
 """Beginnings of answers that mark rows for the verifier `code`, as the column CODE_FIELD does."""
@@ -149,8 +148,8 @@ def _print_description(result: Mapping[str, Any]) -> None:
     kinds = [f"{kind} {count:,}" for kind, count in result["answer_types"].items() if count]
     table.add_row("answer types", ", ".join(kinds))
     sources = [f"{name} {count:,}" for name, count in result["sources"].items()]
-    more = [f"and {len(sources) - SHOWN_SOURCES} more"] if len(sources) > SHOWN_SOURCES else []
-    table.add_row("sources", ", ".join([*sources[:SHOWN_SOURCES], *more]))
+    more = [f"and {len(sources) - SHOWN_ROWS} more"] if len(sources) > SHOWN_ROWS else []
+    table.add_row("sources", ", ".join([*sources[:SHOWN_ROWS], *more]))
     SafeConsole().print(table)
 
 
@@ -199,7 +198,7 @@ def _print_most_visited(data: Sequence[Problem], rates: Mapping[str, PassRate]) 
     known = [(rates[problem.id], problem) for problem, _ in unique_problems(data) if problem.id in rates]
     numbers = right("visits", "responses", "pass rate", "last step")
     table = titled_table("most visited problems, hardest first", "problem", *numbers, "question")
-    for rate, problem in sorted(known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id))[:SHOWN_PROBLEMS]:
+    for rate, problem in sorted(known, key=lambda pair: (-pair[0].visits, pair[0].rate, pair[1].id))[:SHOWN_ROWS]:
         question = shorten(prompt_text(problem.prompt), 60, keep="ends")
         cells = (problem.id, f"{rate.visits}", f"{rate.responses}", f"{rate.rate:.0%}", f"{rate.last_seen}", question)
         table.add_row(*cells)

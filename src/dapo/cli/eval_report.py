@@ -134,12 +134,8 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def _table_by_problem(*numbers: str) -> Table:
     # only the first column gives way on a narrow terminal
-    return titled_table(
-        "by problem",
-        Column("problem", max_width=60),
-        Column("answer", no_wrap=True, max_width=12),
-        *right(*numbers, no_wrap=True),
-    )
+    columns = Column("problem", max_width=60), Column("answer", no_wrap=True, max_width=12)
+    return titled_table("by problem", *columns, *right(*numbers, no_wrap=True))
 
 
 def _most_frequent_answer(judged: Sequence[Mapping[str, Any]]) -> str:
@@ -160,13 +156,9 @@ def _paired_problem_table(first: Sequence[Mapping[str, Any]], second: Sequence[M
     pairs = [(row, row["accuracy"], others[row["id"]]) for row in first]
     differences = [(row, a, b, None if a is None or b is None else b - a) for row, a, b in pairs]
     for row, a, b, difference in sorted(differences, key=lambda line: (line[3] is None, line[3])):
-        table.add_row(
-            Text(printable(one_line(str(row.get("question", row["id"])))), no_wrap=True, overflow="ellipsis"),
-            one_line(str(row.get("answer", ""))),
-            number(a, ".3f"),
-            number(b, ".3f"),
-            number(difference, "+.3f"),
-        )
+        question = Text(printable(one_line(str(row.get("question", row["id"])))), no_wrap=True, overflow="ellipsis")
+        scores = number(a, ".3f"), number(b, ".3f"), number(difference, "+.3f")
+        table.add_row(question, one_line(str(row.get("answer", ""))), *scores)
     return table
 
 

@@ -20,12 +20,8 @@ class Commands(typer.Typer):
     """A table of commands with this layout of help."""
 
     def __init__(self, **settings: Any) -> None:
-        no_extras: dict[str, Any] = {
-            "add_completion": False,
-            "pretty_exceptions_enable": False,
-            "rich_markup_mode": None,
-        }
-        super().__init__(cls=CommandGroup, no_args_is_help=True, **no_extras, **settings)
+        settings |= {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+        super().__init__(cls=CommandGroup, no_args_is_help=True, **settings)
 
     def command(self, name: str | None = None, *, group: str = "Commands", **settings: Any) -> Callable[[F], F]:
         """Register a command in a group of the help."""
@@ -37,7 +33,7 @@ class Command(TyperCommand):
 
     def __init__(self, name: str | None, **settings: Any) -> None:
         super().__init__(name, **settings)
-        texts = dict(line.strip().split(": ", 1) for line in _more_of(f"{name}") if line.startswith("  "))
+        texts = dict(line.strip().split(": ", 1) for line in _more_of(name) if line.startswith("  "))
         for parameter in self.params:
             parameter.help = parameter.help or texts.get(parameter.name)  # type: ignore[attr-defined]
 
@@ -55,12 +51,11 @@ class Command(TyperCommand):
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         super().format_help_text(ctx, formatter)
         with formatter.indentation():
-            formatter.write_text(
-                "\n\n".join(line for line in _more_of(_last_name(ctx)) if not line.startswith(("dapo ", "  ")))
-            )
+            notes = (line for line in _more_of(self.name) if not line.startswith(("dapo ", "  ")))
+            formatter.write_text("\n\n".join(notes))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        examples = (f"  {line}\n" for line in _more_of(_last_name(ctx)) if line.startswith("dapo "))
+        examples = (f"  {line}\n" for line in _more_of(self.name) if line.startswith("dapo "))
         formatter.write("\nExamples:\n" + "".join(examples))
 
 
@@ -82,11 +77,7 @@ class CommandGroup(TyperGroup):
         super().format_epilog(ctx, formatter)
 
 
-def _last_name(context: Any) -> str:
-    return "dapo" if context.parent is None else str(context.info_name)
-
-
-def _more_of(name: str) -> list[str]:
+def _more_of(name: str | None) -> list[str]:
     """The notes, examples and parameters of a command; no two commands have one name."""
     blocks = (block.splitlines() for block in TEXTS.read_text(encoding="utf-8").split("\n\n"))
     return next(lines for title, *lines in blocks if title.split()[-1] == name)

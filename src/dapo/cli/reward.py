@@ -45,14 +45,9 @@ class RewardReport:
 
     def as_json(self) -> dict[str, Any]:
         """The audits as JSON values: every response with its verdict and its issues."""
-        return {
-            "verifier": self.verifier,
-            "suspicious": self.suspicious,
-            "problems": [_audit_json(audit) for audit in self.audits],
-            "group_size": self.group_size,
-            "group_seconds": self.group_seconds,
-            "workers": self.workers,
-        }
+        costs = {name: getattr(self, name) for name in ("group_size", "group_seconds", "workers")}
+        problems = [_audit_json(audit) for audit in self.audits]
+        return {"verifier": self.verifier, "suspicious": self.suspicious, "problems": problems, **costs}
 
 
 def examine_reward(

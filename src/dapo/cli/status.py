@@ -28,14 +28,9 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
     for status in statuses:
         accuracies = [each["accuracy"] for each in status.evaluations.values() if each.get("accuracy") is not None]
         accuracy = accuracies[-1] if accuracies else status.metrics.get("reward/accuracy")
-        table.add_row(
-            status.run,
-            status.state,
-            _steps(status),
-            "" if status.seconds_left is None else duration(status.seconds_left),
-            number(accuracy, ".1%"),
-            size(status.disk_bytes["total"]),
-        )
+        left = "" if status.seconds_left is None else duration(status.seconds_left)
+        cells = (_steps(status), left, number(accuracy, ".1%"), size(status.disk_bytes["total"]))
+        table.add_row(status.run, status.state, *cells)
     if statuses:
         console.print(table)
     for status in statuses:

@@ -96,10 +96,8 @@ def _changed(total: Mapping[str, Any]) -> str:
 def _transitions(rows: Sequence[Mapping[str, Any]], unit: str) -> Table:
     table = Table("from", "to", *right(unit), box=None)
     for row in rows:
-        is_same = row["from"] == row["to"]
-        table.add_row(
-            row["from"], "the same" if is_same else row["to"], f"{row[unit]:,}", style="dim" if is_same else ""
-        )
+        to, style = ("the same", "dim") if row["from"] == row["to"] else (row["to"], "")
+        table.add_row(row["from"], to, f"{row[unit]:,}", style=style)
     return table
 
 

@@ -108,11 +108,10 @@ def _read(source: FileSource | HubSource, errors: list[DataError], *, require_an
         rows, name = read_hub_rows(source), source.name
     # the released DAPO file repeats each problem a hundred times: equal copies share one object
     known: dict[str, Problem] = {}
+    options: dict[str, Any] = {"columns": source.columns, "require_answer": require_answer}
     for where, row in rows:
         try:
-            problem = problem_from_row(
-                row, where=where, source=name, columns=source.columns, require_answer=require_answer
-            )
+            problem = problem_from_row(row, where=where, source=name, **options)
         except DataError as error:
             errors.append(error)
             continue

@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,11 +84,12 @@ class Checkpoints:
         self.save(step, write, keep=step + 1, accuracy=accuracy_of(checkpoint))
 
     def drop_old(self, step: int, keep: int) -> None:
-        """Remove the checkpoints up to a step, except the newest `keep` and the best evaluated one."""
+        """Remove the checkpoints up to a step, except the newest `keep` and the (later) best evaluated one."""
         up_to_step = [path for path in numbered(self.folder) if step_of(path) <= step]
-        best = best_checkpoint(up_to_step)
+        scored = [(accuracy, step_of(path)) for path in up_to_step if (accuracy := accuracy_of(path)) is not None]
+        best = max(scored)[1] if scored else None
         for old in up_to_step[:-keep]:
-            if old != best:
+            if step_of(old) != best:
                 _mark_for_removal(old)
         self.clear_leftovers()
 
@@ -184,12 +185,6 @@ def step_of(path: Path) -> int:
     if match is None:
         raise ValueError(f"expected a name like step_000012, got {path.name}")
     return int(match[1])
-
-
-def best_checkpoint(checkpoints: Sequence[Path]) -> Path | None:
-    """Choose the checkpoint with the best evaluation, the later one in a tie; None if none was evaluated."""
-    scored = [(accuracy, path) for path in checkpoints if (accuracy := accuracy_of(path)) is not None]
-    return max(scored, key=lambda pair: (pair[0], step_of(pair[1])))[1] if scored else None
 
 
 def accuracy_of(checkpoint: Path) -> float | None:

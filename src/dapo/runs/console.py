@@ -89,9 +89,8 @@ def start_live(render: Callable[[], RenderableType], stream: TextIO) -> Live | N
     console = SafeConsole(file=stream, force_terminal=True) if stream.isatty() else None
     if console is None or console.is_dumb_terminal:
         return None
-    redirects: dict[str, Any] = dict.fromkeys(
-        ("redirect_stdout", "redirect_stderr"), stream in (sys.stdout, sys.stderr)
-    )
+    is_own = stream in (sys.stdout, sys.stderr)
+    redirects: dict[str, Any] = {"redirect_stdout": is_own, "redirect_stderr": is_own}
     live = Live(get_renderable=render, console=console, refresh_per_second=REFRESHES_PER_SECOND, **redirects)
     live.start()
     return live

@@ -42,19 +42,17 @@ class HardwareProfile:
 def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareProfile:
     """The defaults for a configuration's devices, replaced by `given`, a list of `name=value`. Raises ConfigError."""
     changed = dict(_parse(text) for text in given)
-    device = changed.get("device", "cpu" if _trains_on_cpu(config) else "gpu")
+    finds_no_gpu = config.launcher == "local" and not Path("/dev/nvidia0").exists()
+    trains_on_cpu = finds_no_gpu if config.train.device == "auto" else config.train.device == "cpu"
+    device = changed.get("device", "cpu" if trains_on_cpu else "gpu")
     if device not in ("cpu", "gpu"):
         raise ConfigError(f"--assume device={device}: expected gpu or cpu")
     lengths = ResponseLengths.expected(config)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     this_machine = HardwareProfile("cpu", round(memory / GIB, 1), devices_per_node=1, engine_overhead_gib=1.0)
-    profile = replace(
-        HardwareProfile() if device == "gpu" else this_machine,
-        mean_response_tokens=lengths.response,
-        prompt_tokens=lengths.prompt,
-        keep_rate=HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0,
-    )
-    profile = replace(profile, **changed)
+    expected: dict[str, Any] = {"mean_response_tokens": lengths.response, "prompt_tokens": lengths.prompt}
+    expected["keep_rate"] = HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0
+    profile = replace(HardwareProfile() if device == "gpu" else this_machine, **(expected | changed))
     for entry in fields(HardwareProfile):
         value = getattr(profile, entry.name)
         if not isinstance(value, str) and not value > 0:
@@ -71,12 +69,6 @@ def _parse(text: str) -> tuple[str, Any]:
         return name, kinds[name](value)
     except ValueError:
         raise ConfigError(f"--assume {text}: expected a number") from None
-
-
-def _trains_on_cpu(config: Config) -> bool:
-    if config.train.device != "auto":
-        return config.train.device == "cpu"
-    return config.launcher == "local" and not Path("/dev/nvidia0").exists()
 
 
 @dataclass(frozen=True)

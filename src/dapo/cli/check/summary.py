@@ -107,15 +107,8 @@ def ignored_options(config: Config) -> Iterator[str]:
             shown = f"{name}.*" if section_in(info.annotation) and name != "dynamic_sampling.filter" else name
             unmet = f"{other} is {'not set' if value is None else option_text(value)}"
             yield f"{shown}: {f'needs {CONDITIONS[condition]}' if condition in CONDITIONS else unmet}"
-    yield from _kl_without_pull(config)
-    verifier = config.reward.verifier
-    if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
-        yield "reward.threshold: the verifier gives no score, only correct or wrong"
-
-
-def _kl_without_pull(config: Config) -> Iterator[str]:
-    """Describe a KL estimator whose gradient vanishes where `loss.kl_in` puts it."""
-    loss = config.loss
+    loss, verifier = config.loss, config.reward.verifier
+    # estimators whose gradient vanishes where loss.kl_in puts them
     if loss.has_kl_term and loss.kl_estimator == "k1":
         yield (
             "loss.kl_coef: k1 in the loss has a gradient of 0 in expectation, so it adds only noise; set "
@@ -126,6 +119,8 @@ def _kl_without_pull(config: Config) -> Iterator[str]:
             f"loss.kl_coef: {loss.kl_estimator} in the reward has next to no gradient near the reference; set "
             "loss.kl_estimator=k1, or loss.kl_in=loss"
         )
+    if config.reward.threshold is not None and isinstance(verifier, str) and is_binary(verifier):
+        yield "reward.threshold: the verifier gives no score, only correct or wrong"
 
 
 def _is_set(config: Config, name: str) -> bool:
@@ -254,15 +249,12 @@ def _run(config: Config) -> Iterator[str]:
     when = f"every {train.save_every} steps" if train.save_every else "at the end"
     yield f"  checkpoints {when}, newest {train.kept_in_training} kept"
     if config.schedule == "one_step_off":
+        cap = config.loss.engine_correction or 0.0
+        ratio = "pi_old / pi_sampler" + (" of its response" if config.loss.engine_ratio == "sequence" else "")
+        factor = f"min({ratio}, {cap:g})"
+        if config.loss.engine_over_cap == "mask":
+            factor = f"{ratio}, or 0 where that is outside {1 / cap:g} to {cap:g}"
         yield (
             "  schedule    one_step_off: while a step trains, the next step's responses are sampled with the weights "
-            f"from its start; each token's loss is multiplied by {_correction(config)}"
+            f"from its start; each token's loss is multiplied by {factor}"
         )
-
-
-def _correction(config: Config) -> str:
-    cap = config.loss.engine_correction or 0.0
-    ratio = "pi_old / pi_sampler" + (" of its response" if config.loss.engine_ratio == "sequence" else "")
-    if config.loss.engine_over_cap == "mask":
-        return f"{ratio}, or 0 where that is outside {1 / cap:g} to {cap:g}"
-    return f"min({ratio}, {cap:g})"

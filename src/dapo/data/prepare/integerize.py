@@ -11,13 +11,7 @@ from typing import Literal, TypeAlias, TypeVar
 from dapo.core.http_client import ServerFailed
 from dapo.core.journal import Journal
 from dapo.core.rng import keyed_seed
-from dapo.data.prepare.normalize import (
-    InstructionTemplate,
-    answer_type,
-    answer_value,
-    find_instruction_template,
-    normalize_text,
-)
+from dapo.data.prepare import normalize
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import ANSWER_COLUMNS, PROMPT_COLUMNS, problem_id
 from dapo.types import Message, Problem
@@ -68,7 +62,7 @@ def integerize(
     Returns the problems that remain, in order, and the decision for each distinct problem by id. Raises ServerFailed if
     the server failed for some of the problems; the journal keeps the other decisions.
     """
-    template = find_instruction_template(_question_text(problem) for problem in problems)
+    template = normalize.find_instruction_template(_question_text(problem) for problem in problems)
     decisions: dict[str, Decision | None] = {p.id: decide_without_model(p) for p, _ in unique_problems(problems)}
     to_decide = [problem for problem, _ in unique_problems(problems) if decisions[problem.id] is None]
 
@@ -141,10 +135,10 @@ def concurrent_map(
 
 def decide_without_model(problem: Problem) -> Decision | None:
     """The decision for a problem that needs no rewriting or cannot have one; None for the others."""
-    kind = answer_type(problem.answer)
+    kind = normalize.answer_type(problem.answer)
     if kind == "integer":
         return Decision(problem.id, "unchanged", "the answer is an integer")
-    value = answer_value(problem.answer)
+    value = normalize.answer_value(problem.answer)
     if value is not None and value.denominator == 1:
         return Decision(problem.id, "unchanged", f"the answer is the integer {value}", answer=str(value))
     if kind in ("letter", "text"):
@@ -152,7 +146,9 @@ def decide_without_model(problem: Problem) -> Decision | None:
     return None
 
 
-def decide(problem: Problem, template: InstructionTemplate, generate: Generate, *, num_solutions: int) -> Decision:
+def decide(
+    problem: Problem, template: normalize.InstructionTemplate, generate: Generate, *, num_solutions: int
+) -> Decision:
     """Rewrite a problem; accept it if more than half of `num_solutions` solutions agree, else try once more."""
     question = template.strip_instruction(_question_text(problem))
     decision = Decision(problem.id, "rejected", "not tried")
@@ -175,7 +171,7 @@ def decide(problem: Problem, template: InstructionTemplate, generate: Generate, 
     return decision
 
 
-def apply(problem: Problem, decision: Decision, template: InstructionTemplate) -> Problem | None:
+def apply(problem: Problem, decision: Decision, template: normalize.InstructionTemplate) -> Problem | None:
     """The problem after the decision, with the instruction around it; None if it is rejected."""
     if decision.action == "rejected":
         return None
@@ -213,7 +209,7 @@ def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
     text, answer = found[0][-1], read_integer(found[1][-1])
     if answer is None:
         return f"the rewriting's answer is no integer: {found[1][-1][:60]!r}"
-    if not text or normalize_text(text) == normalize_text(original):
+    if not text or normalize.normalize_text(text) == normalize.normalize_text(original):
         return "the rewriting leaves the problem as it was"
     return text, answer
 
@@ -221,7 +217,7 @@ def read_rewriting(response: str, original: str) -> tuple[str, str] | str:
 def read_integer(text: str) -> str | None:
     """The integer in plain digits (`1,000` and `$1000$` give 1000); None if the text is anything else."""
     plain = strip_formatting(text.strip("*_` \t"), braces=True).replace("−", "-")
-    if answer_type(plain) != "integer" or len(plain) > _MAX_DIGITS:
+    if normalize.answer_type(plain) != "integer" or len(plain) > _MAX_DIGITS:
         return None
     return str(int(plain.replace(",", "")))
 

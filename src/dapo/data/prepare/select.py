@@ -46,9 +46,7 @@ def select_by_pass_rate(
             assert rate is not None
             kept.append(replace(problem, fields={**problem.fields, "pass_rate": rate.rate}))
             continue
-        measured: dict[str, float | None] = {"responses": 0, "pass_rate": None}
-        if rate is not None:
-            measured = {"responses": rate.responses, "pass_rate": rate.rate}
+        measured = {"responses": rate.responses if rate else 0, "pass_rate": rate.rate if rate else None}
         question = prompt_text(problem.prompt)
         removed.append({"row": number, "id": problem.id, "reason": reason, **measured, "question": question})
     mean = fmean(rates[problem.id].rate for problem in kept) if kept else None

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,15 @@ def gym_problems(
                 example = f"{{gym: {{{name}: ...}}, {option}: 1}}"
                 raise DataError(f"gym task {name}: {option} belongs next to gym, as in {example}")
     entries = _entries(requests)
-    return [_problems(name, tasks[name], seed, entries[name]) for name in tasks]
+    return [list(_problems(name, tasks[name], seed, entries[name])) for name in tasks]
 
 
-def _problems(name: str, options: Mapping[str, Any], seed: int, entries: list[dict[str, Any]]) -> list[Problem]:
-    config = {**options, "seed": seed}
-    problems = []
+def _problems(name: str, options: Mapping[str, Any], seed: int, entries: list[dict[str, Any]]) -> Iterator[Problem]:
+    shared = {"gym_task": name, "gym_config": {**options, "seed": seed}}
     for entry in entries:
         question, answer = entry["question"], entry["answer"]
-        fields = {"gym_task": name, "gym_config": config, "gym_entry": json_value(entry, f"gym task {name}")}
-        problems.append(Problem(problem_id(question, answer), question, answer, name, fields))
-    return problems
+        fields = shared | {"gym_entry": json_value(entry, f"gym task {name}")}
+        yield Problem(problem_id(question, answer), question, answer, name, fields)
 
 
 def _entries(requests: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

@@ -21,10 +21,8 @@ _MAX_VALUE_CHARS = 2**31 - 1
 def separated_rows(path: Path, lines: Callable[[], Iterator[str]]) -> Iterator[tuple[str, dict[str, Any] | DataError]]:
     """Yield (`FILE, line 3`, row or its error) for each record. Raises DataError for a file that cannot be read.
 
-    Args:
-        path: the file, for messages; `.tsv` is separated by tabs, `.csv` by the separator most frequent in its header.
-        lines: returns the lines from the beginning at each call; they are read twice, because the type of a column
-            depends on all of its values.
+    `.tsv` is separated by tabs, `.csv` by the separator most frequent in its header. Each call of `lines` begins anew:
+    they are read twice, because the type of a column depends on all of its values.
     """
     types = _column_types(_records(path, lines()))
     for where, names, values in _records(path, lines()):
