@@ -60,9 +60,8 @@ def report(
         print_json(found)
         return
     shown = "all" if found["groups"] == found["of_groups"] else f"{found['groups']:,} of {found['of_groups']:,}"
-    print_text(
-        f"{found['output']}: {size(found['bytes'])}, with {shown} groups of responses; it opens without a network"
-    )
+    about = f"{size(found['bytes'])}, with {shown} groups of responses; it opens without a network"
+    print_text(f"{found['output']}: {about}")
 
 
 @commands.command(group=COMPARE)

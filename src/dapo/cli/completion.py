@@ -2,21 +2,11 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias, get_args
-
-from dapo.core.errors import ConfigError
 
 Candidate: TypeAlias = tuple[str, str]
 """A word and its description. After a word that ends in `.`, `/` or `=`, the shell writes no space."""
 SHELLS = ("bash", "fish", "zsh")
-
-
-def completion_script(shell: str) -> str:
-    """The script that lets a shell complete `dapo`. Raises ConfigError for an unknown shell."""
-    if shell not in SHELLS:
-        raise ConfigError(f"no completion for {shell!r}; expected one of {', '.join(SHELLS)}")
-    return Path(__file__).with_name(f"complete.{shell}").read_text(encoding="utf-8")
 
 
 def candidates(root: Any, line: str) -> list[Candidate]:

@@ -121,14 +121,11 @@ def _problem_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         responses = row["responses"]
         judged = [response for response in responses if response["error"] is None]
         binary = all(response["correct"] is not None for response in judged)
-        table.add_row(
-            Text(printable(one_line(row["question"])), no_wrap=True, overflow="ellipsis"),
-            one_line(str(row["answer"])),
-            number(row["accuracy"], ".3f"),
-            f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}" if binary else "-",
-            f"{fmean(response['tokens'] for response in responses):.0f}",
-            one_line(_most_frequent_answer(judged)),
-        )
+        question = Text(printable(one_line(row["question"])), no_wrap=True, overflow="ellipsis")
+        correct = f"{sum(bool(response['correct']) for response in judged)}/{len(judged)}" if binary else "-"
+        tokens = f"{fmean(response['tokens'] for response in responses):.0f}"
+        cells = (number(row["accuracy"], ".3f"), correct, tokens, one_line(_most_frequent_answer(judged)))
+        table.add_row(question, one_line(str(row["answer"])), *cells)
     return table
 
 

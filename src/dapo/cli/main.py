@@ -163,10 +163,12 @@ def completion(
     line: Annotated[str | None, Option(hidden=True)] = None,
 ) -> None:
     """Print a script that completes commands and options."""
-    from dapo.cli.completion import candidates, completion_script
+    from dapo.cli.completion import SHELLS, candidates
 
+    if shell not in SHELLS:
+        raise ConfigError(f"no completion for {shell!r}; expected one of {', '.join(SHELLS)}")
     if line is None:
-        print_text(completion_script(shell), end="")
+        print_text(Path(__file__).with_name(f"complete.{shell}").read_text(encoding="utf-8"), end="")
         return
     for word, about in candidates(context.find_root().command, line):
         print_text(f"{word}\t{one_line(about)}")

@@ -59,7 +59,11 @@ def submit_run(
     require_sbatch()
     if not is_run:
         require_new_run(run_dir)
-        _refuse_submitted(job.folder)
+        if (submitted := job.folder / JOBS).is_file():
+            number = submitted.read_text(encoding="ascii").split()[-1]
+            again = f"sbatch {shlex.quote(str(job.folder / 'job.sh'))}"
+            advice = f"submit it again with `{again}` or choose another --run-dir"
+            raise CheckpointError(f"{job.folder} was submitted already, as job {number}; {advice}")
     path = _write(job, script, None if is_run else config)
     number = submit(path)
     with open_no_link(job.folder / JOBS, "a", encoding="ascii") as jobs:
@@ -103,15 +107,3 @@ def needs_ray(config: Config, allocation: Allocation) -> bool:
         why = f"launcher={config.launcher}" if config.uses_ray else f"--nodes {allocation.nodes}"
         raise ConfigError(f"{why} needs Ray, which is not installed: pip install ray")
     return True
-
-
-def _refuse_submitted(folder: Path) -> None:
-    """Raise CheckpointError if a job for the same run has been submitted."""
-    jobs = folder / JOBS
-    if jobs.is_file():
-        number = jobs.read_text(encoding="ascii").split()[-1]
-        again = f"sbatch {shlex.quote(str(folder / 'job.sh'))}"
-        raise CheckpointError(
-            f"{folder} was submitted already, as job {number}; submit it again with `{again}` or choose another "
-            "--run-dir"
-        )

@@ -51,13 +51,14 @@ def load_problems(
         return _generated(source, split)
     errors: list[DataError] = []
     problems = list(islice(_read(source, errors, require_answer=require_answer), source.size))
-    if invalid is None or not problems:
-        _require_valid(errors, problems)
-    elif errors:
-        invalid += errors
     if not problems:
         name = source.path if isinstance(source, FileSource) else f"hub:{source.name}:{source.split}"
-        raise DataError(f"{name} is empty; expected at least one problem with prompt and answer")
+        empty = DataError(f"{name} is empty; expected at least one problem with prompt and answer")
+        raise errors[0] if errors else empty
+    if invalid is not None:
+        invalid += errors
+    elif errors:
+        raise errors[0] if len(errors) == 1 else _listed(errors)
     return problems
 
 
@@ -81,14 +82,13 @@ def remove_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> tup
     return kept, len(train) - len(kept)
 
 
-def _require_valid(errors: Sequence[DataError], problems: Sequence[Problem]) -> None:
-    """Raise DataError with the first of the errors; with one of them if no row at all is valid."""
-    if errors and (len(errors) == 1 or not problems):
-        raise errors[0]
-    if errors:
-        lines = [*map(str, errors[:SHOWN_ERRORS]), *([f"and {len(errors) - SHOWN_ERRORS:,} more"] * (len(errors) > 10))]
-        listed = "\n  ".join([f"{len(errors):,} rows cannot be used:", *lines])
-        raise DataError(f"{listed}\nMend them, or leave them out: dapo data import SOURCE OUT.jsonl --drop-invalid")
+def _listed(errors: Sequence[DataError]) -> DataError:
+    lines = [
+        *map(str, errors[:SHOWN_ERRORS]),
+        *([f"and {len(errors) - SHOWN_ERRORS:,} more"] * (len(errors) > SHOWN_ERRORS)),
+    ]
+    listed = "\n  ".join([f"{len(errors):,} rows cannot be used:", *lines])
+    return DataError(f"{listed}\nMend them, or leave them out: dapo data import SOURCE OUT.jsonl --drop-invalid")
 
 
 def _mixed(source: MixSource, split: Split, *, require_answer: bool, invalid: list[DataError] | None) -> list[Problem]:

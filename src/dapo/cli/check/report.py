@@ -197,12 +197,9 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
     else:
         yield from _too_large(estimate, "a trainer rank", trainer)
         yield from _engine_too_large(estimate, engine)
-    if config.rollout.engine_kind.pages_cache:
-        yield from _paged_cache_problems(estimate)
-
-
-def _paged_cache_problems(estimate: ResourceEstimate) -> Iterator[str]:
-    dimensions, tp = estimate.dimensions, estimate.config.gpus_per_engine
+    if not config.rollout.engine_kind.pages_cache:
+        return
+    tp = config.gpus_per_engine
     if dimensions.heads % tp or (dimensions.kv_heads % tp and tp % dimensions.kv_heads):
         yield (
             f"rollout.vllm.tensor_parallel={tp} does not divide the model's {dimensions.heads} query and "

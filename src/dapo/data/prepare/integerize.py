@@ -195,9 +195,8 @@ def apply(problem: Problem, decision: Decision, template: normalize.InstructionT
         for name, value in problem.fields.items()
         if name not in read_as_either and value != problem.prompt and str(value) != problem.answer
     } | original
-    return replace(
-        problem, id=problem_id(prompt, decision.answer), prompt=prompt, answer=decision.answer, fields=fields
-    )
+    new_id = problem_id(prompt, decision.answer)
+    return replace(problem, id=new_id, prompt=prompt, answer=decision.answer, fields=fields)
 
 
 def read_rewriting(response: str, original: str) -> tuple[str, str] | str:

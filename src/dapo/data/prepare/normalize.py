@@ -47,9 +47,8 @@ class InstructionTemplate:
 
     def __or__(self, other: "InstructionTemplate") -> "InstructionTemplate":
         """The instructions of both templates."""
-        return InstructionTemplate(
-            _longest_first(self.prefixes + other.prefixes), _longest_first(self.suffixes + other.suffixes)
-        )
+        prefixes = _longest_first(self.prefixes + other.prefixes)
+        return InstructionTemplate(prefixes, _longest_first(self.suffixes + other.suffixes))
 
     def span(self, text: str) -> tuple[int, int]:
         """The start and end of the problem in `text`, without the instruction; never empty."""
