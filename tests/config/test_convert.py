@@ -173,7 +173,11 @@ def test_a_yaml_of_areal_and_of_verl_and_of_trls_command(tmp_path: Path, capsys:
         ("a.py", "print(1)\n", "there is no call of GRPOConfig or GRPOTrainer"),
         ("a.py", "def f(:\n", "is not readable (invalid syntax"),
         ("a.yaml", "a: 1\nb: {c: 2}\n", "has 0 options of verl, AReaL or TRL; expected a shell script"),
-        ("a.yaml", "model: m\ndata: builtin:sums\ntrain: {seed: 3}\n", "is a configuration of dapo already"),
+        (
+            "a.yaml",
+            "model: m\ndata: builtin:sums\ntrain: {seed: 3}\n",
+            "has the options of this system, not of another; dapo check",
+        ),
         ("a.sh", "echo 'hello\n", "No closing quotation"),
         ("a.sh", "ls -l\n", "has 0 options of verl, AReaL or TRL"),
         ("a.sh", "python3 -m main_ppo data.train_batch_size=8 actor_rollout_ref.rollout.n=4\n", "model is missing"),

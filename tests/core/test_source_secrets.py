@@ -42,19 +42,15 @@ HARMLESS = (
     'api_key_env = "OPENAI_API_KEY"',
     "# token=tokenizer.decode(x)\nx = 12345678",
     "HOME = '/home/somebody'",
-    'MODEL = "Qwen/Qwen2.5-0.5B-Instruct"',  # equal to a variable that is no secret
-    'X = ["An experiment in 12 steps"]',
 )
 
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SETTING_SECRET", "Zq9 of no known form")
-    monkeypatch.setenv("DOOR_PASSCODE", "8391028371")
+    monkeypatch.setenv("SETTING", "Zq9 of no known form")
+    monkeypatch.setenv("DOOR", "8391028371")
     monkeypatch.setenv("HOME", "/home/somebody")
     monkeypatch.setenv("SHORT", "final")
-    monkeypatch.setenv("MODEL", "Qwen/Qwen2.5-0.5B-Instruct")
-    monkeypatch.setenv("TITLE", "An experiment in 12 steps")
 
 
 @pytest.mark.parametrize("source", SECRET)

@@ -32,7 +32,8 @@ def convert_file(path: Path) -> tuple[str, str | None]:
     peer = peer_that_knows(given)
     known = 0 if peer is None else sum(bool(OTHERS[peer].rows_of(name)) for name in given)
     if len(given.keys() & set(names)) > known / 2:
-        raise ConfigError(f"{path} is a configuration of dapo already; dapo check {shlex.quote(str(path))} explains it")
+        check = f"dapo check {shlex.quote(str(path))}"
+        raise ConfigError(f"{path} has the options of this system, not of another; {check} explains it")
     if peer is None or 2 * known < len(given):
         raise ConfigError(f"{path} has {known} options of verl, AReaL or TRL; {EXPECTED}")
     text = OTHERS[peer].translate(given).text(names, as_literal)
