@@ -85,7 +85,7 @@ def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
         ("  clean: []", "  clean: {{inherits: short}}", "conditions: clean: unknown key 'inherits'"),
         ("inherits: GRPO", "inherits: + token-level loss", "`inherits` is circular: "),
         ("inherits: GRPO", "inherits: GRPA", "inherits 'GRPA' is no variant; did you mean GRPO?"),
-        ("  + clip-higher: ", "  GRPO: ", "found duplicate key GRPO"),
+        ("  + clip-higher: ", "  GRPO: ", "GRPO is set twice"),
         ("  + token-level loss:", "  '* grpo':", "would share one folder"),
         ("  + token-level loss:", "  '+':", "has no letter and no digit"),
         ("loss.clip_high=0.28", "loss.clip_hihg=0.28", "clean, + clip-higher: unknown option loss.clip_hihg"),

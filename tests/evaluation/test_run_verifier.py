@@ -1,7 +1,6 @@
 """An evaluation keeps the verifier of the run, whatever its problems are; one that cannot judge them is an error."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,10 +57,9 @@ def test_a_run_of_exact_answers_is_right_about_a_file_of_its_own_answers(
 def test_of_two_runs_with_different_verifiers_the_first_one_judges_both(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    other = shutil.copytree(trained, tmp_path / "other")
-    config = (other / "config.yaml").read_text()
-    (other / "config.yaml").write_text(config.replace("verifier: exact", "verifier: regex"))
-    assert "verifier: regex" in (other / "config.yaml").read_text()
+    other = tmp_path / "other"
+    options = ("reward.verifier=regex", r"reward.options.pattern=(\d+)")
+    start_run(tiny("train.num_steps=1", "dynamic_sampling.enabled=false", *options), run_dir=other, config_name="t")
     rows = write(tmp_path / "q.jsonl", {"prompt": "2 + 2 =", "answer": "4"})
     found = dapo.load(other).compare(trained, rows, **ONCE)
     assert (found.first.summary["verifier"], found.second.summary["verifier"]) == ("exact", "exact")

@@ -399,7 +399,14 @@ def dapo(*arguments: str) -> int:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run with adapters, and checkpoints after its third and sixth step."""
     path = tmp_path_factory.mktemp("runs") / "lora"
-    options = ["train.threads=1", "train.num_steps=6", "train.save_every=3", "train.eval_every=6", "optim.lr=0.03"]
+    options = [
+        "train.threads=1",
+        "train.num_steps=6",
+        "train.save_every=3",
+        "train.keep_checkpoints=2",
+        "train.eval_every=6",
+        "optim.lr=0.03",
+    ]
     assert dapo("train", TINY, *options, "model.lora={rank: 4, alpha: 8}", "--run-dir", str(path)) == 0
     return path
 

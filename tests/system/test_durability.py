@@ -88,7 +88,7 @@ class TestSignals:
         whole, calls = counted
         run, log = tmp_path / "run", tmp_path / "log"
         # judging for a step, not for the evaluation in the middle; the first checkpoint, not the last
-        share = {"judging": 0.4, "saving": 0.25}.get(area, 0.5)
+        share = {"judging": 0.4, "saving": 0.1}.get(area, 0.5)
         moment = {"area": area, "calls": int(share * calls[area]), "signals": [(0, signum)]}
         ended, _ = fork_server.run(*train_command(run), output=log, **moment)
         printed = log.read_text()
@@ -222,6 +222,7 @@ class TestStepsThatFail:
         assert saved_steps(run) == ["step_000002", "step_000003"]
         resume_run(run, ["train.num_steps=3"])  # writes step 3 again, now whole
         assert [row["step"] for row in metrics(run)] == [0, 1, 2, 3]
+        resume_run(run, ["train.num_steps=4"])  # an option that a resume changes lasts
         assert_ends_like(run, whole)
 
     def test_an_error_before_anything_was_done_saves_nothing_and_resumes_from_the_beginning(
@@ -395,8 +396,10 @@ class TestMessagesOnResuming:
             "warning: training problems was 64 with checksum ",
         ):
             assert line in printed
-        resume_run(run, ["train.num_steps=5"])  # back to the options of config.yaml
-        assert "warning: train.seed was 5 up to step 4 and is 0 now" in capsys.readouterr().out
+        resume_run(run, ["train.num_steps=5"])  # the options of the resume before last
+        assert "warning" not in capsys.readouterr().out
+        resume_run(run, ["train.seed=0", "train.num_steps=6"])
+        assert "warning: train.seed was 5 up to step 5 and is 0 now" in capsys.readouterr().out
 
     def test_another_version_of_a_package_is_named(self, run: Path, capsys: pytest.CaptureFixture[str]):
         directory = RunDirectory(run)

@@ -105,6 +105,7 @@ WRITING_FUNCTIONS = {"atomic_write_json": 0, "atomic_write_text": 0, "copy": 1, 
 DAMAGE = {
     "analysis/test_damaged_runs.py:line": "a damaged last line of the metrics",
     "helpers/run_files.py:edit_options": "options that a user edits",
+    "runs/test_stored_files.py:test_a_folder_with_nul_in_the_manifest_is_no_folder": "a hostile manifest",
     "runs/test_directory.py:TestCheckpoints": "a damaged manifest of a checkpoint",
     "runs/test_directory.py:test_a_damaged_evaluation_is_named_and_left_out": "a damaged evaluation",
     "runs/test_directory.py:test_only_the_first_and_the_last_readable_evaluation_are_read": "a damaged evaluation",

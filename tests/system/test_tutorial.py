@@ -1,5 +1,6 @@
 """docs/tutorial.md is carried out, from its first file to the exported model, with a tiny model in place of its own."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -38,7 +39,7 @@ def write_files() -> None:
             name = re.match(r"# (\S+)\n", text)
             assert name is not None, text
             if language == "yaml":
-                text = yaml.safe_dump(merge_options(yaml.safe_load(text), TINY))
+                text = json.dumps(merge_options(yaml.safe_load(text), TINY))  # JSON is YAML
             Path(name[1]).write_text(text)
 
 

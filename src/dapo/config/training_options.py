@@ -264,6 +264,7 @@ class TrainConfig(Section):
         "kept besides. none: 2, and once the run has finished 1; the rest keeps its weights. 0: a finished run keeps "
         "weights only.",
         ge=0,
+        le=1_000_000,
         unit="checkpoints",
     )
     eval_every: Int = option(
