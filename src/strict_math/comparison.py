@@ -395,9 +395,5 @@ def _normal_form(answer: Answer, *, units: bool) -> str:
     values = [part.value for part in answer.parts]
     if not all(isinstance(value, Quantity) and is_literal(value.node) for value in values):
         return answer.text.casefold() if any(isinstance(value, TextAnswer) for value in values) else answer.text
-    return ", ".join(sorted(_form_of(value, units=units) for value in values if isinstance(value, Quantity)))
-
-
-def _form_of(quantity: Quantity, *, units: bool) -> str:
-    value = normalize_number(value_of(quantity.node))
-    return f"{value} {format_unit(quantity.unit)}" if units and quantity.unit else value
+    forms = [(normalize_number(value_of(value.node)), value.unit) for value in values if isinstance(value, Quantity)]
+    return ", ".join(sorted(f"{form} {format_unit(unit)}" if units and unit else form for form, unit in forms))
