@@ -1,4 +1,4 @@
-"""Reads the keywords of calls in a Python script of TRL, which is parsed and never run."""
+"""Reads the arguments of calls in a Python script of TRL, which is parsed and never run."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -8,7 +8,7 @@ from foreign_options.formulas import Unknown, evaluate
 
 
 def read_script(text: str, module: str) -> dict[str, Any]:
-    """The keywords of GRPOConfig, GRPOTrainer and LoraConfig in a script; a value that is no literal is Unknown.
+    """The arguments of GRPOConfig, GRPOTrainer and LoraConfig in a script; a value that is no literal is Unknown.
 
     A function of the script is `module:function`, and one that it imports has the name of its own module. Raises
     ValueError or SyntaxError.
@@ -26,17 +26,28 @@ def read_script(text: str, module: str) -> dict[str, Any]:
                 | ast.AnnAssign(target=ast.Name(id=name), value=ast.AST() as value)
             ):
                 names[name] = _python_value(value, names)
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), keywords=keywords) if name in _CALLS:
-                values = {each.arg: _python_value(each.value, names) for each in keywords if each.arg not in _OBJECTS}
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _CALLS:
+                given = [*zip(_CALLS[name], node.args, strict=False), *((key.arg, key.value) for key in node.keywords)]
+                values = {
+                    key or f"**{ast.unparse(value)}": _python_value(value, names)
+                    for key, value in given
+                    if key not in _OBJECTS
+                }
                 if name == "get_soft_overlong_punishment":
                     values = {name: values.get("soft_punish_cache", Unknown("..."))}
-                found |= {key: value for key, value in values.items() if key is not None}
+                found |= values
     if not found:
-        raise ValueError("there is no call of GRPOConfig or GRPOTrainer with keywords")
+        raise ValueError("there is no call of GRPOConfig or GRPOTrainer with arguments")
     return found
 
 
-_CALLS = ("GRPOConfig", "GRPOTrainer", "LoraConfig", "get_soft_overlong_punishment")
+_CALLS = {
+    "GRPOConfig": ("output_dir",),
+    "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "LoraConfig": ("r",),
+    "get_soft_overlong_punishment": ("max_completion_len", "soft_punish_cache"),
+}
+"""The calls that are read, each with the names of its first positional arguments."""
 _OBJECTS = ("args", "peft_config")  # their own calls are read
 
 

@@ -37,6 +37,22 @@ def test_a_shell_script(text: str, value: Any):
     assert read_shell(text, {"FROM_OUTSIDE": "here"})["a.b"] == value
 
 
+def test_positional_and_unpacked_arguments_of_a_python_script_are_read():
+    text = """
+data = load_dataset("x/y")
+GRPOTrainer("m", judge, GRPOConfig("out", max_steps=3, **options), data["test"], data).train()
+"""
+    assert read_script(text, "mine") == {
+        "model": "m",
+        "reward_funcs": Unknown("judge"),
+        "output_dir": "out",
+        "max_steps": 3,
+        "**options": Unknown("options"),
+        "train_dataset": Unknown("data['test']"),
+        "eval_dataset": "hub:x/y:train",
+    }
+
+
 def test_a_python_script():
     text = """
 from rewards import good as right
