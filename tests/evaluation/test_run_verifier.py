@@ -94,6 +94,8 @@ def test_each_verifier_that_reads_columns_is_refused_where_they_are_missing(
     verifier: str, lacks: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The options of the run name it; the rows are only a question and its answer."""
+    if verifier == "gym":
+        pytest.importorskip("reasoning_gym")
     (tmp_path / "my_reward.py").write_text("def by_column(completions, limit):\n    return [0.0] * len(completions)\n")
     monkeypatch.chdir(tmp_path)
     rows = write(tmp_path / "rows.jsonl", {"prompt": "2 + 2 =", "answer": "{"})
