@@ -1,7 +1,7 @@
-"""What pyproject.toml cannot say: configs/ goes into the package, and the README without its links into the repository.
+"""What pyproject.toml cannot say: configs/ and docs/ go into the package, and the README without links into the clone.
 
-The YAML files stand once, at the top of the repository, where `dapo.config.load` finds them in a clone. Symbolic
-links would need a file system that has them.
+Configurations and pages stand once, at the top of the repository, where `dapo.config.load` finds them in a clone.
+Symbolic links would need a file system that has them.
 """
 
 import re
@@ -13,15 +13,15 @@ from setuptools.command.build_py import build_py
 TOP = Path(__file__).parent
 
 
-class BuildWithConfigs(build_py):
-    """Copies configs/*.yaml to dapo/configs of what is built; an editable installation reads them where they are."""
+class BuildWithShipped(build_py):
+    """Copies configs/*.yaml and docs/*.md to dapo/ in what is built; an editable installation reads the clone."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            target = Path(self.build_lib) / "dapo" / "configs"
-            self.mkpath(str(target))
-            for path in sorted((TOP / "configs").glob("*.yaml")):
+            for path in sorted([*TOP.glob("configs/*.yaml"), *TOP.glob("docs/*.md")]):
+                target = Path(self.build_lib) / "dapo" / path.parent.name
+                self.mkpath(str(target))
                 self.copy_file(str(path), str(target / path.name), preserve_mode=False)
 
 
@@ -33,7 +33,7 @@ def description() -> str:
 
 
 setup(
-    cmdclass={"build_py": BuildWithConfigs},
+    cmdclass={"build_py": BuildWithShipped},
     long_description=description(),
     long_description_content_type="text/markdown",
 )

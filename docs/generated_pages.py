@@ -28,7 +28,7 @@ def metrics_page() -> str:
         "condition under which a metric is logged; a step without trained tokens has no means over tokens.",
     ]
     for section, text in SECTIONS.items():
-        lines += ["", f"## {section}/", "", text, "", "| metric | unit | meaning | paper | updates | when |"]
+        lines += ["", f"## {section}/", "", _linked(text), "", "| metric | unit | meaning | paper | updates | when |"]
         lines += ["|---|---|---|---|---|---|"]
         lines += [
             f"| `{m.name}` | {m.unit} | {m.meaning} | {m.paper} | {m.over_updates} | {m.when} |"
@@ -56,7 +56,8 @@ def options_page() -> str:
         default = entry.default_text if entry.is_required else f"`{entry.default_text}`"
         paper = f"`{yaml_text(entry.paper)}`" if entry.has_paper_value else ""
         shown = CONDITIONS.get(entry.condition) or (f"`{entry.condition}`" if entry.condition else "")
-        row = f"| `{entry.name}` | {default} | {paper} | {entry.unit} | {entry.meaning} | {shown} |".replace("*", r"\*")
+        row = f"| `{entry.name}` | {default} | {paper} | {entry.unit} | {_linked(entry.meaning)} | {shown} |"
+        row = row.replace("*", r"\*")
         of_sections.setdefault(entry.section or "A run", []).append(row)
     for heading, rows in of_sections.items():
         title = heading if heading == "A run" else f"`{heading}`"
@@ -69,6 +70,11 @@ def options_page() -> str:
         ]
         lines += rows
     return "\n".join(lines) + "\n"
+
+
+def _linked(text: str) -> str:
+    """The text with links to the pages that it names."""
+    return re.sub(r"`dapo docs (\w+)`", r"[\1.md](\1.md)", text)
 
 
 def options_table(peer: Peer) -> str:

@@ -161,13 +161,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an unknown keyword": (
         {"learning_rate": 1.0},
-        "unknown option 'learning_rate'; TRL's learning_rate is optim.lr here (docs/from_trl.md)",
+        "unknown option 'learning_rate'; TRL's learning_rate is optim.lr here (dapo docs from_trl)",
     ),
     "a keyword that is nearly one": (
         {"group_sizes": 4},
         "unknown option 'group_sizes'; did you mean group_size (rollout.group_size)?",
     ),
-    "a keyword like none": ({"xyzzy": 4}, "unknown option 'xyzzy'; docs/options.md lists all options"),
+    "a keyword like none": ({"xyzzy": 4}, "unknown option 'xyzzy'; `dapo options` lists all options"),
     "an option set twice": ({"num_steps": 3}, "num_steps: train.num_steps is set twice in one call"),
     "an unknown option of a section": (
         {"loss.clip_hih": 0.3},

@@ -1,6 +1,7 @@
 """What is known about options, for people (`dapo options`) and for programs (`dapo schema`)."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def test_schema_and_loader_agree_about_what_stands_in_a_file(override: str, is_r
 
 def test_every_option_is_in_the_schema_with_what_the_page_says_of_it():
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    page = re.sub(r"\[(\w+)\.md\]\(\1\.md\)", r"`dapo docs \1`", page)
     for entry in option_entries():
         section, leaf = SCHEMA, entry.name.split(".")[-1]
         for part in entry.name.split(".")[:-1]:

@@ -3,8 +3,10 @@
 Nothing is downloaded: the wheel goes into an empty environment that sees the other packages of this one.
 """
 
+import ast
 import email.parser
 import importlib.metadata
+import inspect
 import json
 import os
 import re
@@ -24,7 +26,8 @@ import pytest
 
 import dapo
 from dapo.config import find_config
-from dapo.config.load import shipped_configs
+from dapo.config.load import shipped
+from dapo.config.other_names import TITLES
 from dapo.core.errors import ConfigError
 from helpers.commands import run
 from helpers.paths import CONFIGS, ROOT
@@ -102,9 +105,10 @@ def files_below(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.suffix != ".tmp"}
 
 
-def test_the_wheel_holds_the_package_the_configs_and_the_license_and_nothing_else(built: Distributions):
+def test_the_wheel_holds_the_package_the_configs_the_pages_and_the_license_and_nothing_else(built: Distributions):
     expected = {name: content for name, content in files_below(ROOT / "src").items() if ".egg-info/" not in name}
     expected |= {f"dapo/configs/{name}": content for name, content in files_below(CONFIGS).items()}
+    expected |= {f"dapo/docs/{path.name}": path.read_bytes() for path in (ROOT / "docs").glob("*.md")}
     about = f"dapo_rl-{dapo.__version__}.dist-info"
     own = {name: content for name, content in built.in_wheel.items() if not name.startswith(about)}
     assert sorted(own) == sorted(expected)
@@ -164,6 +168,7 @@ def command(*words):
 
 found = {"file": dapo.__file__, "version": importlib.metadata.version("dapo-rl"), "path": sys.path}
 found["check"] = command("check", "quickstart")
+found["pages"] = {page: command("docs", page) for page in sys.argv[1:]}
 found["train"] = command("train", "configs/tiny.yaml", "train.num_steps=1", "train.threads=1", "--run-dir", "run")
 found["modules"] = sorted({str(Path(m.__file__).parent) for n, m in list(sys.modules.items())
                            if n.split(".")[0] in ("dapo", "strict_math", "code_sandbox", "foreign_options")
@@ -172,9 +177,48 @@ print(json.dumps(found))
 """
 
 
+def pages_named_in_messages() -> list[str]:
+    """The pages that texts of the package name; of `from_{peer}` each."""
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src/dapo").rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"dapo docs ([a-z_]+)", text)} - {"from_"}
+    return sorted(named | {f"from_{peer}" for peer in TITLES})
+
+
+def test_no_message_and_no_public_docstring_names_a_file_that_a_wheel_lacks():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "src/dapo").rglob("*.py"))]
+    docstrings = {id(node.value) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    texts = [
+        node.value
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+    ]
+    public = [getattr(dapo, name) for name in dapo.__all__]
+    methods = [member for each in public if isinstance(each, type) for member in vars(each).values()]
+    texts += [inspect.getdoc(each) or "" for each in [*public, *methods]]
+    assert len(texts) > 1000
+    repository = re.compile(r"(docs/[\w{}]+\.md|(examples|benchmarks|evidence)/\w|README|`make \w)")
+    assert [text for text in texts if repository.search(text)] == []
+    assert len(pages_named_in_messages()) > 6
+
+
+def test_dapo_docs_lists_the_pages_and_answers_a_wrong_name(capsys: pytest.CaptureFixture[str]):
+    code, out, _ = run(capsys, "docs")
+    rows = dict(line.split(maxsplit=1) for line in out.split("\n\n")[0].splitlines())
+    assert (code, rows["losses"]) == (0, "Losses, PPO and schedules")
+    assert sorted(rows) == sorted(path.stem for path in (ROOT / "docs").glob("*.md"))
+    assert all(rows.values())
+    assert run(capsys, "docs", "docs/losses.md")[1] == run(capsys, "docs", "losses")[1]
+    code, _, err = run(capsys, "docs", "nothing")
+    assert (code, "no page nothing; expected one of choosing, cluster" in err) == (2, True)
+
+
 def test_an_installed_wheel_checks_the_quickstart_and_trains_without_the_repository(python: Path, tmp_path: Path):
     assert call(python.parent / "dapo", "--version", folder=tmp_path) == f"dapo {dapo.__version__}\n"
-    found: dict[str, Any] = json.loads(call(python, "-c", IN_ONE_PROCESS, folder=tmp_path).splitlines()[-1])
+    named = pages_named_in_messages()
+    found: dict[str, Any] = json.loads(call(python, "-c", IN_ONE_PROCESS, *named, folder=tmp_path).splitlines()[-1])
+    pages = {name: (0, (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")) for name in named}
+    assert {name: tuple(answer) for name, answer in found["pages"].items()} == pages
     installed = Path(found["file"]).parents[1]
     assert installed.is_relative_to(python.parents[1])
     assert found["version"] == dapo.__version__
@@ -190,7 +234,7 @@ def test_an_installed_wheel_checks_the_quickstart_and_trains_without_the_reposit
 
 def test_a_config_is_found_by_its_name_where_no_such_file_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert shipped_configs() == {path.stem: path for path in CONFIGS.glob("*.yaml")}
+    assert shipped() == {path.stem: path for path in CONFIGS.glob("*.yaml")}
     for name in ("tiny", "tiny.yaml", "configs/tiny.yaml", "configs/tiny", "./tiny"):
         assert find_config(name) == CONFIGS / "tiny.yaml"
     assert find_config("gsm8k_0.5b") == CONFIGS / "gsm8k_0.5b.yaml"
@@ -210,10 +254,10 @@ def test_a_config_is_found_by_its_name_where_no_such_file_exists(tmp_path: Path,
 def test_dapo_configs_lists_the_shipped_configs_and_prints_one(capsys: pytest.CaptureFixture[str]):
     code, out, _ = run(capsys, "configs")
     assert code == 0
-    assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()] == sorted(shipped_configs())
+    assert [line.split()[0] for line in out.split("\n\n")[0].splitlines()] == sorted(shipped())
     assert run(capsys, "configs", "tiny")[:2] == (0, (CONFIGS / "tiny.yaml").read_text(encoding="utf-8"))
     code, out, _ = run(capsys, "configs", "--json")
     assert {name: each["path"] for name, each in json.loads(out).items()} == {
-        name: str(path) for name, path in shipped_configs().items()
+        name: str(path) for name, path in shipped().items()
     }
     assert run(capsys, "configs", "tinny")[0] == 2

@@ -75,7 +75,7 @@ class CollectedBatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics `reward/*` and `rollout/*` (docs/metrics.md) that are known before the update."""
+        """The metrics `reward/*` and `rollout/*` (`dapo docs metrics`) that are known before the update."""
         decided = (group for group, _ in self.batch.decided)
         return batch_metrics(self.batch, self.samples) | reflection_metrics(decided)
 

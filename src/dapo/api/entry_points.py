@@ -78,8 +78,8 @@ def train(
         sinks: objects with `write(step, metrics)`, and names of trackers: `tensorboard`, `wandb`, `trackio`.
         **options: option names. Leave out the section if the last part is unique (`prompts_per_step`, `group_size`,
             `lr`; `steps` is `train.num_steps`); write `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom
-            loss function (docs/losses.md), copied into the run directory like a reward. Unless set, defaults for the
-            paper's sizes (`train.minibatch_groups`, `overlong.buffer_tokens`, `optim.warmup_steps`) are scaled down.
+            loss function (`dapo docs losses`), copied into the run directory like a reward. Unless set, the paper's
+            `train.minibatch_groups`, `overlong.buffer_tokens` and `optim.warmup_steps` are scaled down to your sizes.
 
     Returns:
         The run, with its curves, rollouts and evaluations.

@@ -52,7 +52,7 @@ def option_named(keyword: str) -> str:
         raise ConfigError(
             f'{keyword!r} is ambiguous ({" or ".join(names)}); write the whole name, as in **{{"{names[0]}": ...}}'
         )
-    hint = called_elsewhere(keyword) or "docs/options.md lists all options"
+    hint = called_elsewhere(keyword) or "`dapo options` lists all options"
     if not called_elsewhere(keyword) and (near := get_close_matches(keyword, meanings, n=1)):
         hint = f"did you mean {near[0]} ({' or '.join(meanings[near[0]])})?"
     raise ConfigError(f"unknown option {keyword!r}; {hint}")

@@ -72,7 +72,7 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """The metrics by step (docs/metrics.md); an evaluation before the first step is row 0."""
+        """The metrics by step (`dapo docs metrics`); an evaluation before the first step is row 0."""
         return table_of(metrics_by_step(self._directory.metrics).values(), "step").set_index("step")
 
     @property

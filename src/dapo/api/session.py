@@ -114,7 +114,7 @@ class Session(AbstractContextManager["Session"]):
         Args:
             batch: a batch of `collect`, sampled by the current weights; each batch is used once.
             loss: a function `(logprobs, old_logprobs, advantages, mask, weights) -> (loss, metrics)`, or its
-                `module:function`, in place of the paper's loss (docs/losses.md); None: `loss.function`.
+                `module:function`, in place of the paper's loss (`dapo docs losses`); None: `loss.function`.
 
         Returns:
             The metrics of the step, as in a line of metrics.jsonl, without times. `session.metrics` keeps them.

@@ -81,9 +81,15 @@ def _choices(annotation: Any) -> Iterator[str]:
 
 
 def _configs(current: str) -> Iterator[Candidate]:
-    from dapo.config.load import first_comment, shipped_configs
+    from dapo.config.load import shipped, title_of
 
-    yield from ((name, first_comment(path)) for name, path in shipped_configs().items())
+    yield from ((name, title_of(path)) for name, path in shipped().items())
+
+
+def _pages(current: str) -> Iterator[Candidate]:
+    from dapo.config.load import shipped, title_of
+
+    yield from ((name, title_of(path)) for name, path in shipped("docs").items())
 
 
 def _verifiers(current: str) -> Iterator[Candidate]:
@@ -96,6 +102,7 @@ _SOURCES: Mapping[str, Callable[[str], Iterable[Candidate]]] = {
     "CONFIG.yaml": _configs,
     "KEY=VALUE": _options,
     "NAME": _configs,
+    "PAGE": _pages,
     "SHELL": lambda _: [(name, "") for name in SHELLS],
     "VERIFIER": _verifiers,
 }

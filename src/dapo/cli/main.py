@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -123,16 +123,35 @@ def show_configs(name: Annotated[str | None, Argument(metavar="NAME")] = None, a
 
         print_text(find_config(name).read_text(encoding="utf-8"), end="")
         return
-    from dapo.config.load import first_comment, shipped_configs
+    use = "dapo train NAME [KEY=VALUE]... trains with one; dapo configs NAME > my.yaml makes a file to change"
+    _list_shipped("configs", use, as_json)
 
-    found = {each: {"about": first_comment(path), "path": str(path)} for each, path in shipped_configs().items()}
+
+@lists_app.command("docs", group=REFERENCE)
+def show_docs(page: Annotated[str | None, Argument(metavar="PAGE")] = None, as_json: AsJson = False) -> None:
+    """List the pages of the documentation, or print one."""
+    if page is None:
+        _list_shipped("docs", "dapo docs PAGE prints one", as_json)
+        return
+    from dapo.config.load import shipped
+
+    pages = shipped("docs")
+    if (path := pages.get(Path(page).stem)) is None:
+        raise ConfigError(f"no page {page}; expected one of {', '.join(pages)}")
+    print_text(path.read_text(encoding="utf-8"), end="")
+
+
+def _list_shipped(folder: Literal["configs", "docs"], use: str, as_json: bool) -> None:
+    from dapo.config.load import shipped, title_of
+
+    found = {name: {"about": title_of(path), "path": str(path)} for name, path in shipped(folder).items()}
     if as_json:
         print_json(found)
         return
     width = max(map(len, found), default=0)
-    for each, about in found.items():
-        print_text(f"{each:<{width}}  {about['about']}")
-    print_text("\ndapo train NAME [KEY=VALUE]... trains with one; dapo configs NAME > my.yaml makes a file to change")
+    for name, about in found.items():
+        print_text(f"{name:<{width}}  {about['about']}")
+    print_text(f"\n{use}")
 
 
 @lists_app.command(group=TRAIN)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from omegaconf import OmegaConf
@@ -20,14 +20,12 @@ from dapo.core.files import read_regular
 from dapo.core.secrets import may_be_written
 
 _PACKAGE = Path(__file__).parents[1]
-_FOLDERS = (_PACKAGE / "configs", _PACKAGE.parents[1] / "configs")
-"""The folders of the shipped configurations: installed by setup.py, or in the repository."""
 
 
-def shipped_configs() -> dict[str, Path]:
-    """The files of the shipped configurations by name (`quickstart`, `tiny`)."""
-    folder = next((each for each in _FOLDERS if each.is_dir()), _FOLDERS[0])
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+def shipped(folder: Literal["configs", "docs"] = "configs") -> dict[str, Path]:
+    """The shipped configurations or pages by name (`quickstart`, `losses`): installed by setup.py, or in a clone."""
+    paths = sorted((_PACKAGE / folder).glob("*")) or sorted((_PACKAGE.parents[1] / folder).glob("*"))
+    return {path.stem: path for path in paths if path.suffix in (".yaml", ".md")}
 
 
 def find_config(path: str | Path) -> Path:
@@ -38,17 +36,16 @@ def find_config(path: str | Path) -> Path:
     path = Path(path)
     if path.is_file():
         return path
-    shipped = shipped_configs()
-    name = path.name.removesuffix(".yaml")
-    if name in shipped and path.parent in (Path(), Path("configs")):
-        return shipped[name]
+    configs, name = shipped(), path.name.removesuffix(".yaml")
+    if name in configs and path.parent in (Path(), Path("configs")):
+        return configs[name]
     fault = f"{path} is a folder" if path.is_dir() else f"no config file {path}"
-    raise ConfigError(f"{fault}; expected a YAML file, or the name of a shipped one: {', '.join(shipped)}")
+    raise ConfigError(f"{fault}; expected a YAML file, or the name of a shipped one: {', '.join(configs)}")
 
 
-def first_comment(path: Path) -> str:
-    """Return the description in the first line of a configuration."""
-    return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+def title_of(path: Path) -> str:
+    """Return the first line `# ...` of a configuration or page."""
+    return next((line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line[:2] == "# "), "")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -77,7 +77,7 @@ def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
     for why, names in reasons.items():
         yield f"no option here for {', '.join(names)}: {why}"
     if peer is not None and num_theirs > 1:
-        yield f"docs/from_{peer}.md lists the options of {TITLES[peer]}; dapo convert FILE translates a file of them"
+        yield f"dapo docs from_{peer} lists the options of {TITLES[peer]}; dapo convert FILE translates a file of them"
 
 
 def nearest_option(parts: Sequence[str], value: object) -> str:

@@ -78,4 +78,4 @@ def called_elsewhere(
     if not named:
         return f"{theirs} has no option here: {remark}"
     has_remark = not ours and rows[0].converted
-    return f"{theirs} is {' and '.join(values)} here (docs/from_{each}.md{f': {remark}' if has_remark else ''})"
+    return f"{theirs} is {' and '.join(values)} here (dapo docs from_{each}{f': {remark}' if has_remark else ''})"

@@ -25,7 +25,7 @@ class RewardConfig(Section):
     )
     options: dict[str, Any] = option(
         {},
-        "Options of the verifier (docs/verifiers.md), such as letters: ABCD for choice; of several verifiers, by name.",
+        "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo docs verifiers`).",
     )
     threshold: Float | None = option(
         None,

@@ -31,7 +31,7 @@ class AdvantageConfig(Section):
     estimator: EstimatorName = option(
         "group",
         f"Baseline of a response. {'; '.join(f'{name}: {row.baseline}' for name, row in ESTIMATORS.items())}. "
-        "docs/losses.md has the equations.",
+        "`dapo docs losses` has the equations.",
         paper="group",
     )
     scale: Annotated[Literal["std", "none"], BeforeValidator(lambda v: "none" if v is None else v)] = option(
@@ -53,13 +53,13 @@ class LossConfig(Section):
     function: Annotated[str, AfterValidator(_function_path)] | None = option(
         None,
         "module:function of a custom loss that replaces Eq. 8: (logprobs, old_logprobs, advantages, mask, weights) "
-        "-> (loss, metrics), see docs/losses.md. none: the loss of the paper.",
+        "-> (loss, metrics), see `dapo docs losses`. none: the loss of the paper.",
         paper=None,
     )
     surrogate: SurrogateName = option(
         "clip",
         "Contribution of a token with the ratio r to the loss. "
-        f"{'; '.join(f'{name}: {row.term}' for name, row in SURROGATES.items())}. docs/losses.md has the equations.",
+        f"{'; '.join(f'{name}: {row.term}' for name, row in SURROGATES.items())}. Equations: `dapo docs losses`.",
         paper="clip",
         only_with="has_ratios",
     )
@@ -89,7 +89,7 @@ class LossConfig(Section):
         "k3",
         "Estimator of the divergence from sampled tokens, with d = log pi - log pi_ref. k1: d; k2: d^2 / 2; "
         "k3: exp(-d) - 1 + d. In the loss, the expected gradient of k1 is zero; in the reward, only k1 has the "
-        "gradient of the divergence (docs/losses.md).",
+        "gradient of the divergence (`dapo docs losses`).",
         paper="k3",
         only_with="has_kl",
     )

@@ -312,7 +312,7 @@ class Policy(PolicyCore):
         if the loss or the gradient's norm is not finite, or if `loss/approx_kl` exceeds `loss.max_approx_kl`.
 
         The samples of a group are adjacent. `custom` is a loss for this update that replaces `loss.function`. Returns
-        the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of docs/metrics.md, and on a GPU
+        the metrics `loss/*`, `optim/*` and `rollout/engine_logprob_gap_*` of `dapo docs metrics`, and on a GPU
         `time/peak_gpu_memory_gib`.
 
         Raises NumericsError if the previous update made a weight infinite or NaN (`weights`, `save` and `snapshot` do

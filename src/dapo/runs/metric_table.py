@@ -19,7 +19,7 @@ SECTIONS = {
     "rollout": "Responses that a step generated. `groups_*` and `tokens_*` count all of them; the other metrics, "
     "and those of `reward/`, leave out groups with outcome `excess`: none depends on the number of groups in flight.",
     "loss": "The loss, and means over the tokens that train.",
-    "critic": "The value function of PPO (`advantage.estimator: gae`, docs/losses.md).",
+    "critic": "The value function of PPO (`advantage.estimator: gae`, `dapo docs losses`).",
     "optim": "The optimizer.",
     "time": "Seconds, speed, memory and warnings. Only these depend on the machine and the moment; all other metrics "
     "are the same in every repetition of a run.",

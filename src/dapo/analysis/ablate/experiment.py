@@ -349,7 +349,7 @@ def _panels_of(value: Any, where: str) -> Iterator[Panel]:
     _require_known(value, ("metric", "against", "title", "windows"), where)
     metric, against = value.get("metric"), value.get("against", ["steps"])
     if not isinstance(metric, str) or not _is_metric(metric):
-        raise ConfigError(f"{where}: no metric {metric!r}; expected accuracy (held out) or one of docs/metrics.md")
+        raise ConfigError(f"{where}: no metric {metric!r}; expected accuracy (held out) or one of `dapo docs metrics`")
     axes = [against] if isinstance(against, str) else against
     if not isinstance(axes, list) or not axes or any(axis not in AXES for axis in axes):
         raise ConfigError(f"{where}: {metric}: against must be some of {', '.join(AXES)}, got {against!r}")

@@ -28,7 +28,7 @@ from dapo.engines.vllm.engine import VllmEngine
 from dapo.types import GenerationRequest
 
 INSTALL = (
-    "install it: pip install vllm on a GPU; docs/gpu_server.md has the steps for a CPU; or name the "
+    "install it: pip install vllm on a GPU; `dapo docs gpu_server` has the steps for a CPU; or name the "
     "interpreter of another environment, rollout.vllm.python=PATH"
 )
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
