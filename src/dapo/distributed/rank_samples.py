@@ -33,7 +33,7 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
     if "response_ids" in columns:
         prompts = {sample.group_id: sample.prompt_ids for sample in samples.values()}
         header |= {name: [getattr(sample, name) for sample in samples.values()] for name in SCALARS}
-        header["prompt_lengths"] = {group: len(prompt) for group, prompt in prompts.items()}
+        header["prompts"] = list(prompts)
         buffers += [array("q", prompt) for prompt in prompts.values()]
     for name in columns:
         constants = [_constant(sample) if name == "mask" else None for sample in samples.values()]
@@ -42,7 +42,7 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
             for sample, constant in zip(samples.values(), constants, strict=True)
         ]
         types = "".join(row.typecode if isinstance(row, array) else row.format for row in rows)
-        header[name] = {"types": types, "lengths": [len(row) for row in rows], "constants": constants}
+        header[name] = {"types": types, "constants": constants}
         buffers += rows
     text = json.dumps(header)
     return Buffers.of([text.ljust(-(-len(text) // 8) * 8).encode(), *buffers])  # the rows are aligned
@@ -51,7 +51,7 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
 def decode(buffers: Buffers) -> dict[int, Sample]:
     """Decode samples with response ids; other missing columns are empty, `old_logprobs` is None."""
     header, parts = json.loads(buffers.parts[0].tobytes()), iter(buffers.parts[1:])
-    prompts = {int(group): tuple(_view("q", next(parts))) for group in header["prompt_lengths"]}
+    prompts = {group: tuple(_view("q", next(parts))) for group in header["prompts"]}
     columns = _columns(header, parts)
     samples = {}
     for i, number in enumerate(header["numbers"]):
@@ -63,21 +63,16 @@ def decode(buffers: Buffers) -> dict[int, Sample]:
 
 def join(buffers: Buffers) -> bytes:
     """Concatenate the buffers of `encode`."""
-    return b"".join([len(buffers.parts[0]).to_bytes(8, "little"), *(part.data for part in buffers.parts)])
+    sizes = array("q", map(len, buffers.parts))
+    return b"".join([array("q", [len(sizes)]), sizes, *(part.data for part in buffers.parts)])
 
 
 def split(joined: bytes) -> Buffers:
     """Restore the buffers that `join` has concatenated."""
-    view, start = memoryview(joined), 8
-    end = start + int.from_bytes(view[:start], "little")
-    header = json.loads(bytes(view[start:end]))
-    sizes = [8 * length for length in header.get("prompt_lengths", {}).values()]
-    for name in TYPES:
-        if name in header:
-            types, lengths = header[name]["types"], header[name]["lengths"]
-            sizes += [array(code).itemsize * length for code, length in zip(types, lengths, strict=True)]
-    ends = list(accumulate([end, *sizes]))
-    return Buffers.of([view[start:end], *(view[a:b] for a, b in pairwise(ends))])
+    view = memoryview(joined)
+    start = 8 + 8 * view[:8].cast("q")[0]
+    ends = accumulate(view[8:start].cast("q"), initial=start)
+    return Buffers.of([view[a:b] for a, b in pairwise(ends)])
 
 
 def _columns(header: Mapping[str, Any], parts: Iterator[NDArray[np.uint8]]) -> dict[str, list[Sequence[Any]]]:
