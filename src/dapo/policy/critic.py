@@ -112,21 +112,18 @@ class Critic:
             metrics["critic/clip_fraction"] = sums["clipped"] / sums["tokens"]
         return metrics
 
-    def save(self, directory: Path) -> None:
-        """Write weights, AdamW's moments and counters into the folder `critic` of a checkpoint.
+    def writer(self, *, copies: bool) -> Callable[[Path], None]:
+        """A function that writes weights, AdamW's moments and counters into the folder `critic` of a checkpoint.
 
-        Raises NumericsError, and writes nothing, if a weight is not finite; OSError if writing fails.
+        It writes the state, or with `copies` a copy of the present one, until the next copy is made. Raises
+        NumericsError if a weight is not finite.
         """
         self._optimizer.require_finite()
-        _write(directory, state_of(self._optimizer))
-
-    def snapshot(self) -> Callable[[Path], None]:
-        """Copy the state. The returned function writes the copy like `save`, in any thread, until the next snapshot."""
-        self._optimizer.require_finite()
-        return partial(_write, state=self._copy.take(state_of(self._optimizer)))
+        state = state_of(self._optimizer)
+        return partial(_write, state=self._copy.take(state) if copies else state)
 
     def load(self, directory: Path) -> None:
-        """Restore a state that `save` wrote into a checkpoint, bit for bit. Raises CheckpointError."""
+        """Restore a state that was written into a checkpoint, bit for bit. Raises CheckpointError."""
         if not (directory / FOLDER).is_dir():
             raise CheckpointError(
                 f"{directory} holds no critic, because its run did not use advantage.estimator=gae; resume it with "

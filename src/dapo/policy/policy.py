@@ -355,19 +355,20 @@ class Policy(PolicyCore):
 
         Raises NumericsError, and writes nothing, if a weight is not finite; OSError if writing fails.
         """
-        self._optimizer.require_finite()
-        if self.critic is not None:
-            self.critic.save(Path(directory))
-        write_state(Path(directory), self._state())
+        self._writer(copies=False)(Path(directory))
 
     def snapshot(self) -> Callable[[Path], None]:
         """Copy the state. The returned function writes the copy like `save`, in any thread, until the next snapshot.
 
         Raises NumericsError if a weight is not finite.
         """
+        return self._writer(copies=True)
+
+    def _writer(self, *, copies: bool) -> Callable[[Path], None]:
+        """A function that writes the state, or with `copies` a copy of the present one, into a directory."""
         self._optimizer.require_finite()
-        write_critic = None if self.critic is None else self.critic.snapshot()
-        state = self._copy.take(self._state())
+        write_critic = None if self.critic is None else self.critic.writer(copies=copies)
+        state = self._copy.take(self._state()) if copies else self._state()
 
         def write(directory: Path) -> None:
             if write_critic is not None:
