@@ -12,6 +12,8 @@ from dapo.algo.sampling import ScoreThresholds
 from dapo.core.errors import EngineError, RewardError, ShortfallError, VerifierFailed
 from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
+from dapo.engines.checked import CheckedEngine
+from dapo.engines.engine import RolloutEngine
 from dapo.engines.scripted import ScriptedEngine
 from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
 from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
@@ -44,7 +46,7 @@ def by_group(marks: Callable[[int], str]) -> Callable[[GenerationRequest], tuple
     return script
 
 
-def run(stream: ProblemStream, engine: ScriptedEngine, chosen: DynamicSampler, *, step: int = 1, **kw: int) -> Batch:
+def run(stream: ProblemStream, engine: RolloutEngine, chosen: DynamicSampler, *, step: int = 1, **kw: int) -> Batch:
     return collect(Sampling(stream, engine, FakeJudge(), chosen, FakeEncoder(), plan(**kw)), step=step)
 
 
@@ -297,7 +299,7 @@ class UnknownRequestEngine(ScriptedEngine):
 
 def test_an_answer_to_an_unknown_request_is_an_engine_error():
     with pytest.raises(EngineError, match="the engine answered request 'nobody', which is not in flight"):
-        run(in_order(4), UnknownRequestEngine(random_script), sampler())
+        run(in_order(4), CheckedEngine(UnknownRequestEngine(random_script), vocabulary=10**6), sampler())
 
 
 def test_every_request_is_sampled_as_the_plan_says_with_a_seed_of_its_own():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dapo.config import RolloutConfig
-from dapo.core.errors import DapoError, EngineError, RewardError
+from dapo.core.errors import DapoError, RewardError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
@@ -279,11 +279,6 @@ class _Collector:
 
     def receive(self, generations: Sequence[Generation]) -> None:
         for generation in generations:
-            if generation.request_id not in self.by_request:
-                raise EngineError(
-                    f"the engine answered request {generation.request_id!r}, which is not in flight (unknown, or "
-                    "answered twice)"
-                )
             pending, i = self.by_request.pop(generation.request_id)
             pending.generations[i] = generation
             pending.missing -= 1
@@ -325,8 +320,6 @@ class _Collector:
         if not self.undecided:
             return
         self.abort_all()
-        if self.by_request:
-            raise EngineError(f"the engine did not answer the abort of {next(iter(self.by_request))!r}")
         for pending in self.undecided:
             if pending.missing == 0:
                 self.count_group(pending.group(self.sampling.reward), "excess")

@@ -23,23 +23,17 @@ from dapo.training.second_verifier import Audit
 from dapo.training.selection import make_selector
 from dapo.training.signals import StopRequest
 from dapo.training.step_timer import StepTimer, profiled_step
-from dapo.training.updates import estimate_advantages, prepare_updates
+from dapo.training.updates import LogprobSource, estimate_advantages, prepare_updates
 from dapo.types import Problem, Sample
 
 T = TypeVar("T")
 _SHOWN_CHARS = 80
 
 
-class TrainablePolicy(Protocol):
+class TrainablePolicy(LogprobSource, Protocol):
     """The methods of a policy that the loop calls."""
 
     def weights(self, *, version: int) -> WeightSource: ...
-
-    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return the samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep them."""
-
-    def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
-        """Compute each response's divergence to the reference, before the step's first update."""
 
     @property
     def skipped_in_a_row(self) -> int: ...

@@ -102,9 +102,11 @@ Phase: TypeAlias = Callable[[str], AbstractContextManager[Any]]
 class LogprobSource(Protocol):
     """The methods of a policy that score responses before an update."""
 
-    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]: ...
+    def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Return the samples with `old_logprobs`, or with a `rank_record` where trainer ranks keep them."""
 
-    def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]: ...
+    def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
+        """Compute each response's divergence to the reference, before the step's first update."""
 
 
 def _untimed(name: str) -> AbstractContextManager[None]:
