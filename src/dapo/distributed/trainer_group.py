@@ -168,10 +168,7 @@ class TrainerGroup:
         return self._folder.keep(path, version)
 
     def save(self, directory: Path) -> None:
-        """Write weights, AdamW moments and counters into `directory`, which all ranks can reach.
-
-        Raises OSError, and NumericsError before it writes anything if a weight is not finite.
-        """
+        """Like `Policy.save`, into a `directory` that all ranks can reach."""
         self.snapshot()(directory)
 
     def snapshot(self) -> Callable[[Path], None]:

@@ -7,10 +7,7 @@ from torch import Tensor
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy `values` from main memory to `device`, without waiting for a GPU or its queued work.
-
-    Copies to a GPU start from page-locked memory, which torch keeps until they end.
-    """
+    """Copy `values` to `device`; to a GPU without waiting, from page-locked memory that torch keeps until the end."""
     if device.type == "cuda" and torch.cuda.is_available():
         values = values.pin_memory()
     return values.to(device, non_blocking=True)

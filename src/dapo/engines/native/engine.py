@@ -336,11 +336,7 @@ class NativeEngine(EngineState):
             self._prompts = {prompt: states for prompt, states in self._prompts.items() if prompt in used}
 
     def _free_unused(self) -> None:
-        """Return unused memory to the device.
-
-        Other processes on the device need it. In the trainer's process the update would split the cache's large blocks
-        for its own sizes, and the next cache could not use them.
-        """
+        """Return unused memory to the device, before an update splits the cache's large blocks for its own sizes."""
         if self._memory is not None:
             self._memory.free_unused()
 
