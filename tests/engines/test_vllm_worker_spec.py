@@ -33,7 +33,7 @@ def tiny(*overrides: str) -> Config:
 
 @pytest.mark.skipif(vllm_engines.AVAILABLE, reason="vLLM is installed here")
 def test_a_missing_package_is_named_with_its_install_command_and_nothing_is_written(tmp_path: Path) -> None:
-    message = r"needs the Python package vllm.*pip install vllm.*docs/gpu_server.*rollout\.vllm\.python"
+    message = r"needs the Python package vllm.*pip install vllm.*dapo docs gpu_server.*rollout\.vllm\.python"
     with pytest.raises(ConfigError, match=message):
         start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")
     assert not list(tmp_path.iterdir())
