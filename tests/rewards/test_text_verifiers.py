@@ -258,6 +258,15 @@ def test_exact_final_refuses_several_numbers_a_denial_and_another_value(response
     assert judged("exact", "42", response, extract="final") is False
 
 
+@pytest.mark.parametrize(
+    "other",
+    texts("minus 42 | twice 42 | half of 42 | 42 squared | 42 thousand | at least 42 | about 42 | one of 42 | root 42"),
+)
+def test_exact_final_refuses_a_response_whose_earlier_sentence_states_another_value(other):
+    assert judged("exact", "42", f"It is {other}. It is 42.", extract="final") is False
+    assert judged("exact", "42", "It is 42. It is 42.", extract="final") is True
+
+
 TIMES = 'How many times does the letter "t" appear in the word "parrot"?'
 LARGEST = "Which is the largest of these numbers: 17, 91, 86? Reply with only the answer."
 
