@@ -17,12 +17,24 @@ _FINAL_ANSWER = re.compile(r"(?<=[.!?$\])}] )(?=Final Answer:)")
 """Where a line ends a sentence and states the final answer."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,20}\|>")
 _BEFORE = re.compile(
-    r"(?:\b(?:minus|negative|not|twice|double|triple|half|third|quarter|root|reciprocal|opposite|inverse|square|cube"
-    r"|logarithm|except)(?: of)?(?: the)?)[ $(\\]*$",
+    r"(?:\b(?:minus|negative|not|never|cannot|twice|double|triple|half|third|quarter|root|reciprocal|opposite|inverse"
+    r"|square|cube|logarithm|except|than|times)(?: (?:of|be|equal(?: to)?))?(?: the)?"
+    r"|n['’]t(?: (?:be|equal(?: to)?))?|(?:\d|\\?%|percent|thirds|quarters"
+    r"|(?:fourth|fifth|sixth|seventh|eighth|ninth|tenth|twelfth|teenth|twentieth|hundredth|thousandth)s?) of(?: the)?"
+    r"|[\d)}] ?(?:[-+*/^×·÷−]|\\(?:times|cdot|div))|\\(?:times|cdot|div|pm|mp|neq?)|[≠√±]"
+    r"|[\d^/−-](?! )|\\(?!text|math|mbox|display|underline|boxed|fbox|color|large)[a-z]+(?:\[\w*\])?(?:\{[^{}]*\})?\{)"
+    r"[ $(\\]*$",
     re.IGNORECASE,
 )
-"""Words right before a box that make its content another number."""
+"""Words and signs right before a box that make its content another number."""
+_CHANGED_AFTER = re.compile(
+    r"[ $)}]*(?:\\text ?\{ ?)?(?:(?:[-+*/^×·÷−]|\\(?:times|cdot|div|pm)) ?[\d({\\$]|\d"
+    r"|(?:is|was|would be|seems|must be) (?:not|wrong|incorrect|false|untrue|too|impossible|invalid)\b)",
+    re.IGNORECASE,
+)
+"""Text right behind a box that makes its content another number, or denies it."""
 _AFTER = re.compile(r"(?:[ $)]|\\[\])])*(?:\\(?:text|mathrm) ?\{ ?)?(?P<words>\\?%|[A-Za-z]+(?:(?: per |/)[A-Za-z]+)?)")
+_SPACES = re.compile(r"\s+")
 _WINDOW = 40
 _MAX_NESTED = 3
 _AROUND = " $*()\\"
@@ -32,8 +44,8 @@ def extract_answer(response: str) -> str | None:
     r"""The text of the answer that a response states: its last `Answer:` line, else its last `\boxed{}`, else None.
 
     Text before `</think>` is ignored. An `Answer:` line is read as if its boxes were not there. Without such a line the
-    content of the last box counts, with the words next to it that change its number or name its unit; boxes joined by
-    commas, `and` or `or` are a list.
+    content of the last box counts, with the words and signs next to it that change its number or name its unit; boxes
+    joined by commas, `and` or `or` are a list.
 
     Example:
         >>> extract_answer("6 * 7 is 42.\nAnswer: $42$")
@@ -60,7 +72,8 @@ def _boxed(text: str) -> str:
     found = last_box_list(text)
     if not found:
         return ""
-    before = " ".join(text[max(0, found[0].start - _WINDOW) : found[0].start].rpartition("\n")[2].split())
+    before = text[max(0, found[0].start - _WINDOW) : found[0].start].rpartition("\n")[2]
+    before = _SPACES.sub(" ", before)
     after = " ".join(text[found[-1].end : found[-1].end + _WINDOW].partition("\n")[0].split())
     changed = _BEFORE.search(before)
     following = _AFTER.match(after)
@@ -69,8 +82,10 @@ def _boxed(text: str) -> str:
         if following and "%" in following["words"]
         else words_of_unit(following["words"] if following else "")
     )
+    if denied := _CHANGED_AFTER.match(after):
+        unit = denied[0]
     contents = ", ".join(box.content for box in found)
-    return " ".join(part for part in (changed[0] if changed else "", contents, unit) if part)
+    return " ".join(part for part in (changed[0].strip() if changed else "", contents, unit) if part)
 
 
 def _without_boxes(line: str) -> str:

@@ -121,6 +121,12 @@ def test_a_clause_about_the_choice_is_no_choice(answer):
         assert judged("choice", letter, f"\\boxed{{{answer}}}") is False
 
 
+@pytest.mark.parametrize("response", ["It is not {}.", "Anything except {}.", "{} is false.", "It can't be {}."])
+def test_words_around_a_box_that_deny_it_make_no_choice(response):
+    assert judged("choice", "B", response.format("\\boxed{B}")) is False
+    assert judged("choice", "B", "It is \\boxed{B}.") is True
+
+
 def test_a_text_after_the_letter_is_the_text_of_its_option_where_the_question_has_options():
     prompt = "Which holds?\nA) x is odd\nB) x is even or not an integer\nC. the empty set\nD) 4.5 cm"
     verifier = get_verifier("choice")

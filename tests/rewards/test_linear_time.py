@@ -108,6 +108,7 @@ FRAMES = [
     '{{"x": {}}}',
     "Answer: $\\boxed{{8}}{}$",
     "Answer: 8{}apples",
+    "5{0}\\boxed{{9}}{0}9",
 ]
 READERS = {
     "math": ("math", {}, "13"),

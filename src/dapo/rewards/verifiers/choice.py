@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dapo.core.errors import RewardError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
+from strict_math import extract_answer
 from strict_math.text import answer_lines, final_part, outer_boxes, strip_formatting, without_text_commands
 
 _LETTER = r"[\(\[]?(?P<letter>[A-Za-z])[\)\]]?"
@@ -72,7 +73,8 @@ class ChoiceVerifier:
     def _chosen(self, response: str, prompt: str) -> str | None:
         """The letter that a response marks, or None if it marks none or several."""
         text = unicodedata.normalize("NFKC", final_part(response))
-        for marked in (answer_lines(text), [box.content for box in outer_boxes(text)]):
+        boxed = [box.content for box in outer_boxes(text)]
+        for marked in (answer_lines(text), [*boxed, extract_answer(text) or ""] if boxed else []):
             if marked:
                 letters = {self._letter(content, prompt) for content in marked}
                 return letters.pop() if len(letters) == 1 else None
