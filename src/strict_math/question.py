@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from strict_math.units import PERCENT, Unit, canonical, is_unit, same_dimension
+from strict_math.units import COMPOUND, PERCENT, Unit, canonical, is_unit, same_dimension
 from strict_math.vocabulary import SCALES, word_set
 
 _MAX_CHARS = 20_000
@@ -21,6 +21,11 @@ _STARTS = word_set("what which find compute determine calculate evaluate give ex
 _IS = word_set("is are was were")
 _OF_THE_GIVEN = re.compile(r" of the (?:given|listed|following) (?=[a-z]+s$)", re.IGNORECASE)
 _ASKED_UNIT = re.compile(r"\b(?:in|how many|how much)\s+((?:[A-Za-z]+[\s/^\d]{1,3}){1,4}|[A-Za-z]+)", re.IGNORECASE)
+_AMOUNT = re.compile(r"\\[$]|[$](?=\d[\d.,]*(?:[.?!]?$|[.,;?!]? +[A-Za-z]{2}))|[€£¥¢]", re.MULTILINE)
+"""A sign of money; `$3$` is mathematics."""
+_CURRENCIES = {"$": "dollar", "\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "¢": "cent"}
+_MONEY = frozenset(_CURRENCIES.values()) | {"rupee"}
+_OF_PERCENT = word_set("percent percentage rate probability chance")
 _ASKED_NOUN = re.compile(r"\bhow many\s+((?:[A-Za-z-]+\s+){0,3}[A-Za-z]+)", re.IGNORECASE)
 
 
@@ -64,14 +69,27 @@ class Question:
         words = (word for phrase in phrases for word in re.findall(r"[A-Za-z]{2,}", phrase) if word not in ("in", "am"))
         return frozenset(canonical(word) for word in words if is_unit(word))
 
+    @cached_property
+    def _money(self) -> frozenset[str]:
+        """The currencies in which the question names amounts."""
+        named = {_CURRENCIES[sign] for sign in _AMOUNT.findall(self.text[-_MAX_CHARS:])}
+        return frozenset(named | (self.words & set(_CURRENCIES.values())))
+
     def contradicts(self, unit: Unit) -> bool:
-        """Whether the question requests another unit: meters and not centimeters, a number and not a percentage."""
+        """Whether the question excludes a unit: centimeters where it asks for meters, euros where it has dollars."""
         if unit == PERCENT:
-            return bool(self.asked) and "percent" not in self.words and "%" not in self.text
+            return self.is_known and "%" not in self.text and _OF_PERCENT.isdisjoint(self.words)
+        names = {name for name, _ in unit}
+        if self._money and names & _MONEY - self._money - self._asked_units:
+            return True
         return any(
             name not in self._asked_units and any(same_dimension(name, asked) for asked in self._asked_units)
-            for name, _ in unit
-        )
+            for name in names
+        ) or (self.is_known and any(exponent < 0 and not self._divides_by(name) for name, exponent in unit))
+
+    def _divides_by(self, unit: str) -> bool:
+        """Whether a unit after `per` is one of the question: `hour` where it has `hours`, `h` or `mph`."""
+        return unit in self.words or any(dict(COMPOUND[word]).get(unit) for word in self.words & COMPOUND.keys())
 
     def has(self, words: Sequence[str]) -> bool:
         """Whether all these words occur in the question."""

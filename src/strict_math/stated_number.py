@@ -18,7 +18,7 @@ __all__ = ["last_number", "response_number", "stated_number"]
 _FULL_WIDTH = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
 _CHARACTERS = _FULL_WIDTH | {ord("−"): "-", ord("–"): "-"}
 _RULES = (
-    (re.compile(r"\\?[$€£¥₹¢]"), ""),  # money is a unit like any other
+    (re.compile(r"\\?[$]"), ""),  # mathematics or money; the other currencies are units, which the reference reads
     (re.compile(r"\\(?:[()\[\]]|(?:left|right)(?![A-Za-z])|(?:boxed|fbox)(?=\s*\{)|(?=[%]))"), ""),
     (TEXT_COMMAND, r" \1 "),
     (re.compile(r"(\*{1,3}|_{1,2}|`)(?=\S)([^*_`]*)(?<=\S)\1"), r"\2"),  # bold, italic, code
@@ -50,6 +50,7 @@ _CLAIM = re.compile(
 )
 _OPERATION = re.compile(r"[\d)]\s*(?:[-+*/×·÷^−]|\\(?:times|cdot|div)(?![A-Za-z]))\s*[(\d]")
 _LETTER = re.compile(r"[^\W\d_]")
+_UNIT = re.compile(r"[^\W\d_]|[%€£¥₹¢]")
 _WORD = re.compile(r"[^\W\d_]+")
 _CLAUSE = re.compile(r"[,;]| (?:which|because|as|when|with)\b")
 _CONCLUSION = re.compile(r",? (?:so|thus|hence|therefore|which means|meaning)(?: that)?,? ", re.IGNORECASE)
@@ -68,14 +69,19 @@ _ARITHMETIC = re.compile(
 """An operation on numbers in front of its result, as the working and not as a subject."""
 
 
-def stated_number(*texts: str, question: str = "") -> Fraction | None:
+def stated_number(*texts: str, question: str = "", currency: str = "") -> Fraction | None:
     r"""The number that each of these short texts states; None if one states none or several, or if they differ.
 
     A text states its only number, or the one after its last `=`. Words and units around it are allowed (`$42`, `42
     km/h`, `There are 42.`), and so is one sign (`-42`, `- 42`). Whatever changes its value is not: `\pm 42`, `+-42`,
     `√42`, `3k`, `< 42`, `42 or so`, `not 42`.
+
+    Args:
+        texts: the texts.
+        question: the question's text, whose units and nouns may follow the number.
+        currency: the sign before the reference's number; no other unit of money may stand by the number.
     """
-    values = {_claimed(text.translate(_CHARACTERS), _EQUALS, question) for text in texts}
+    values = {_claimed(text.translate(_CHARACTERS), _EQUALS, question, currency) for text in texts}
     return values.pop() if len(values) == 1 else None
 
 
@@ -103,13 +109,13 @@ def last_number(text: str) -> Fraction | None:
     return next(reversed(numbers_in(text)), None)
 
 
-def _claimed(text: str, separator: re.Pattern[str], question: str) -> Fraction | None:
+def _claimed(text: str, separator: re.Pattern[str], question: str, currency: str = "") -> Fraction | None:
     """The number of a text that denies nothing, if its words leave it the answer to the question."""
     parts = separator.split(text)
     value = None if _DENIED.search(text) else _value(parts)
-    if value is None or not _LETTER.search(text):
+    if value is None or not _UNIT.search(text):
         return value
-    reference = Reference.read(normalize_number(value), question)
+    reference = Reference.read(currency + normalize_number(value), question)
     *before, last = [part.strip() for part in _CLAIM.split(text) if _has_digit(part)]
     forms = [text, _CONCLUSION.split(text)[-1]]
     if before and all(map(_ARITHMETIC.fullmatch, before)):
@@ -162,7 +168,7 @@ def _changes_nothing(character: str) -> bool:
     """Whether it is a letter, white space, punctuation or a pictogram, not a digit or a sign of mathematics."""
     if character.isalpha() or character.isspace() or character in _PUNCTUATION:
         return True
-    return unicodedata.category(character) in ("So", "Mn")
+    return unicodedata.category(character) in ("So", "Mn", "Sc")
 
 
 def _has_digit(text: str) -> bool:

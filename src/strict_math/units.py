@@ -43,7 +43,7 @@ _CONVERTED = (
     {"cent": 1, "dollar": 100, "euro": 0},
 )
 """Units of one dimension with their ratio (0: none), used to reject `2 hours = 5 minutes`, never to accept a unit."""
-_COMPOUND = {
+COMPOUND = {
     "mph": (("mile", 1), ("hour", -1)),
     "kph": (("kilometer", 1), ("hour", -1)),
     "kmh": (("kilometer", 1), ("hour", -1)),
@@ -175,8 +175,8 @@ class _UnitReader:
             self._sign = -1
         elif word in _POWERS:
             self._power = _POWERS[word]
-        elif word in _COMPOUND:
-            self._factors.update(dict(_COMPOUND[word]))
+        elif word in COMPOUND:
+            self._factors.update(dict(COMPOUND[word]))
         elif word in ("c", "f") and self._factors.get("degree"):
             self._factors = Counter({"celsius" if word == "c" else "fahrenheit": 1})
         elif not ((word in ("*", "-") and self._factors) or (word in KINDS and index + 1 < len(tokens))):

@@ -310,8 +310,22 @@ def test_exact_final_and_gsm8k_read_sentences_and_nouns_as_math_does(table):
     cases = [case for case in read_cases(table) if not case.expected]
     for name, options in (("gsm8k", {}), ("exact", {"extract": "final"})):
         paid = [c for c in cases if judged(name, c.truth, c.response, c.question, **options) is True]
-        # gsm8k reads no unit of the reference: 13 cents for 13 dollars
-        assert {(c.truth[:2], c.kind) for c in paid} <= ({("\\$", "words around a box")} if name == "gsm8k" else set())
+        assert [(c.truth, c.response) for c in paid] == []
+
+
+COST = "A pen costs $3 and a book costs $10. What is the total cost?"
+
+
+@pytest.mark.parametrize("mark", ["#### {}", "Answer: {}"])
+def test_gsm8k_takes_only_the_currency_of_the_reference_or_of_the_question(mark):
+    for other in texts("13 cents | 13 euros | €13 | £13 | 13¢ | 13% | 13 percent | 13 dollars per day"):
+        assert judged("gsm8k", "#### \\$13", mark.format(other)) is False, other
+        assert judged("gsm8k", "#### 13", mark.format(other), COST) is False, other
+        assert judged("math", "13", f"Answer: {other}", COST) is False, other
+    for own in texts("$13 | 13 dollars | 13 | $13.00"):
+        assert judged("gsm8k", "#### $13", mark.format(own)) is True, own
+        assert judged("gsm8k", "#### 13", mark.format(own), COST) is True, own
+    assert judged("gsm8k", "#### 13", mark.format("13 cents"), "A pen costs $0.13. How many cents is that?") is True
 
 
 @pytest.mark.parametrize("mark", ["#### {}", "Answer: {}", "so \\boxed{{{}}}"])

@@ -23,17 +23,19 @@ class Gsm8kVerifier:
     flexible: bool = False  # without any mark, take the last number of the response
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
-        reference = plain_number(_strip_currency(problem.answer.rpartition(_MARK)[2]))
+        stated = problem.answer.rpartition(_MARK)[2]
+        reference = plain_number(_strip_currency(stated))
         if reference is None:
             return error_verdict(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
-        return number_verdict(reference, self._number(final_part(response), problem.question))
+        currency = "\\$" if "$" in stated else ""
+        return number_verdict(reference, self._number(final_part(response), problem.question, currency))
 
-    def _number(self, text: str, question: str) -> Fraction | None:
+    def _number(self, text: str, question: str, currency: str) -> Fraction | None:
         _, mark, tail = text.rpartition(_MARK)
         if mark:
-            return stated_number(tail.strip().partition("\n")[0], question=question)
+            return stated_number(tail.strip().partition("\n")[0], question=question, currency=currency)
         if marked := extract_answer(text):
-            return stated_number(marked, question=question)
+            return stated_number(marked, question=question, currency=currency)
         return last_number(_strip_currency(text)) if self.flexible else None
 
 
