@@ -25,6 +25,7 @@ from benchmarks.acceptance.runner import in_own_process, run_check
 from benchmarks.acceptance.speed import check_kernels, check_memory, check_speed, check_syncs
 from benchmarks.acceptance.training import check_learns
 from benchmarks.worker_session import ROOT
+from dapo.policy.model import unusable_driver
 
 TOTAL_S = 900.0
 """A check that would begin later fails instead."""
@@ -85,7 +86,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"this machine cannot be described: {environment}", file=sys.stderr)
         return 2
     if arguments.device == "cuda" and environment["GPUs"] == "none":
-        print("torch finds no CUDA device here; --device cpu checks what a CPU can", file=sys.stderr)
+        reason = unusable_driver() or "torch finds no CUDA device here"
+        print(f"{reason}; --device cpu checks what a CPU can", file=sys.stderr)
         return 2
     return run_checks(chosen, arguments.device, environment, out=arguments.out, vllm_python=arguments.vllm_python)
 

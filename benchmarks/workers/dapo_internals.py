@@ -20,7 +20,7 @@ from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.policy.model import load_model
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
-from dapo.training.assemble.resolve import multiplies_bfloat16_fast
+from dapo.training.assemble.resolve import ComputeDevice
 from dapo.training.checkpoint_writer import CheckpointWriter
 from dapo.types import GenerationRequest, Sample
 
@@ -33,7 +33,7 @@ def resolve_dtype(dtype: str, device: str) -> dict[str, Any]:
     """The value of `auto` on this machine."""
     if dtype != "auto":
         return {"dtype": dtype}
-    return {"dtype": "bfloat16" if multiplies_bfloat16_fast(device) else "float32"}
+    return {"dtype": "bfloat16" if ComputeDevice.of_this_process(device).multiplies_bfloat16 else "float32"}
 
 
 class Studies:

@@ -36,6 +36,8 @@ from dapo.distributed.ray.weights import PREFIX
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.policy.builtin_models import TINY_VOCABULARY
+from dapo.training.assemble import resolve
+from dapo.training.assemble.resolve import ComputeDevice, resolve_auto
 from dapo.training.train import train
 from dapo.types import Generation
 from helpers.launchers import LightLauncher, engine_spec
@@ -96,6 +98,21 @@ def needing(cpus: float, gpus: float = 0) -> WorkerSpec:
 
 class TestRayLauncherContract(LauncherContract):
     """All of them."""
+
+
+# --- devices
+
+
+def test_auto_is_resolved_by_a_machine_of_the_cluster_not_by_the_head(
+    cluster: Any, start_in: Callable[..., RayLauncher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = ComputeDevice.of_this_process("auto")
+    # this process, the head, gets another processor than the workers
+    monkeypatch.setattr(resolve, "vector_extensions", lambda: ["avx2"] if here.multiplies_bfloat16 else ["avx512_bf16"])
+    assert ComputeDevice.of_this_process("auto").multiplies_bfloat16 is not here.multiplies_bfloat16
+    dtype = {True: "bfloat16", False: "float32"}[here.multiplies_bfloat16]
+    assert resolve_auto(tiny("model.dtype=auto", f"launcher=ray:{cluster.address}")).model.dtype == dtype
+    assert resolve_auto(tiny("model.dtype=auto")).model.dtype != dtype  # without a cluster this machine decides
 
 
 # --- places

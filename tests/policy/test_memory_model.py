@@ -178,7 +178,8 @@ def test_the_most_tokens_that_fit_are_found_exactly():
         ([], 1, 1),
         (["rollout.engine=vllm"], 2, 1),
         (["rollout.engine=vllm"], 1, 2),  # the trainer and the engine
-        (["distributed.trainer_ranks=4"], 2, 2),
+        (["distributed.trainer_ranks=4"], 2, 3),  # the controller samples
+        (["distributed.trainer_ranks=3"], 2, 2),
         (["distributed.trainer_ranks=2", "rollout.engines=4"], 2, 3),
         (["launcher=ray", "distributed.gpus_per_process=0.5"], 8, 2),
         (["launcher=ray", "distributed.trainer_ranks=64"], 8, 1),

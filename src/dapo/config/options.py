@@ -153,6 +153,12 @@ class Config(Section):
         return getattr(self.rollout.engine_options, "tensor_parallel", 1)
 
     @property
+    def gpus_wanted(self) -> int:
+        """The number of GPUs with which no two trainer ranks or engines share one; 1 for a run of one process."""
+        engines = max(self.engine_processes, int(self.uses_trainer_group))  # without processes the controller samples
+        return self.distributed.trainer_ranks + engines * self.gpus_per_engine if self.is_multiprocess else 1
+
+    @property
     def is_multiprocess(self) -> bool:
         return self.engine_processes > 0 or self.uses_trainer_group
 

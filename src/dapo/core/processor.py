@@ -1,9 +1,11 @@
-"""The name and the instruction sets of this machine's processor."""
+"""The name and the instruction sets of this machine's processor, and a bound for GPUs."""
 
 import platform
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
+BFLOAT16_CAPABILITY = (8, 0)
+"""The lowest compute capability of a GPU with bfloat16 units, and with attention kernels for variable lengths."""
 
 VECTOR_EXTENSIONS = ("avx", "amx", "fma", "asimd", "sve", "bf16", "i8mm")
 """Prefixes of the flags by which libraries choose their matrix kernels."""

@@ -49,8 +49,7 @@ def processes_per_gpu(config: Config, gpus: int) -> float:
     """The number of trainer ranks and engines per GPU; at least 1."""
     if config.uses_ray:
         return 1 / min(1.0, config.distributed.gpus_per_process or 1.0)
-    engines = config.engine_processes * config.gpus_per_engine
-    return max(1, ceil((config.distributed.trainer_ranks + engines) / max(1, gpus)))
+    return ceil(config.gpus_wanted / max(1, gpus))
 
 
 def engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> WorkerSpec:

@@ -256,9 +256,7 @@ def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
 def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     """The worker spec of each rank; `nodes` are the launcher's."""
     ranks = config.distributed.trainer_ranks
-    gpus = config.distributed.gpus_per_process
-    if gpus is None:
-        gpus = 1.0 if any(node.gpus for node in nodes) and config.train.device != "cpu" else 0.0
+    gpus = gpus_per_rank(config, nodes)
     local_threads = max(1, torch.get_num_threads() // ranks)
     threads = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus) or local_threads
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
@@ -266,3 +264,10 @@ def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     locations = {} if config.loss.function is None else import_locations()
     options = [{"config": config, "rank": rank, "threads": threads, **locations} for rank in range(ranks)]
     return [WorkerSpec(factory, own, environment, HUB_VARIABLES, cpus=threads, gpus=gpus) for own in options]
+
+
+def gpus_per_rank(config: Config, nodes: Sequence[Node]) -> float:
+    """GPUs that a trainer rank requests from a launcher with these nodes."""
+    if (given := config.distributed.gpus_per_process) is not None:
+        return given
+    return 1.0 if any(node.gpus for node in nodes) and config.train.device != "cpu" else 0.0

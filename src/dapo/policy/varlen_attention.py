@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from dapo.core.processor import BFLOAT16_CAPABILITY
 from dapo.policy.segments import Segment
 from dapo.policy.transfer import to_device
 
 KEYS_PER_CALL = 2**16
 """The most keys of one call with several sequences, which bounds the copies of a context that many segments share."""
-OLDEST_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, 
     """Whether the kernel runs forward and backward for heads of that width on a GPU of that compute capability."""
     return (
         dtype in (torch.bfloat16, torch.float16)
-        and capability >= OLDEST_CAPABILITY
+        and capability >= BFLOAT16_CAPABILITY
         and head_width % 8 == 0
         and (head_width <= 192 or 224 < head_width <= 256)  # in between, some GPUs have no backward
     )

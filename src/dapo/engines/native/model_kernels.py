@@ -6,11 +6,11 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from dapo.core.processor import BFLOAT16_CAPABILITY
 from dapo.engines.native.attention import VarlenAttention
 from dapo.engines.native.cache import LengthSlots, MaskedSlots, SlotCache
 
 WIDEST_HEAD = 256  # the widest head of the kernel that attends by lengths; it also needs multiples of 8
-AMPERE = (8, 0)  # the lowest compute capability of that kernel
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def model_kernels_for(model: PreTrainedModel, *, reproducible: bool) -> ModelKer
     if model.device.type == "cpu":
         return ModelKernels(fuses_weights=False)
     has_kernel = model.dtype in (torch.bfloat16, torch.float16) and _head_width(model) is not None
-    if not (has_kernel and torch.cuda.get_device_capability(model.device) >= AMPERE):
+    if not (has_kernel and torch.cuda.get_device_capability(model.device) >= BFLOAT16_CAPABILITY):
         return ModelKernels(fuses_weights=True)
     from torch.nn.attention.varlen import varlen_attn  # slow to import, and useless on a CPU
 

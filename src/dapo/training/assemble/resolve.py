@@ -2,19 +2,51 @@
 
 import pkgutil
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
-from dapo.core.processor import vector_extensions
+from dapo.config.run_options import START_TIMEOUT_S
+from dapo.core.processor import BFLOAT16_CAPABILITY, cpu_model, vector_extensions
 from dapo.distributed.engine_specs import processes_per_gpu
+from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.trainer_group import gpus_per_rank
 from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
 from dapo.policy.model import device_of
 from dapo.policy.model_dimensions import find_dimensions
 
-ASSUMED_GIB = 80.0  # memory of a GPU that is not visible from here: an H100's or an A100's
+
+@dataclass(frozen=True)
+class ComputeDevice:
+    """The device of a trainer process, on the machine where it computes."""
+
+    type: str  # cuda or cpu
+    name: str
+    multiplies_bfloat16: bool  # in hardware; without it bfloat16 is several times slower than float32
+    memory: float = 0.0  # bytes of a GPU
+
+    @classmethod
+    def of_this_process(cls, device: str) -> "ComputeDevice":
+        """The device of `train.device` here; of several GPUs the one of the lowest compute capability."""
+        if device_of(device) == "cpu":
+            return cls("cpu", cpu_model(), _has_bfloat16_instructions())
+        capability, index = min((torch.cuda.get_device_capability(i), i) for i in range(torch.cuda.device_count()))
+        found = torch.cuda.get_device_properties(index)
+        name = f"{found.name}, compute capability {capability[0]}.{capability[1]}"
+        return cls("cuda", name, capability >= BFLOAT16_CAPABILITY, found.total_memory)
+
+    def report(self) -> "ComputeDevice":
+        """Return itself: the answer of a process that was started to describe its device."""
+        return self
+
+
+ASSUMED_GPU = ComputeDevice("cuda", "assumed: this machine has no GPU", True, memory=80.0 * GIB)
 
 
 def resolve_auto(
@@ -24,27 +56,53 @@ def resolve_auto(
 
     On Ray the device stays `auto`: each process resolves it on its own machine.
 
-    `cuda` tells whether there is a GPU, maybe on another machine; None: whether this machine has one. With `training`
-    the options that only an update needs are resolved, too (`train.microbatch_tokens` and `train.recompute`): `log`
-    gets a line with the reason, and ConfigError is raised if an update does not fit on the GPU.
+    With `launcher: ray:ADDRESS` a process of the cluster describes the device. `cuda` replaces that: it tells whether
+    to assume a GPU. With `training` the options that only an update needs are resolved, too (`train.microbatch_tokens`
+    and `train.recompute`). `log` gets a line per choice that needs a reason; ConfigError is raised if an update does
+    not fit on the GPU.
     """
-    cuda = torch.cuda.is_available() if cuda is None else cuda
-    device = config.train.device if config.train.device != "auto" else "cuda" if cuda else "cpu"
+    has_sizes = not training or None not in (config.train.microbatch_tokens, config.train.recompute)
+    if config.uses_ray and has_sizes and config.model.dtype != "auto":
+        return resolve_auto_verifier(config)  # nothing depends on the cluster's devices
+    device = _compute_device(config, cuda)
     if not config.uses_ray:
-        config = config.changed("train", device=device)
+        config = config.changed("train", device=device.type)
     if config.model.dtype == "auto":
-        config = config.changed("model", dtype="bfloat16" if multiplies_bfloat16_fast(device) else "float32")
+        config = config.changed("model", dtype="bfloat16" if device.multiplies_bfloat16 else "float32")
+        if device.type == "cuda" and not device.multiplies_bfloat16:
+            log(f"auto: model.dtype=float32: the GPU ({device.name}) has no bfloat16 units, which begin with 8.0")
     config = resolve_auto_verifier(config)
-    if training:
-        gpu = trainer_gpu(config, device)
-        dimensions = None
-        if gpu is not None and None in (config.train.microbatch_tokens, config.train.recompute):
+    if not has_sizes:
+        gpu, dimensions = trainer_gpu(config, device), None
+        if gpu is not None:
             # the run needs the model's files soon, so a missing config.json may be downloaded
             dimensions = find_dimensions(config.model) or find_dimensions(config.model, local_files_only=False)
         config, reason = resolve_microbatches(config, dimensions, gpu)
         if reason is not None:
             log(reason)
     return config
+
+
+def _compute_device(config: Config, cuda: bool | None) -> ComputeDevice:
+    """The device that options are resolved for."""
+    device = config.train.device
+    if cuda is not None and device == "auto":
+        device = "cuda" if cuda else "cpu"
+    if device == "cuda" and cuda is not None and not torch.cuda.is_available():
+        return ASSUMED_GPU
+    if cuda is not None or config.ray_address is None:
+        return ComputeDevice.of_this_process(device)
+    from dapo.distributed.ray.launcher import RayLauncher
+
+    with (
+        TemporaryDirectory(prefix="dapo-logs-") as logs,
+        closing(RayLauncher(Path(logs), timeout_s=START_TIMEOUT_S, address=config.ray_address)) as launcher,
+    ):
+        factory = f"{__name__}:ComputeDevice.of_this_process"
+        spec = WorkerSpec(factory, {"device": device}, gpus=gpus_per_rank(config, launcher.nodes))
+        (worker,) = launcher.start(["device"], [spec])
+        found: ComputeDevice = worker.call("report").result(START_TIMEOUT_S)
+        return found
 
 
 def resolve_engine(config: Config, model: nn.Module) -> Config:
@@ -58,30 +116,25 @@ def resolve_engine(config: Config, model: nn.Module) -> Config:
     return config.changed("rollout", **{rollout.engine: options})
 
 
-def trainer_gpu(config: Config, device: str) -> FreeMemory | None:
-    """Return the memory of the GPU that a process trains on; None if processes train on a CPU.
-
-    Processes that share a GPU get equal parts of it. If the controller sees no GPU of the cluster, ASSUMED_GIB holds.
-    """
-    if not torch.cuda.is_available():
-        is_elsewhere = device == "cuda" or (config.ray_address is not None and config.train.device == "auto")
-        return FreeMemory(ASSUMED_GIB * GIB, "assumed: this machine has no GPU") if is_elsewhere else None
-    if device == "cpu":
+def trainer_gpu(config: Config, device: ComputeDevice) -> FreeMemory | None:
+    """The memory of the GPU that a process trains on; None on a CPU. Processes that share a GPU get equal parts."""
+    if device.type == "cpu":
         return None
     sharing = processes_per_gpu(config, torch.cuda.device_count())
-    name = torch.cuda.get_device_name() + (f", which {sharing:g} processes share" if sharing > 1 else "")
-    capacity = torch.cuda.get_device_properties(0).total_memory / sharing
-    if config.uses_trainer_group:  # its free memory is not queried: that would take memory from the rank
+    name = device.name + (f", which {sharing:g} processes share" if sharing > 1 else "")
+    capacity = device.memory / sharing
+    # the memory of a rank's GPU is not queried here: that would take some of it
+    if config.uses_trainer_group or config.uses_ray or not torch.cuda.is_available():
         return FreeMemory(capacity, f"of {name}")
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
     return FreeMemory(min(free, capacity), f"free on {name}")
 
 
-def multiplies_bfloat16_fast(device: str) -> bool:
-    """Whether the processor has bfloat16 instructions; without them it is several times slower than float32."""
+def _has_bfloat16_instructions() -> bool:
+    """Whether this machine's processor multiplies bfloat16."""
     # where the system does not report the flags, torch does since 2.12
     flags = vector_extensions() or [name for name, has in getattr(torch.cpu, "get_capabilities", dict)().items() if has]
-    return device == "cuda" or not {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"}.isdisjoint(flags)
+    return not {"avx512_bf16", "amx_bf16", "bf16", "arm_bf16"}.isdisjoint(flags)
 
 
 def require_hardware(config: Config) -> None:

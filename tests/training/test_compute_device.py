@@ -1,0 +1,115 @@
+"""Laws of the device that `auto` is resolved for: where it is, its compute capability, a driver that does not work."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import gpu_acceptance
+from dapo.config import Config, load_config
+from dapo.core.errors import ConfigError
+from dapo.policy import model
+from dapo.policy.memory_model import GIB
+from dapo.training.assemble.resolve import ComputeDevice, resolve_auto, trainer_gpu
+from helpers.commands import run
+from helpers.paths import TINY
+
+KNOWN = ("data.train=builtin:sums", "train.microbatch_tokens=1024", "train.recompute=false")
+
+
+def tiny(*overrides: str) -> Config:
+    return load_config(TINY, [*KNOWN, *overrides])
+
+
+def use_gpus(monkeypatch: pytest.MonkeyPatch, capabilities: Sequence[tuple[int, int]]) -> None:
+    """Make torch report GPUs of these compute capabilities."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: capabilities[index])
+    properties = [SimpleNamespace(name=f"GPU {i}", total_memory=(16 + i) * GIB) for i in range(len(capabilities))]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index=0: properties[index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: properties[index].name)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "dtype"),
+    [
+        ([(7, 5)], "float32"),
+        ([(7, 0)], "float32"),
+        ([(8, 0)], "bfloat16"),
+        ([(9, 0)], "bfloat16"),
+        ([(9, 0), (7, 5)], "float32"),
+    ],
+)
+def test_a_gpu_without_bfloat16_units_computes_in_float32_and_a_line_names_it(
+    monkeypatch: pytest.MonkeyPatch, capabilities: Sequence[tuple[int, int]], dtype: str
+) -> None:
+    use_gpus(monkeypatch, capabilities)
+    lines: list[str] = []
+    found = resolve_auto(tiny("model.dtype=auto"), log=lines.append)
+    assert (found.train.device, found.model.dtype) == ("cuda", dtype)
+    oldest = capabilities.index(min(capabilities))
+    expected = (
+        f"auto: model.dtype=float32: the GPU (GPU {oldest}, compute capability {capabilities[oldest][0]}."
+        f"{capabilities[oldest][1]}) has no bfloat16 units, which begin with 8.0"
+    )
+    assert lines == ([expected] if dtype == "float32" else [])
+
+
+def test_processes_that_share_a_gpu_divide_the_memory_that_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpus(monkeypatch, [(8, 0)])
+    config = tiny("distributed.trainer_ranks=2")
+    gpu = trainer_gpu(config, ComputeDevice.of_this_process("auto"))
+    assert gpu is not None
+    assert gpu.available == 16 * GIB / 3  # two ranks, and the controller, which samples
+    assert trainer_gpu(config, ComputeDevice("cpu", "a processor", True)) is None
+
+
+def use_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, *, cuda: str | None = "13.0") -> None:
+    """Make a loaded driver report this version, to a torch that was built for this CUDA and finds no device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(model, "DRIVER", tmp_path / "version")
+    model.DRIVER.write_text(text, encoding="utf-8")
+
+
+OLD = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
+REFUSAL = (
+    f"this machine's NVIDIA driver 550.54.15 does not run torch {torch.__version__}, which is built for CUDA 13.0 "
+    "(580 or newer does)"
+)
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_a_driver_that_torch_cannot_use_is_an_error_with_both_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    use_driver(monkeypatch, tmp_path, OLD)
+    run_dir = ["--run-dir", str(tmp_path / "run")] if command == "train" else []
+    code, _, err = run(capsys, command, str(TINY), *run_dir)
+    advice = "update the driver, install torch for an older CUDA, or set train.device=cpu"
+    assert (code, err) == (2, f"error: {REFUSAL}; {advice}\n")
+
+
+def test_the_acceptance_names_the_same_versions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_driver(monkeypatch, tmp_path, OLD)
+    monkeypatch.setattr(gpu_acceptance, "in_own_process", lambda *_, **__: ("pass", {"GPUs": "none"}))
+    assert gpu_acceptance.main([]) == 2
+    assert capsys.readouterr().err == f"{REFUSAL}; --device cpu checks what a CPU can\n"
+
+
+def test_a_cpu_that_was_chosen_needs_no_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    use_driver(monkeypatch, tmp_path, OLD)
+    assert model.device_of("cpu") == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hides every GPU
+    assert model.device_of("auto") == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ConfigError, match="NVIDIA driver"):
+        model.device_of("auto")
+    use_driver(monkeypatch, tmp_path, OLD, cuda=None)  # a build for CPUs
+    assert model.device_of("auto") == "cpu"
