@@ -245,6 +245,19 @@ def test_runs_are_compared_with_the_difference_of_their_options(page):
     ]
 
 
+def test_the_open_run_is_compared_with_the_newest_ones(browser, runs, tmp_path):
+    for i in range(6):
+        shutil.copytree(runs[0], tmp_path / f"copy-{i}")
+    with serving(tmp_path) as client:
+        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+        for name in ("copy-0", "copy-5"):
+            page.open(f"compare?run={name}")
+            page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
+            chosen = page.texts(".filters [aria-pressed=true]")
+            assert name in chosen
+            assert len(chosen) == 4
+
+
 def test_a_run_that_begins_after_the_page_is_shown_live_until_it_stops(browser, tmp_path):
     with serving(tmp_path) as client:
         page = Page(browser, f"http://127.0.0.1:{client.port}/")

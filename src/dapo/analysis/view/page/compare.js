@@ -26,7 +26,8 @@ View.pages.compare = {
     const names = View.wholeRuns().map((r) => r.name);
     const head = View.h("div", { class: "head-row" }, View.h("h1", {}, "Compare"));
     if (names.length < 2) { main.replaceChildren(head, View.empty("Only one run is shown. To compare runs: dapo view RUN OTHER_RUN, or dapo view in the folder that contains runs/.")); return {}; }
-    const asked = state.runs ? state.runs.split(",") : names.slice(0, 4), chosen = asked.filter((n) => names.includes(n)), absent = asked.filter((n) => !names.includes(n));
+    const newest = [...new Set([state.run, ...names])].filter((n) => names.includes(n)).slice(0, 4); // the open run first
+    const asked = state.runs ? state.runs.split(",") : newest, chosen = asked.filter((n) => names.includes(n)), absent = asked.filter((n) => !names.includes(n));
     const axis = View.axes[state.x] ? state.x : "steps";
     const [all, options] = await Promise.all([Promise.all(chosen.map(View.metrics)), Promise.all(chosen.map((run) => View.get("options", { run })))]);
     const difference = differing(options);
