@@ -71,6 +71,9 @@ def translated(
     return row, {option: each for option, each in zip(options, values, strict=True) if each is not None}
 
 
+_SECTION = "A section of options, which sets none."
+
+
 @dataclass
 class Translation:
     """A configuration of ours, and the options of another system that have no place in it."""
@@ -116,10 +119,15 @@ class Table:
     """Values of our options that no option of it sets."""
 
     def rows_of(self, name: str) -> list[Counterpart]:
-        """The rows of an option by its whole name, else the row `section.*` of a section that it is in."""
+        """The rows of an option by its whole name, else the row `section.*` of a section that it is in.
+
+        A section that is an option itself, because it is empty, has a row without a counterpart.
+        """
         exact = [row for row in self.rows if row.name == name]
         prefixes = [f"{name[:i]}.*" for i, sign in enumerate(name) if sign == "."]
-        return exact or [row for prefix in reversed(prefixes) for row in self.rows if row.name == prefix][:1]
+        found = exact or [row for prefix in reversed(prefixes) for row in self.rows if row.name == prefix][:1]
+        is_section = not found and any(row.name.startswith(f"{name}.") for row in self.rows)
+        return [Counterpart(name, (), _SECTION, converted=False, formula="")] if is_section else found
 
     def translate(self, given: Mapping[str, Any]) -> Translation:
         """Translate options of another system; those that are not set have its defaults."""
@@ -144,10 +152,12 @@ class Table:
                         source
                     )
             found.ours |= {option: (own, origin) for option, own in ours.items()}
-            if name not in given or ours or value is None:
+            if name not in given or ours:
                 continue
             options = dict.fromkeys(option.partition("=")[0] for each in rows for option in each.ours)
-            if isinstance(value, Unknown) and options:
+            if value is None:
+                reason = "Null, as if they were not set"
+            elif isinstance(value, Unknown) and options:
                 reason = f"Set {', '.join(options)} yourself: the value is known only when the script runs"
             elif row is None:
                 reason = f"{' and '.join(options)}: no such value here"

@@ -167,6 +167,21 @@ def test_a_yaml_of_areal_and_of_verl_and_of_trls_command(tmp_path: Path, capsys:
     assert (config.overlong.mode, config.rollout.max_response_tokens) == ("off", 512)
 
 
+def test_what_a_file_leaves_empty_is_answered_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    theirs = {
+        "actor_rollout_ref": {"model": {"path": "m"}, "actor": {}, "rollout": {"n": 4}},
+        "data": {"train_files": "a.parquet"},
+    }
+    theirs |= {"reward_model": {}, "ray_init": None, "trainer": {"nnodes": None}}
+    _, text = converted(tmp_path, "a.yaml", yaml.safe_dump(theirs), capsys)
+    assert "# A section of options, which sets none:\n#   actor_rollout_ref.actor={}\n#   reward_model={}\n" in text
+    assert "# Null, as if they were not set:\n#   ray_init=null\n#   trainer.nnodes=null\n" in text
+    with pytest.raises(ConfigError) as caught:
+        build_config(ANY | {"gconfig": {}, "actor": {"optimizer": {}, "path": "m"}})
+    answer = "no option here for gconfig={}, actor.optimizer={}: a section of options, which sets none"
+    assert answer in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "error_text"),
     [

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from dapo.config import build_config, load_config
-from dapo.config.option_entries import entries_of, option_entries
+from dapo.config.option_entries import entries_of, option_differences, option_entries
 from dapo.config.schema import config_schema
 from dapo.core.errors import ConfigError
 from helpers.commands import run
@@ -133,3 +133,18 @@ def test_the_schema_is_printed_as_json(capsys: pytest.CaptureFixture[str]):
     code, out, _ = run(capsys, "schema")
     assert (code, json.loads(out)) == (0, json.loads(json.dumps(SCHEMA)))
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_sources_and_verifiers_without_options_differ_by_their_names():
+    ours = {"model": "tiny-random", "reward": {"verifier": "exact"}, "audit": {"verifier": {"regex": {}}}}
+    sums, words = (build_config(ours | {"data": {"train": {"builtin": {name: {}}}}}) for name in ("sums", "sorting"))
+    assert option_differences(sums, words) == {
+        "data.train.builtin.sums": [{}, None],
+        "data.train.builtin.sorting": [None, {}],
+    }
+    other = sums.changed("audit", verifier={"math": {}}).changed("reward", options={"extract": "final"})
+    assert option_differences(sums, other) == {
+        "reward.options.extract": [None, "final"],
+        "audit.verifier.regex": [{}, None],
+        "audit.verifier.math": [None, {}],
+    }

@@ -131,9 +131,9 @@ def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def flatten(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested options by dotted name; lists are values."""
+    """Yield nested options by dotted name; values are lists, too, and sources or verifiers without options (`{}`)."""
     for name, value in options.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (value or name == "options"):
             yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
