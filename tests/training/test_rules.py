@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -63,7 +64,14 @@ def found(
     for step in range(1, steps + 1):
         record = dict(early) | (dict(late) if step > FIRST else {})
         history.add({"step": step} | {name: value for name, value in record.items() if value is not None})
-    return active_findings(history, config or options())
+    return loadable(active_findings(history, config or options()), config or options())
+
+
+def loadable(findings: list[Finding], config: Config) -> list[Finding]:
+    """The findings; what each proposes is typed after the options of the run."""
+    for change in (change for each in findings for change in each.change):
+        build_config(config.model_dump(mode="json"), shlex.split(change))
+    return findings
 
 
 def names(findings: list[Finding]) -> set[str]:
@@ -459,13 +467,14 @@ def test_held_out_accuracy_that_falls_while_training_rises_is_overfitting():
     assert evaluated(0.5, 0.7, 0.6, 0.5, 0.4, training=(0.5, 0.5)) == []  # training falls as well, or stays
 
 
-def audited(*fractions: float, problems: int = 16) -> list[Finding]:
+def audited(*fractions: float, problems: int = 16, **judges: str) -> list[Finding]:
     """Findings of a run whose reward accepts what the audit refuses, in these fractions of a step's problems."""
     history = MetricHistory()
     for step, fraction in enumerate(fractions, start=1):
         wrong = round(abs(fraction) * problems)
         history.add(HEALTHY | audit_metrics([float(np.sign(fraction))] * wrong + [0.0] * (problems - wrong), step))
-    return active_findings(history, options(audit__verifier="math"))
+    config = options(**(judges or {"audit__verifier": "math"}))
+    return loadable(active_findings(history, config), config)
 
 
 def audit_metrics(gaps: Sequence[float], step: int = 1) -> dict[str, float]:
@@ -474,9 +483,21 @@ def audit_metrics(gaps: Sequence[float], step: int = 1) -> dict[str, float]:
     return gap | {"step": step, "audit/problems": len(gaps), "audit/mean": 0.2}
 
 
+def test_the_audits_verifier_is_proposed_with_its_options():
+    letters = {"audit__verifier": "{choice: {letters: ABCD}}"}
+    (gap,) = audited(*[0.5] * 8, **letters)
+    assert shlex.split(gap.change[0]) == [
+        "reward.verifier=choice",
+        'reward.options={"letters":"ABCD"}',
+        "audit.verifier=null",
+    ]
+    (gap,) = audited(*[0.5] * 8, reward__verifier="exact", reward__options="{extract: final}", audit__verifier="math")
+    assert "reward.options={}" in shlex.split(gap.change[0])
+
+
 def test_a_gap_to_the_audit_is_a_finding_where_chance_does_not_explain_it():
     (gap,) = audited(*[0.5, 0.375] * 4)
-    assert (gap.name, gap.severity, gap.change) == ("audit_gap", "error", ("reward.verifier=math",))
+    assert (gap.name, gap.severity, gap.change) == ("audit_gap", "error", ("reward.verifier=math audit.verifier=null",))
     assert "0.425 above the audit's on the same responses; a gap of at most 0.1 would look like this" in gap.cause
     assert audited(*[0.25] * 5, problems=4) == []  # five equal means are no proof
     assert audited(*[0.1] * 1000, problems=500) == []

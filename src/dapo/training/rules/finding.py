@@ -21,7 +21,9 @@ class Finding:
     severity: Severity
     cause: str  # the problem and its reason in plain words, with the numbers that matter most
     evidence: Mapping[str, float]  # metrics that show it: means over the steps, unless the rule's page says otherwise
-    change: tuple[str, ...]  # options with values that would fix it, `reward.workers=8`, the likeliest first
+    change: tuple[
+        str, ...
+    ]  # what would fix it, as typed after `dapo resume RUN`: `reward.workers=8`, the likeliest first
     steps: tuple[int, int]  # the first and the last step of the window
     advice: str = ""  # the remedy where an option alone is not enough
 

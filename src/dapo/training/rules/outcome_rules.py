@@ -1,5 +1,8 @@
 """Rules over a run's results: held-out accuracy, a second verifier's verdicts, and seconds."""
 
+import json
+import shlex
+
 from dapo.config import Config
 from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import AUDIT_GAP, GAIN, MetricHistory
@@ -22,9 +25,18 @@ def audit_gap(history: MetricHistory, config: Config) -> Symptom | None:
         f"the reward's verifier is {gap:.3g} above the audit's on the same responses; a gap of at most {AUDIT_GAP:g} "
         f"would look like this in fewer than one run in {AUDIT_EVIDENCE:g}{trend}",
         {"audit/gap at first": before} | history.means("audit/gap", "audit/mean", "audit/problems"),
-        (f"reward.verifier={config.audit.name_and_options[0]}",) if config.audit.name_and_options else (),
+        _audit_as_reward(config),
         advice="read the responses below, which the reward accepts and the audit refuses; then fix one of the two",
     )
+
+
+def _audit_as_reward(config: Config) -> tuple[str, ...]:
+    """The options with which the audit's verifier is the reward; it cannot audit itself."""
+    if config.audit.name_and_options is None:
+        return ()
+    name, own = config.audit.name_and_options
+    options = [f"reward.options={json.dumps(own, separators=(',', ':'))}"] if own or config.reward.options else []
+    return (shlex.join([f"reward.verifier={name}", *options, "audit.verifier=null"]),)
 
 
 def overfit(history: MetricHistory, config: Config) -> Symptom | None:
