@@ -212,4 +212,12 @@ def test_a_run_whose_folder_is_gone_says_where_it_was_started(
     code, _, err = run(capsys, "resume", "run", "train.num_steps=2")
     assert code == 2
     assert f"no data file rows.jsonl; the folder holds no data file (the run was started in {tmp_path}/old: " in err
-    assert "override it by options such as data.train=PATH" in err
+    assert "its data is searched there, then here; override it by data.train=PATH)" in err
+    for command in (
+        ("eval", "run", "--data", "mine.jsonl"),
+        ("resume", "run", "train.num_steps=2", "data.train=mine.jsonl"),
+    ):
+        code, _, err = run(capsys, *command)
+        assert (code, "no data file mine.jsonl" in err, "started in" in err) == (2, True, False)
+    code, _, err = run(capsys, "eval", "run", "reward.verifier=nobody:judge", "--data", "builtin:sums")
+    assert f"(the run was started in {tmp_path}/old: its modules are searched here, with --trust also in" in err

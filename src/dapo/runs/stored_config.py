@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.config import Config, dump_config, load_config
-from dapo.config.data_spec import paths_in
+from dapo.config.data_spec import FileSource, parse_spec, paths_in
 from dapo.config.load import read_options
 from dapo.config.option_entries import differing, flatten
 from dapo.core.errors import ConfigError, DataError, RewardError
@@ -104,17 +104,21 @@ def _module_folders(run: RunDirectory) -> list[Path]:
 
 @contextmanager
 def with_start_folder(run: RunDirectory) -> Iterator[None]:
-    """Name the start folder in the block's errors of data, rewards or options, if it is not the current folder."""
+    """Name the start folder, if it is not this one, in the block's errors of the run's data files and of modules."""
     try:
         yield
     except (ConfigError, DataError, RewardError) as error:
         folder, modules = _started_in(run), [str(each) for each in _module_folders(run) if each != Path.cwd()]
         if not modules:
             raise
-        advice = (
-            f"its data is searched there, then here; override it by options such as data.train=PATH; its modules are "
-            f"searched here, with --trust also in {', '.join(modules)}"
-        )
+        paths = {option: path for option, path in load_config(run.config).data.paths.items() if path in str(error)}
+        files = [f"{option}=PATH" for option, path in paths.items() if isinstance(parse_spec(path), FileSource)]
+        if files:
+            advice = f"its data is searched there, then here; override it by {' or '.join(files)}"
+        elif "module" in str(error):
+            advice = f"its modules are searched here, with --trust also in {', '.join(modules)}"
+        else:
+            raise
         raise type(error)(f"{error} (the run was started in {folder}: {advice})") from None
 
 
