@@ -16,11 +16,8 @@ def test_no_stored_run_that_has_learned_has_an_error(experiment: str):
     assert {run.name: run.errors() for run in runs if run.is_healthy and run.errors()} == {}
 
 
-def test_runs_that_learn_nothing_or_lose_it_have_the_error_that_names_the_cause():
-    found = {run.name: run for name in ("curriculum", "starvation", "entropy_target") for run in stored_runs(name)}
+def test_runs_that_learn_nothing_have_the_error_that_names_the_cause():
+    found = {run.name: run for name in ("curriculum", "starvation") for run in stored_runs(name)}
     wrong = [run for name, run in found.items() if any(row in name for row in NEVER_RIGHT)]
     assert len(wrong) >= 8
     assert all("too_hard" in run.errors() for run in wrong)
-    lost = [run for name, run in found.items() if "DAPO, entropy target, " in name]
-    assert len(lost) >= 3
-    assert all("overfit" in run.errors() for run in lost)
