@@ -405,12 +405,12 @@ def process_of(log: Path) -> int:
     raise LookupError(f"nobody prints into {log}")
 
 
-TWO_RANKS = (*OPTIONS, "distributed.trainer_ranks=2", "train.threads=1")
+TWO_RANKS = (*OPTIONS, "distributed.trainer_ranks=2", "train.passes_per_step=2")
 
 
 @pytest.fixture(scope="module")
 def local_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on two ranks without Ray."""
+    """A run on two ranks, with two passes over each batch, without Ray."""
     run = tmp_path_factory.mktemp("local") / "run"
     start_run(tiny(*TWO_RANKS), run_dir=run, config_name="tiny")
     return run

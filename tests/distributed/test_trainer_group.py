@@ -32,8 +32,8 @@ STEPS = 5
 
 
 def config_of(model: Path, *overrides: str) -> Config:
-    """Two updates a step, gradients clipped, checkpoints on the way; the divergence to a reference that moves is in the
-    reward, and the weight of the entropy follows it.
+    """Two passes of two updates a step, gradients clipped, checkpoints on the way; the divergence to a reference that
+    moves is in the reward, and the weight of the entropy follows it.
     """
     return tiny(
         f"model.name={model}",
@@ -48,6 +48,7 @@ def config_of(model: Path, *overrides: str) -> Config:
         "loss.reference_every=2",
         "loss.entropy_target=99",
         f"train.num_steps={STEPS}",
+        "train.passes_per_step=2",
         "train.keep_checkpoints=9",
         "train.threads=1",
         *overrides,

@@ -26,6 +26,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "sync": (),
     "predictions, audit and an entropy target": (*PREDICTIONS, *AUDIT, "loss.entropy_target=0.3"),
     "one step off with two engines": (*PREDICTIONS, "schedule=one_step_off", "rollout.engines=2"),
+    "two passes": ("train.passes_per_step=2",),
     "critic": ("preset=ppo", "critic.lr=0.01"),
     "LoRA": ("model.lora={rank: 2, alpha: 4}", "loss.kl_coef=0.1"),
     "fork": PREDICTIONS,
