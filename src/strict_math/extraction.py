@@ -17,13 +17,26 @@ _FINAL_ANSWER = re.compile(r"(?<=[.!?$\])}] )(?=Final Answer:)")
 """Where a line ends a sentence and states the final answer."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,20}\|>")
 _BEFORE = re.compile(
-    r"(?:\b(?:minus|negative|not|never|cannot|twice|double|triple|half|third|quarter|root|reciprocal|opposite|inverse"
-    r"|square|cube|logarithm|except|than|times)(?: (?:of|be|equal(?: to)?))?(?: the)?"
-    r"|n['’]t(?: (?:be|equal(?: to)?))?|(?:\d|\\?%|percent|thirds|quarters"
-    r"|(?:fourth|fifth|sixth|seventh|eighth|ninth|tenth|twelfth|teenth|twentieth|hundredth|thousandth)s?) of(?: the)?"
-    r"|[\d)}] ?(?:[-+*/^×·÷−]|\\(?:times|cdot|div))|\\(?:times|cdot|div|pm|mp|neq?)|[≠√±]"
-    r"|[\d^/−-](?! )|\\(?!text|math|mbox|display|underline|boxed|fbox|color|large)[a-z]+(?:\[\w*\])?(?:\{[^{}]*\})?\{)"
-    r"[ $(\\]*$",
+    "(?:"
+    + "|".join(
+        [
+            # words: `twice the`, `not equal to`, `isn't`
+            r"\b(?:minus|negative|not|never|cannot|twice|double|triple|half|third|quarter|root|reciprocal|opposite"
+            r"|inverse|square|cube|logarithm|except|than|times)(?: (?:of|be|equal(?: to)?))?(?: the)?",
+            r"n['’]t(?: (?:be|equal(?: to)?))?",
+            # a share: `10% of`, `three fifths of the`
+            r"(?:\d|\\?%|percent|thirds|quarters|(?:fourth|fifth|sixth|seventh|eighth|ninth|tenth|twelfth|teenth"
+            r"|twentieth|hundredth|thousandth)s?) of(?: the)?",
+            # an operation, a factor, a sign of inequality or a root: `2 +`, `3 \times`, `\neq`, `5`
+            r"[\d)}] ?(?:[-+*/^×·÷−]|\\(?:times|cdot|div))",
+            r"\\(?:times|cdot|div|pm|mp|neq?)",
+            r"[≠√±]",
+            r"[\d^/−-](?! )",
+            # the argument of a command that is not about the looks: `\sqrt[3]{`
+            r"\\(?!text|math|mbox|display|underline|boxed|fbox|color|large)[a-z]+(?:\[\w*\])?(?:\{[^{}]*\})?\{",
+        ]
+    )
+    + r")[ $(\\]*$",
     re.IGNORECASE,
 )
 """Words and signs right before a box that make its content another number."""

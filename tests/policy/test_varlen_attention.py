@@ -193,6 +193,9 @@ def test_operators_that_lack_an_argument_are_found_and_named_in_one_warning() ->
     assert lacking_arguments(whole, old) == ["window_size"]
     (note,) = padded_attention_notes(torch.bfloat16, "cuda", has_kernel=lambda: False)
     assert note.startswith(f"warning: PyTorch {torch.__version__} has no attention for variable lengths")
+    (note,) = padded_attention_notes(torch.bfloat16, "cuda", has_kernel=lambda: True, capability=(7, 5))
+    assert note.startswith("warning: model.dtype=bfloat16 on a GPU of compute capability 7.5, below 8.0: bfloat16 is ")
+    assert padded_attention_notes(torch.bfloat16, "cuda", has_kernel=lambda: True, capability=(8, 0)) == []
     for dtype, device, has_kernel in (
         (torch.bfloat16, "cuda", True),
         (torch.float32, "cuda", False),

@@ -73,13 +73,15 @@ def use_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, *, cu
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(model, "DRIVER", tmp_path / "version")
+    monkeypatch.setattr(model, "DEVICES", tmp_path)
+    (tmp_path / "nvidia0").touch()
     model.DRIVER.write_text(text, encoding="utf-8")
 
 
 OLD = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
 REFUSAL = (
-    f"this machine's NVIDIA driver 550.54.15 does not run torch {torch.__version__}, which is built for CUDA 13.0 "
-    "(580 or newer does)"
+    f"this machine's NVIDIA driver 550.54.15 gives torch no GPU: torch {torch.__version__} is built for CUDA 13.0, "
+    "which needs 580 or newer"
 )
 
 
@@ -113,3 +115,13 @@ def test_a_cpu_that_was_chosen_needs_no_driver(monkeypatch: pytest.MonkeyPatch, 
         model.device_of("auto")
     use_driver(monkeypatch, tmp_path, OLD, cuda=None)  # a build for CPUs
     assert model.device_of("auto") == "cpu"
+    use_driver(monkeypatch, tmp_path, OLD)
+    (tmp_path / "nvidia0").unlink()  # a container that was given no GPU of its host
+    assert model.device_of("auto") == "cpu"
+
+
+def test_a_resolved_configuration_does_not_depend_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_gpus(monkeypatch, [(8, 0)])
+    resolved = resolve_auto(tiny("model.dtype=auto"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_auto(resolved) == resolved  # read where there is no GPU

@@ -23,8 +23,8 @@ class ModelConfig(Section):
     )
     dtype: Literal["auto", "bfloat16", "float32", "float64"] = option(
         "auto",
-        "Number format of the forward and backward passes; master weights are float32 (float64 with float64). "
-        "auto: bfloat16 if the processor has fast instructions for it, else float32.",
+        "Number format of the forward and backward passes; master weights are float32 (float64 with float64). auto: "
+        "bfloat16 if the processor, or a GPU from compute capability 8.0, multiplies it in hardware, else float32.",
     )
     trust_remote_code: bool = option(False, "Run Python code from the model's repository.")
     lora: LoraConfig | None = option(

@@ -124,16 +124,20 @@ def option_differences(*configs: Config) -> dict[str, list[Any]]:
 
 
 def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The options that differ between flat tables, with the value in each; None: not set."""
+    """The options that differ between flat tables, with the value in each; None: not set.
+
+    A section that is empty in one table and has options in another is left out: the options differ.
+    """
     names = dict.fromkeys(name for table in tables for name in table)
-    values = {name: [table.get(name) for table in tables] for name in names}
+    sections = {name[:i] for name in names for i, sign in enumerate(name) if sign == "."}
+    values = {name: [table.get(name) for table in tables] for name in names if name not in sections}
     return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
 
 
 def flatten(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested options by dotted name; values are lists, too, and sources or verifiers without options (`{}`)."""
+    """Yield nested options by dotted name; lists and empty sections are values."""
     for name, value in options.items():
-        if isinstance(value, dict) and (value or name == "options"):
+        if isinstance(value, dict) and value:
             yield from flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from dapo.config import Config, RolloutConfig
 from dapo.core.secrets import HUB_VARIABLES
-from dapo.distributed.launch import allocator_environment, threads_on_cluster
+from dapo.distributed.launch import allocator_environment, gpus_per_worker, threads_on_cluster
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.engines.engine import RolloutEngine
 from dapo.policy.model import device_of, load_model
@@ -23,9 +23,7 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
     """One spec per engine process; without nodes of the launcher, this machine's GPUs are divided here."""
     count, gpus_per_engine = config.engine_processes, config.gpus_per_engine
     if config.uses_ray:
-        gpus = config.distributed.gpus_per_process
-        if gpus is None:
-            gpus = float(gpus_per_engine) if any(node.gpus for node in nodes) else 0.0
+        gpus = gpus_per_worker(config, nodes, default=float(gpus_per_engine))
         given = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus)
         threads = given or engine_threads(config, torch.get_num_threads())
         return [replace(_engine_spec(config, threads=threads, gpus=0), gpus=gpus)] * count

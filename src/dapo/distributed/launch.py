@@ -18,6 +18,12 @@ LOG_TAIL_BYTES = 16384
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
+def gpus_per_worker(config: Config, nodes: Sequence[Node], *, default: float) -> float:
+    """GPUs that a worker reserves on a cluster: the option's number, else the default if one of the nodes has GPUs."""
+    given = config.distributed.gpus_per_process
+    return given if given is not None else default if any(node.gpus for node in nodes) else 0.0
+
+
 def threads_on_cluster(config: Config, nodes: Sequence[Node], *, gpus: float) -> int | None:
     """CPU threads of a worker with `gpus` GPUs; None where all workers share the CPUs of one machine.
 

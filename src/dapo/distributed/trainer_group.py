@@ -16,7 +16,7 @@ from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.loading import import_locations
 from dapo.core.memory import collections_paused
 from dapo.core.secrets import HUB_VARIABLES
-from dapo.distributed.launch import allocator_environment, threads_on_cluster
+from dapo.distributed.launch import allocator_environment, gpus_per_worker, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, WeightsFolder, write_chunks
@@ -267,7 +267,5 @@ def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
 
 
 def gpus_per_rank(config: Config, nodes: Sequence[Node]) -> float:
-    """GPUs that a trainer rank requests from a launcher with these nodes."""
-    if (given := config.distributed.gpus_per_process) is not None:
-        return given
-    return 1.0 if any(node.gpus for node in nodes) and config.train.device != "cpu" else 0.0
+    """GPUs that a trainer rank reserves on a cluster of these nodes."""
+    return gpus_per_worker(config, nodes, default=float(config.train.device != "cpu"))

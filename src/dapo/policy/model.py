@@ -60,7 +60,7 @@ class LoadedModel:
         return self.model.named_parameters(remove_duplicate=False)
 
 
-DRIVER = Path("/proc/driver/nvidia/version")
+DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
 LESS_ON_A_GPU = (
     "set model.dtype=bfloat16, raise distributed.trainer_ranks, or lower rollout.vllm.cache_gib where vLLM shares a GPU"
 )
@@ -69,11 +69,11 @@ LESS_ON_A_GPU = (
 def device_of(device: str, process: str = "torch") -> str:
     """The device of `train.device` on the machine of this process.
 
-    Raises ConfigError, which names the `process`, where CUDA is required and absent, or the driver is too old for it.
+    Raises ConfigError, which names the `process`, where CUDA is required and absent, and for an unusable driver.
     """
-    has_cuda = torch.cuda.is_available()
-    if device != "cpu" and not has_cuda and (driver := unusable_driver()) is not None:
+    if device != "cpu" and (driver := unusable_driver()) is not None:
         raise ConfigError(f"{driver}; update the driver, install torch for an older CUDA, or set train.device=cpu")
+    has_cuda = torch.cuda.is_available()
     if device == "cuda" and not has_cuda:
         raise ConfigError(f"train.device=cuda, but {process} finds no CUDA device; use train.device=auto or cpu")
     if device == "auto":
@@ -82,15 +82,20 @@ def device_of(device: str, process: str = "torch") -> str:
 
 
 def unusable_driver() -> str | None:
-    """Both versions, where an NVIDIA driver is loaded that this torch cannot use; None otherwise."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    if torch.version.cuda is None or is_hidden or not DRIVER.is_file():
+    """Describe, with both versions, an NVIDIA driver with which this torch finds no GPU; None if that is not the case.
+
+    A container without GPUs sees the driver of its host, but no device of it.
+    """
+    has_gpu = DRIVER.is_file() and any(DEVICES.glob("nvidia[0-9]*"))
+    if torch.version.cuda is None or torch.cuda.is_available() or not has_gpu:
+        return None
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return None
     found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text(encoding="utf-8"))
     version = "of an unknown version" if found is None else found[0]
-    least = " (580 or newer does)" if torch.version.cuda.startswith("13.") else ""
-    built = f"torch {torch.__version__}, which is built for CUDA {torch.version.cuda}{least}"
-    return f"this machine's NVIDIA driver {version} does not run {built}"
+    least = ", which needs 580 or newer" if torch.version.cuda.startswith("13.") else ""
+    built = f"torch {torch.__version__} is built for CUDA {torch.version.cuda}{least}"
+    return f"this machine's NVIDIA driver {version} gives torch no GPU: {built}"
 
 
 @explain_out_of_memory(torch.OutOfMemoryError, "loading the model", LESS_ON_A_GPU, then="start again")

@@ -82,14 +82,27 @@ def lacking_arguments(forward: Any, backward: Any) -> list[str]:
     return sorted(({"window_size", "enable_gqa"} - given[0]) | ({"window_size"} - given[1]))
 
 
-def padded_attention_notes(dtype: torch.dtype, device_type: str, *, has_kernel: Callable[[], bool]) -> list[str]:
-    """A warning if training on a GPU cannot use the kernel because this PyTorch lacks the operators."""
-    if device_type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or has_kernel():
+def padded_attention_notes(
+    dtype: torch.dtype, device_type: str, *, has_kernel: Callable[[], bool], capability: tuple[int, int] | None = None
+) -> list[str]:
+    """A warning if training in 16 bits on a GPU cannot use the kernel, with the reason.
+
+    `capability` is the GPU's compute capability; None: the GPU is on another machine.
+    """
+    if device_type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return []
+    padded = "updates attend in padded batches, which takes several times as long for long responses"
+    if capability is not None and capability < BFLOAT16_CAPABILITY:
+        name, found = str(dtype).removeprefix("torch."), ".".join(map(str, capability))
+        return [
+            f"warning: model.dtype={name} on a GPU of compute capability {found}, below 8.0: bfloat16 is emulated, and "
+            f"{padded}; model.dtype=auto takes float32 there"
+        ]
+    if has_kernel():
         return []
     return [
         f"warning: PyTorch {torch.__version__} has no attention for variable lengths with windows and grouped heads: "
-        "updates attend in padded batches, which takes several times as long for long responses; install the PyTorch "
-        "version that the package requires"
+        f"{padded}; install the PyTorch version that the package requires"
     ]
 
 

@@ -149,11 +149,11 @@ def build_engine(
             specs,
             log=log,
             reproducible=config.rollout.reproducible,
-            shares_gpus=config.train.device != "cpu"
-            and processes_per_gpu(config, max(1, torch.cuda.device_count())) > 1,
+            shares_gpus=config.train.device != "cpu" and processes_per_gpu(config, torch.cuda.device_count()) > 1,
         )
     else:
-        engine = open_in_process(config.rollout, copy.deepcopy(loaded.model))
+        sharing = processes_per_gpu(config, torch.cuda.device_count())
+        engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), sharing)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return CheckedEngine(engine, vocabulary=vocabulary)
 

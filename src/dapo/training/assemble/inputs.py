@@ -99,7 +99,9 @@ def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedMod
     if training:
         # a controller may have no GPU itself
         device = device_of(config.train.device) if config.train.device == "auto" else config.train.device
-        notes += padded_attention_notes(getattr(torch, config.model.dtype), device, has_kernel=has_operators)
+        capability = torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else None
+        dtype = getattr(torch, config.model.dtype)
+        notes += padded_attention_notes(dtype, device, has_kernel=has_operators, capability=capability)
     return stop_at_turn_end(loaded, encoder), encoder, notes
 
 

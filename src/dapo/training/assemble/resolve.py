@@ -62,8 +62,9 @@ def resolve_auto(
     not fit on the GPU.
     """
     has_sizes = not training or None not in (config.train.microbatch_tokens, config.train.recompute)
-    if config.uses_ray and has_sizes and config.model.dtype != "auto":
-        return resolve_auto_verifier(config)  # nothing depends on the cluster's devices
+    is_open = config.model.dtype == "auto" or not has_sizes or (config.train.device == "auto" and not config.uses_ray)
+    if not is_open:
+        return resolve_auto_verifier(config)  # nothing depends on the device, which may be elsewhere
     device = _compute_device(config, cuda)
     if not config.uses_ray:
         config = config.changed("train", device=device.type)

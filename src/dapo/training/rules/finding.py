@@ -21,9 +21,7 @@ class Finding:
     severity: Severity
     cause: str  # the problem and its reason in plain words, with the numbers that matter most
     evidence: Mapping[str, float]  # metrics that show it: means over the steps, unless the rule's page says otherwise
-    change: tuple[
-        str, ...
-    ]  # what would fix it, as typed after `dapo resume RUN`: `reward.workers=8`, the likeliest first
+    change: tuple[str, ...]  # fixes, the likeliest first, as typed after `dapo resume RUN`: `reward.workers=8`
     steps: tuple[int, int]  # the first and the last step of the window
     advice: str = ""  # the remedy where an option alone is not enough
 
