@@ -21,3 +21,9 @@ def test_runs_that_learn_nothing_have_the_error_that_names_the_cause():
     wrong = [run for name, run in found.items() if any(row in name for row in NEVER_RIGHT)]
     assert len(wrong) >= 8
     assert all("too_hard" in run.errors() for run in wrong)
+
+
+def test_runs_whose_held_out_accuracy_falls_by_a_tenth_have_the_error_that_names_it():
+    for run in (run for name in ("figure2", "figure3") for run in stored_runs(name)):
+        accuracies = [accuracy for _, accuracy in run.accuracies]
+        assert ("overfit" in run.errors()) is (max(accuracies) - accuracies[-1] >= 0.1), run.name
