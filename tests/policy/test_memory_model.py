@@ -4,7 +4,6 @@ import pytest
 
 from dapo.config import Config, build_config, dump_config
 from dapo.core.errors import ConfigError
-from dapo.distributed.engine_specs import processes_per_gpu
 from dapo.policy.logprobs import hidden_states
 from dapo.policy.memory_model import (
     CPU_TOKENS,
@@ -186,7 +185,7 @@ def test_the_most_tokens_that_fit_are_found_exactly():
     ],
 )
 def test_processes_that_share_a_gpu_are_counted(overrides: list[str], gpus: int, expected: float):
-    assert processes_per_gpu(config_of(*overrides), gpus) == expected
+    assert config_of(*overrides).processes_per_gpu(gpus) == expected
 
 
 def kept_bytes(name: str, *, layers: int, recompute: bool = False) -> tuple[float, TrainerMemory]:

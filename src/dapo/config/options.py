@@ -1,6 +1,7 @@
 """The configuration of a run: its sections, derived values, and checks across sections."""
 
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
@@ -157,6 +158,12 @@ class Config(Section):
         """The number of GPUs with which no two trainer ranks or engines share one; 1 for a run of one process."""
         engines = max(self.engine_processes, int(self.uses_trainer_group))  # without processes the controller samples
         return self.distributed.trainer_ranks + engines * self.gpus_per_engine if self.is_multiprocess else 1
+
+    def processes_per_gpu(self, gpus: int) -> float:
+        """The number of trainer ranks and engines per GPU, of `gpus` on this machine; at least 1."""
+        if self.uses_ray:
+            return 1 / min(1.0, self.distributed.gpus_per_process or 1.0)
+        return ceil(self.gpus_wanted / max(1, gpus))
 
     @property
     def is_multiprocess(self) -> bool:

@@ -6,7 +6,6 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
-from math import ceil
 
 import torch
 from transformers import PreTrainedModel
@@ -40,14 +39,7 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
 def _engine_spec(config: Config, *, threads: int, gpus: int) -> WorkerSpec:
     """The spec of every engine of a run whose processes share `gpus` GPUs, none of them assigned yet."""
     make = pkgutil.resolve_name(config.rollout.engine_kind.worker_spec)
-    return make(config, threads=threads, gpu_processes=processes_per_gpu(config, gpus))
-
-
-def processes_per_gpu(config: Config, gpus: int) -> float:
-    """The number of trainer ranks and engines per GPU; at least 1."""
-    if config.uses_ray:
-        return 1 / min(1.0, config.distributed.gpus_per_process or 1.0)
-    return ceil(config.gpus_wanted / max(1, gpus))
+    return make(config, threads=threads, gpu_processes=config.processes_per_gpu(gpus))
 
 
 def engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> WorkerSpec:

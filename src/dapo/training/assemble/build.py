@@ -17,7 +17,7 @@ from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
 from dapo.distributed.engine_pool import EnginePool
-from dapo.distributed.engine_specs import engine_specs, open_in_process, processes_per_gpu
+from dapo.distributed.engine_specs import engine_specs, open_in_process
 from dapo.distributed.protocol import Launcher
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
@@ -149,10 +149,10 @@ def build_engine(
             specs,
             log=log,
             reproducible=config.rollout.reproducible,
-            shares_gpus=config.train.device != "cpu" and processes_per_gpu(config, torch.cuda.device_count()) > 1,
+            shares_gpus=config.train.device != "cpu" and config.processes_per_gpu(torch.cuda.device_count()) > 1,
         )
     else:
-        sharing = processes_per_gpu(config, torch.cuda.device_count())
+        sharing = config.processes_per_gpu(torch.cuda.device_count())
         engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), sharing)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return CheckedEngine(engine, vocabulary=vocabulary)

@@ -14,7 +14,6 @@ from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.processor import BFLOAT16_CAPABILITY, cpu_model, vector_extensions
-from dapo.distributed.engine_specs import processes_per_gpu
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.trainer_group import gpus_per_rank
 from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
@@ -121,7 +120,7 @@ def trainer_gpu(config: Config, device: ComputeDevice) -> FreeMemory | None:
     """The memory of the GPU that a process trains on; None on a CPU. Processes that share a GPU get equal parts."""
     if device.type == "cpu":
         return None
-    sharing = processes_per_gpu(config, torch.cuda.device_count())
+    sharing = config.processes_per_gpu(torch.cuda.device_count())
     name = device.name + (f", which {sharing:g} processes share" if sharing > 1 else "")
     capacity = device.memory / sharing
     # the memory of a rank's GPU is not queried here: that would take some of it
