@@ -131,8 +131,8 @@ def differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for table in tables for name in table)
     sections = {name[:i] for name in names for i, sign in enumerate(name) if sign == "."}
     values = {name: [table.get(name) for table in tables] for name in names}
-    is_empty = {name for name in sections & names.keys() if all(value in (None, {}) for value in values[name])}
-    return {name: found for name, found in values.items() if name not in is_empty and found.count(found[0]) < len(found)}
+    empty = {name for name in sections & names.keys() if all(value in (None, {}) for value in values[name])}
+    return {name: found for name, found in values.items() if name not in empty and any(v != found[0] for v in found)}
 
 
 def flatten(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
