@@ -32,7 +32,7 @@ from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.ray.cluster import PRESTART, describe_exposure
 from dapo.distributed.ray.launcher import RayLauncher, RayWorker
-from dapo.distributed.ray.weights import PREFIX
+from dapo.distributed.weight_files import PREFIX
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.policy.builtin_models import TINY_VOCABULARY
@@ -171,8 +171,8 @@ def test_weights_reach_a_worker_that_reads_no_files_of_this_machine(start_in: Ca
     worker = start(launcher)
     read_weights(launcher, worker)
     path = worker.call("source", launcher.publish_weights(Weights({"a": torch.ones(2)}), 4)).result(120)
-    assert Path(path).name.startswith(f"{PREFIX}dapo-weights-")
-    assert not Path(path).exists()  # nobody reads it any more
+    assert Path(path).parent.name.startswith(PREFIX)
+    assert not Path(path).parent.exists()  # nobody reads it any more
 
 
 # --- losses and newcomers

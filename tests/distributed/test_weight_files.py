@@ -2,8 +2,6 @@
 
 import gc
 import os
-import signal
-import stat
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,8 +14,6 @@ from torch import Tensor
 
 from contracts.launcher_contract import Weights
 from dapo.core.errors import EngineError
-from dapo.core.files import remove
-from dapo.distributed.ray.weights import PREFIX, private_folder, shared_file
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, host_pieces, write_weights
 from dapo.types import WeightLayout
 from helpers.fork_server import ForkServer
@@ -140,83 +136,3 @@ def test_weights_that_find_no_room_are_an_error_and_leave_nothing(fork_server: F
     assert "cannot be published" in log.read_text()
     assert "File too large" in log.read_text()
     assert not list(folder.iterdir())
-
-
-# --- one file for the processes of a node
-
-
-def test_the_processes_of_a_node_share_a_file_that_the_last_one_removes(tmp_path: Path) -> None:
-    path, written = tmp_path / f"{PREFIX}1.safetensors", []
-
-    def write(target: Path) -> None:
-        written.append(target)
-        target.write_text("weights")
-
-    with shared_file(path, write) as first:
-        with shared_file(path, write) as second:
-            assert first == second == path
-            assert path.read_text() == "weights"
-        assert path.exists()  # the first still reads it
-    assert written == [path]
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_file_that_cannot_be_fetched_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
-    path = tmp_path / f"{PREFIX}1.safetensors"
-
-    def fail(target: Path) -> None:
-        raise EngineError("gone")
-
-    with pytest.raises(EngineError, match="gone"), shared_file(path, fail):
-        pass
-    with shared_file(path, lambda target: target.write_text("weights") and None) as found:
-        assert found.read_text() == "weights"
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_a_killed_process_left_on_a_node_goes_when_another_version_is_fetched(
-    fork_server: ForkServer, tmp_path: Path
-) -> None:
-    folder = tmp_path / "weights"
-    folder.mkdir()
-    left, new = (folder / f"{PREFIX}{version}.safetensors" for version in (1, 2))
-    program = (
-        "import os, pathlib, signal; from dapo.distributed.ray.weights import shared_file\n"
-        f"with shared_file(pathlib.Path({str(left)!r}), lambda path: path.write_text('old') and None):\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    code, _ = fork_server.run(program, program="helpers.commands:run_code", output=tmp_path / "log")
-    assert code == -signal.SIGKILL
-    assert left.exists()
-    with shared_file(new, lambda path: path.write_text("new") and None):
-        assert not left.exists()
-    assert not list(folder.iterdir())
-
-
-def test_the_folder_of_a_nodes_weights_is_closed_to_other_users(tmp_path: Path) -> None:
-    folder = private_folder(tmp_path)
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert private_folder(tmp_path) == folder
-
-
-def test_a_folder_that_another_user_made_or_may_enter_is_refused(tmp_path: Path) -> None:
-    """Whoever makes it first in a folder that all may write to could read the weights, or give others."""
-
-    def opened() -> None:
-        folder.mkdir(mode=0o700)
-        folder.chmod(0o755)
-
-    def linked() -> None:
-        (tmp_path / "private").mkdir(mode=0o700)
-        folder.symlink_to(tmp_path / "private")
-
-    def of_another() -> None:
-        folder.mkdir(mode=0o700)
-        os.chown(folder, os.getuid() + 1, -1)
-
-    folder = tmp_path / f"{PREFIX}{os.getuid()}"
-    for make in (opened, linked, *([of_another] if os.getuid() == 0 else [])):
-        make()
-        with pytest.raises(EngineError, match="other users may enter"):
-            private_folder(tmp_path)
-        remove(folder)
