@@ -252,6 +252,17 @@ def test_the_command_trains_branches_and_prints_one_object(
     assert [metrics(Path(each["run"]))[-1]["step"] for each in found["forks"]] == [4, 4]
 
 
+def test_a_fork_of_the_current_folder_stands_next_to_it(
+    parent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    run = shutil.copytree(parent, tmp_path / "run")
+    monkeypatch.chdir(run)
+    code, _, err = run_command(capsys, "fork", ".", "--step", str(STEP), "--no-train")
+    assert code == 0, err
+    (fork,) = tmp_path.glob(f"run-step{STEP}-*")
+    assert json.loads((fork / "manifest.json").read_text())["fork"]["parent"] == str(run)
+
+
 def test_an_option_that_cannot_work_is_refused_before_anything_is_written(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -115,7 +115,8 @@ def create_fork(plan: ForkPlan, path: Path, command: Sequence[str]) -> RunDirect
 
 def default_fork_path(parent: RunDirectory, step: int, now: datetime) -> Path:
     """Return the default run directory, `RUN-step4-<YYYYmmdd-HHMMSS>`, next to the parent."""
-    return parent.path.with_name(f"{parent.path.name}-step{step}-{now:%Y%m%d-%H%M%S}")
+    path = parent.path.resolve() if parent.path.name in ("", "..") else parent.path
+    return path.with_name(f"{path.name}-step{step}-{now:%Y%m%d-%H%M%S}")
 
 
 def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> None:
