@@ -23,6 +23,7 @@ TABLES: Mapping[str, str] = {
     "subjects": "math_subjects.jsonl",
     "unseen 2": "math_unseen_2.jsonl",
     "notations": "math_notations.jsonl",
+    "contexts": "math_contexts.jsonl",
 }
 MATH_VERIFY = "Math-Verify"
 VERIFIERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

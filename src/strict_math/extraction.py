@@ -2,8 +2,8 @@
 
 import re
 
-from strict_math.text import Box, answer_line, final_part, last_box_list, outer_boxes
-from strict_math.units import words_of_unit
+from strict_math.box_context import with_context
+from strict_math.text import Box, answer_line, final_part, is_retracted, last_box_list, outer_boxes
 
 _ANSWER_IS = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:final |correct )?answer is:? ?)?", re.IGNORECASE
@@ -16,39 +16,6 @@ _CLOSING = re.compile(
 _FINAL_ANSWER = re.compile(r"(?<=[.!?$\])}] )(?=Final Answer:)")
 """Where a line ends a sentence and states the final answer."""
 _SPECIAL_TOKEN = re.compile(r"<\|[a-z_]{1,20}\|>")
-_BEFORE = re.compile(
-    "(?:"
-    + "|".join(
-        [
-            # words: `twice the`, `not equal to`, `isn't`
-            r"\b(?:minus|negative|not|never|cannot|twice|double|triple|half|third|quarter|root|reciprocal|opposite"
-            r"|inverse|square|cube|logarithm|except|than|times)(?: (?:of|be|equal(?: to)?))?(?: the)?",
-            r"n['’]t(?: (?:be|equal(?: to)?))?",
-            # a share: `10% of`, `three fifths of the`
-            r"(?:\d|\\?%|percent|thirds|quarters|(?:fourth|fifth|sixth|seventh|eighth|ninth|tenth|twelfth|teenth"
-            r"|twentieth|hundredth|thousandth)s?) of(?: the)?",
-            # an operation, a factor, a sign of inequality or a root: `2 +`, `3 \times`, `\neq`, `5`
-            r"[\d)}] ?(?:[-+*/^×·÷−]|\\(?:times|cdot|div))",
-            r"\\(?:times|cdot|div|pm|mp|neq?)",
-            r"[≠√±]",
-            r"[\d^/−-](?! )",
-            # the argument of a command that is not about the looks: `\sqrt[3]{`
-            r"\\(?!text|math|mbox|display|underline|boxed|fbox|color|large)[a-z]+(?:\[\w*\])?(?:\{[^{}]*\})?\{",
-        ]
-    )
-    + r")[ $(\\]*$",
-    re.IGNORECASE,
-)
-"""Words and signs right before a box that make its content another number."""
-_CHANGED_AFTER = re.compile(
-    r"[ $)}]*(?:\\text ?\{ ?)?(?:(?:[-+*/^×·÷−]|\\(?:times|cdot|div|pm)) ?[\d({\\$]|\d"
-    r"|(?:is|was|would be|seems|must be) (?:not|wrong|incorrect|false|untrue|too|impossible|invalid)\b)",
-    re.IGNORECASE,
-)
-"""Text right behind a box that makes its content another number, or denies it."""
-_AFTER = re.compile(r"(?:[ $)]|\\[\])])*(?:\\(?:text|mathrm) ?\{ ?)?(?P<words>\\?%|[A-Za-z]+(?:(?: per |/)[A-Za-z]+)?)")
-_SPACES = re.compile(r"\s+")
-_WINDOW = 40
 _MAX_NESTED = 3
 _AROUND = " $*()\\"
 
@@ -57,8 +24,8 @@ def extract_answer(response: str) -> str | None:
     r"""The text of the answer that a response states: its last `Answer:` line, else its last `\boxed{}`, else None.
 
     Text before `</think>` is ignored. An `Answer:` line is read as if its boxes were not there. Without such a line the
-    content of the last box counts, with the words and signs next to it that change its number or name its unit; boxes
-    joined by commas, `and` or `or` are a list.
+    content of the last box counts, with the rest of its formula and the words next to it, unless they only state it;
+    boxes joined by commas, `and` or `or` are a list. An answer that the text behind it takes back is none.
 
     Example:
         >>> extract_answer("6 * 7 is 42.\nAnswer: $42$")
@@ -66,11 +33,17 @@ def extract_answer(response: str) -> str | None:
         >>> extract_answer(r"The roots are \boxed{2} and \boxed{3}.")
         '2, 3'
         >>> extract_answer(r"It is half of \boxed{42}.")
-        'half of 42'
+        'It is half of 42'
+        >>> extract_answer(r"So $x > \boxed{42}$.")
+        'x > {42}'
+        >>> extract_answer(r"\boxed{42}. Wait, that is wrong.") is None
+        True
         >>> extract_answer("It is 42.") is None
         True
     """
     text = _FINAL_ANSWER.sub("\n", final_part(response))
+    if is_retracted(text):
+        return None
     line = answer_line(text)
     if line is None:
         return _boxed(text) or None
@@ -81,24 +54,9 @@ def extract_answer(response: str) -> str | None:
 
 
 def _boxed(text: str) -> str:
-    """The contents of the last boxes with the words around them that belong to their value."""
+    """The contents of the last boxes with what belongs to their value."""
     found = last_box_list(text)
-    if not found:
-        return ""
-    before = text[max(0, found[0].start - _WINDOW) : found[0].start].rpartition("\n")[2]
-    before = _SPACES.sub(" ", before)
-    after = " ".join(text[found[-1].end : found[-1].end + _WINDOW].partition("\n")[0].split())
-    changed = _BEFORE.search(before)
-    following = _AFTER.match(after)
-    unit = (
-        following["words"]
-        if following and "%" in following["words"]
-        else words_of_unit(following["words"] if following else "")
-    )
-    if denied := _CHANGED_AFTER.match(after):
-        unit = denied[0]
-    contents = ", ".join(box.content for box in found)
-    return " ".join(part for part in (changed[0].strip() if changed else "", contents, unit) if part)
+    return with_context(found[0], found[-1], ", ".join(box.content for box in found)) if found else ""
 
 
 def _without_boxes(line: str) -> str:

@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 __all__ = [
-    "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "last_box_list",
-    "last_boxed", "marked_answer", "normalize_number", "numbers_in", "outer_boxes", "plain_number",
+    "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "is_retracted",
+    "last_box_list", "last_boxed", "marked_answer", "normalize_number", "numbers_in", "outer_boxes", "plain_number",
     "strip_formatting", "without_text_commands",
 ]  # fmt: skip
 
@@ -37,6 +37,22 @@ _ALTERNATIVE = re.compile(
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 _DISPLAY_LINES = 50  # A bound, so that many answer lines before unclosed displays do not take long
 _MAX_WRAPPERS = 50  # Each costs time in proportion to the text
+_MARK = re.compile(r"\banswer(?:\s+is)?[ \t*_`}]{0,9}[:：]|\\f?box(?:ed)?\s*\{|####", re.IGNORECASE)
+_RETRACTED = re.compile(
+    r"[.!?\n$)}][\s*_.$]{0,9}(?:(?:but|oh|no|well),? )?"
+    r"(?:(?:wait|hmm+|oops|sorry|actually|correction|scratch that|on second thoughts?|never ?mind)\b"
+    r"|no(?=\s*[,.!;:—]|\s*$))"
+    r"|\b(?:that|this|it|which|result|value|answer|box|above)(?: (?:answer|result|value|one))?"
+    r"(?: (?:is|was|seems|looks|must be|would be|has to be)| ?['’]s)"
+    r" (?:wrong|incorrect|false|mistaken|a mistake|an error|invalid|impossible)\b"
+    r"|(?:\bnot|n['’]t|\bcannot)(?: be)? (?:right|correct|true|valid|possible|the answer)\b"
+    r"|\bI (?:made an? (?:\w+ )?(?:mistake|error)|was (?:mistaken|wrong)|misread|miscounted|miscalculated)\b",
+    re.IGNORECASE,
+)
+"""A sentence after an answer that takes it back."""
+_STATED_AGAIN = re.compile(r"\b(?:answer|result) (?:is|should be|must be)[:\s$*]{0,5}(-?[\d.,]*\d)", re.IGNORECASE)
+_STATED_NUMBER = re.compile(r"[\s$*_{\\]{0,5}(-?[\d.,]*\d)[\s$*_}.]{0,5}(?:\n|$)")
+_MAX_AFTER = 20_000
 _WRAPPERS = (
     *((mark, mark) for mark in ("$$", "$", "**", "__", "*", "`", '"')),
     *(("\\(", "\\)"), ("\\[", "\\]"), ("“", "”")),
@@ -46,6 +62,16 @@ _WRAPPERS = (
 def final_part(response: str) -> str:
     """The text after the model's private reasoning (`</think>`); without it, the whole response."""
     return response.rpartition("</think>")[2]
+
+
+def is_retracted(text: str) -> bool:
+    """Whether a response takes back the last answer that it marks, as in `Wait, that is wrong`, or states another."""
+    marks = list(_MARK.finditer(text))
+    after = text[marks[-1].end() :].lstrip()[:_MAX_AFTER].partition("<|")[0] if marks else ""
+    if _RETRACTED.search(after):
+        return True
+    stated, again = _STATED_NUMBER.match(after), _STATED_AGAIN.search(after)
+    return bool(stated and again) and plain_number(stated[1]) != plain_number(again[1])  # type: ignore[index]
 
 
 def fences(text: str) -> list[tuple[str, str]]:

@@ -54,6 +54,12 @@ _POWERS_AFTER = {"squared": 2, "cubed": 3}
 _MONEY = ("$", "€", "£", "¥", "¢")
 MONEY_CODES = ("us", "usd", "eur", "gbp", "rs")
 _MAX_WORDS = 4
+_UNIT_PHRASE = re.compile(
+    r"(?:(?:(?:square|sq|cubic|cu)[.]? )?(?P<name>[A-Za-z]+)(?:\^\{?\d\}?|[²³]| (?:squared|cubed)\b)?"
+    r"|(?= ?(?:per|an?|each) |/))"
+    r"(?P<divided>(?: per |/| (?:an?|each|every) |(?:per|an?|each) )(?P<divisor>[A-Za-z]+)(?:\^\{?\d\}?|[²³])?)?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -254,14 +260,15 @@ def _singulars(word: str) -> list[str]:
 
 def words_of_unit(text: str) -> str:
     """The unit, the factor or the power that begins a text: `km per hour`, `thousand`, `squared`; else nothing."""
-    first, *others = re.split(r"(?<=[A-Za-z])(?= per |/)", text, maxsplit=1)
-    word = first.split(" ")[0]
-    if word.lower() in SCALES or word.lower() in _POWERS_AFTER or word.lower() in ("factorial", "times"):
-        return word
-    if not is_unit(word) or len(word) < 2 or word.lower() in ("in", "am"):
+    found = _UNIT_PHRASE.match(text)
+    if found is None:
         return ""
-    divided = others[0] if others and word == first else ""
-    return word + (divided if is_unit(re.sub(" per |/", "", divided)) else "")
+    name = found["name"] or ""
+    if name.lower() in SCALES or name.lower() in _POWERS_AFTER or name.lower() in ("factorial", "times"):
+        return name
+    if found["name"] and (not is_unit(name) or len(name) < 2 or name.lower() in ("in", "am")):
+        return ""
+    return found[0] if not found["divided"] or is_unit(found["divisor"]) else found[0].removesuffix(found["divided"])
 
 
 def is_unit(word: str) -> bool:

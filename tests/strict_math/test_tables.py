@@ -11,7 +11,7 @@ from benchmarks.verifier_report import Case, judge, read_cases
 from dapo.rewards import get_verifier
 from dapo.types import Problem
 
-BY_KIND = ("families", "unseen", "subjects", "unseen 2", "notations")
+BY_KIND = ("families", "unseen", "subjects", "unseen 2", "notations", "contexts")
 KINDS = sorted({case.kind for name in BY_KIND for case in read_cases(name)})
 REFUSED_RIGHT = {
     ("e^{i\\pi/3}", "\\frac12 + \\frac{\\sqrt3}{2}i"),  # another form of a complex number
@@ -44,6 +44,7 @@ def test_the_tables_are_as_described():
         ("subjects", 650, 4),
         ("unseen 2", 180, 4),
         ("notations", 130, 3),
+        ("contexts", 100, 3),
     ):
         cases = read_cases(name)
         assert len(cases) >= at_least

@@ -1,0 +1,155 @@
+"""Reads a box with what stands around it on its line: the rest of its formula, and the words next to it."""
+
+import re
+
+from strict_math.text import Box
+from strict_math.units import words_of_unit
+from strict_math.vocabulary import NO_UNIT, QUANTITIES, word_set
+
+_BEFORE, _AFTER = 300, 200
+"""The numbers of characters that are read on both sides."""
+_BULLET = re.compile(r"\s*(?:(?:[-*+>•]|#+|\(?[A-Za-z\d]{1,2}[.)])\s+)+")
+_CONTINUES = re.compile(r"(?:[=<>≤≥≠≈∈+*/·×-]|\\(?:leq?|geq?|neq?|lt|gt|approx|in|times|cdot|div|pm))\s*$")
+"""The end of a line whose formula goes on in the next one."""
+_DELIMITER = re.compile(r"\\\$|(?P<toggle>\$\$?)|\\(?P<side>[()\[\]])")
+_LETTER = r"(?<![A-Za-z])(?![aAI]\b)[A-Za-z](?![A-Za-z])"
+_FORMULA_BEFORE = re.compile(rf"(?:\\[A-Za-z]+|{_LETTER}|[^A-Za-z])*$")
+_FORMULA_AFTER = re.compile(rf"(?:\\[A-Za-z]+(?:\s?\{{[^{{}}]*\}})?|{_LETTER}|[^A-Za-z$\\])*")
+_SEPARATOR = re.compile(
+    r"(?P<open>[(\[{])|(?P<close>[)\]}])"
+    r"|(?P<cut>[,;:&⇒→∴](?!\d{3})|[.](?:\s|$)|\\\\|\\(?:Rightarrow|Longrightarrow|implies|iff|therefore|to|rightarrow"
+    r"|longrightarrow|q?quad|blacksquare|square|Box|checkmark|hfill|tag|end|n|text\{ ?(?:so|and) \})(?![A-Za-z]))"
+    r"|(?P<relation>(?:\\not ?)?"
+    r"(?:\\(?:leq?|leqslant|geq?|geqslant|neq?|lt|gt|approx|sim|in|equiv)(?![A-Za-z])|[<>!]=|[=<>≤≥≠≈≡∈~]))|\\[A-Za-z]+"
+)
+_PLAIN_SIDE = re.compile(r"(?=.*(?<![A-Za-z\\])[A-Za-z])[\w\s\\^{}()+*/.|'-]+", re.ASCII)
+_MEMBER = ("\\in", "∈")
+_EQUAL = ("=", "≡", "\\equiv")
+_MODULUS = re.compile(r"\s*(?:\\pmod|\\?\(?\\?(?:b?mod|text\{ ?mod ?\}))\s*\{?\w+\}?\s*\)?")
+_WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
+_CLAUSE_END = re.compile(r"[.;:!?](?=\s|$)")
+_STATING = word_set(
+    "is are was were equal equals get gets got obtain obtains obtained has have had having give gives giving gave "
+    "yield yields yielding answer answers result results solution solutions so thus hence therefore then value "
+    "becomes become make makes making find finds found conclude concludes only exactly precisely simply just "
+    "indeed altogether cost costs pay pays paid earn earns earned need needs needed take takes took sell sells "
+    "sold buy buys bought spend spends spent use uses used leave leaves leaving contain contains hold holds total "
+    "totals write choose chooses select pick option choice letter worth say namely obtaining finally and"
+)
+_STATING_PAIRS = frozenset(
+    f"{first} {last}"
+    for firsts, last in (
+        ("will would must should to", "be"),
+        ("equal comes amounts simplifies reduces evaluates leads sum sums equivalent", "to"),
+        (" ".join(("total quotient remainder maximum minimum", *QUANTITIES)), "of"),
+        ("conclude find see get know means follows shows have obtain is so", "that"),
+    )
+    for first in firsts.split()
+)
+"""How the text before a box may end; any other text is a sentence that the reader of sentences judges."""
+_PASSED_OVER = word_set("a an the us me him her them")
+_DENYING = word_set("not never cannot nor neither no wrong incorrect false doubt unlikely impossible")
+_CHANGING = NO_UNIT - word_set(
+    "in as for on by with which where when that because since so to of from after at the this it its we he she "
+    "they and each every per there then these those while left left total between among correct right you i a"
+)
+_AND_MORE = re.compile(
+    r"and (?:a|one|two|three)[ -]?(?:half|halves|thirds?|quarters?)|at (?:most|least)", re.IGNORECASE
+)
+_AS_WANTED = re.compile(
+    r"(?:is|was) (?:what|correct|right|(?:the|our|my) (?:final |correct |desired )?answer)\b", re.IGNORECASE
+)
+
+
+def with_context(first: Box, last: Box, contents: str) -> str:
+    """The contents of neighboring boxes with all that belongs to their value: the rest of a formula, a unit, words.
+
+    A formula that ends in `=` before the box states the content. Other words and signs stay in the result, where
+    whoever reads it finds another value, or none.
+    """
+    before, after = _line_before(first), last.text[last.end : last.end + _AFTER].partition("\n")[0]
+    start, is_open = _formula_start(before)
+    formula = before[start:] if is_open else _FORMULA_BEFORE.search(before, start)[0]  # type: ignore[index]
+    prose = before[: len(before) - len(formula)]
+    closing = next((m for m in _DELIMITER.finditer(after) if m[0] != "\\$"), None) if is_open else None
+    end = closing.start() if closing else len(after)
+    rest = after[:end] if is_open else _FORMULA_AFTER.match(after)[0]  # type: ignore[index]
+    words = after[len(rest) :].lstrip(" $*_\\)]}") if not is_open else after[closing.end() if closing else end :]
+    left, value = _value(formula, rest, contents, is_open=is_open)
+    stated = f"{left} = {value}" if left else value
+    clause = re.split(_CLAUSE_END, prose)[-1]
+    if not (formula.strip(" *_$`{(\"'") or _states(clause)):
+        stated = f"{clause.strip(' *_$')} {stated}"
+    return " ".join(f"{stated} {_words_after(words)}".split())
+
+
+def _line_before(box: Box) -> str:
+    """The text before a box on its line, and the line before it if its formula continues."""
+    *lines, line = box.text[max(0, box.start - _BEFORE) : box.start].split("\n")
+    if not line.strip(" $") and lines and _CONTINUES.search(lines[-1]):
+        line = f"{lines[-1]} {line}"
+    bullet = _BULLET.match(line)
+    return line[bullet.end() if bullet else 0 :]
+
+
+def _formula_start(text: str) -> tuple[int, bool]:
+    r"""Where the last formula in `$` or `\(` starts that is not closed, else where the last one ends; and which."""
+    start, is_open = 0, False
+    for found in _DELIMITER.finditer(text):
+        if found["toggle"] or found["side"]:
+            start = found.end()
+            is_open = found["side"] in ("(", "[") if found["side"] else not is_open
+    return start, is_open
+
+
+def _value(formula: str, rest: str, contents: str, *, is_open: bool) -> tuple[str, str]:
+    """The left side of the equation that a box ends, if it is a name or an expression, and the value."""
+    start, depth = 0, 0
+    relations: list[re.Match[str]] = []
+    for found in _SEPARATOR.finditer(formula):
+        depth += bool(found["open"]) - bool(found["close"])
+        if (found["cut"] and depth == 0) or depth < 0:
+            start, relations, depth = found.end(), [], 0
+        elif found["relation"] and depth == 0:
+            relations.append(found)
+    depth = max(0, depth)
+    for found in _SEPARATOR.finditer(rest):
+        depth += bool(found["open"]) - bool(found["close"])
+        ends = found["cut"] or found["relation"] in ("=", "\\approx", "≈")
+        if (ends and depth <= 0) or (depth < 0 and not is_open):
+            rest = rest[: found.start()]
+            break
+    rest = _MODULUS.sub("", rest.rstrip(" *_.`\"'" if is_open else " *_.!`\"'"), count=1)
+    is_equation = bool(relations) and relations[-1][0] in _EQUAL
+    before = formula[relations[-1].end() if is_equation else start :].strip(" *_`\"'&" if not is_open else " &")
+    left = formula[start : relations[0].start()].strip(" &*") if is_equation else ""
+    if rest.strip() or not (before == "" or before.endswith(_MEMBER)):
+        contents = f"{{{contents}}}{rest}"
+    contents = f"{before} {contents}".lstrip()
+    return left if _PLAIN_SIDE.fullmatch(left) else "", contents
+
+
+def _states(clause: str) -> bool:
+    """Whether the words before a box leave its content the value."""
+    words = [word.lower() for word in _WORD.findall(clause)]
+    while words and words[-1] in _PASSED_OVER:
+        words.pop()
+    if not words or clause.rstrip().endswith(","):
+        return True
+    if any(word in _DENYING or word.endswith(("n't", "n’t")) for word in words[-12:]):
+        return False
+    return words[-1] in _STATING or " ".join(words[-2:]) in _STATING_PAIRS
+
+
+def _words_after(text: str) -> str:
+    """The unit that follows a box, or the clause if it begins with a word that changes or denies a value."""
+    text = text.lstrip(" $*_")
+    if text[:1] in ("%", "?"):
+        return text[0]
+    word = _WORD.match(text)
+    if text.startswith("\\%") or word is None:
+        return "%" if text.startswith("\\%") else ""
+    changes = word[0].lower() in _CHANGING or _AND_MORE.match(text)
+    if changes and not _AS_WANTED.match(text):
+        return re.split(r"[.,;:!?\n]", text, maxsplit=1)[0]
+    return words_of_unit(text)
