@@ -55,7 +55,7 @@ def modules(path: str) -> set[str]:
 def test_the_commands_and_calls_of_a_failed_reward_work_where_they_stand(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(VerifierFailed) as failed:
         dapo.train("tiny-random", data=ROWS, reward=CELLS["broken"], steps=2, run_dir="my run", **SMALL)
-    assert "(dapo reward test 'my run' shows its verdicts)" in str(failed.value)
+    assert "(the command dapo reward test 'my run' shows its verdicts)" in str(failed.value)
     assert str(failed.value).endswith("with a corrected function: dapo.resume('my run', reward=FUNCTION)")
     assert "continue with: dapo.resume('my run')\n" in capsys.readouterr().out
     code, out, err = run_command(capsys, *shlex.split("reward test 'my run'"))
@@ -91,6 +91,21 @@ def test_a_loss_is_corrected_in_the_same_way():
     assert run.config.loss.function.endswith(":policy_gradient")
 
 
+def test_a_finished_run_that_is_resumed_says_how_it_trains_on(capsys: pytest.CaptureFixture[str]):
+    first = dapo.train("tiny-random", data=ROWS, reward=CELLS["fixed"], steps=1, run_dir="a run", **SMALL)
+    capsys.readouterr()
+    same: dict[str, Any] = {"reward": CELLS["fixed"], "lr": 1e-3}
+    for options in ({}, same):
+        run = dapo.resume("a run", **options)
+        assert capsys.readouterr().out == "already at step 1 of 1; to train on: dapo.resume('a run', num_steps=2)\n"
+        assert run.status == "finished"
+    code, _, err = run_command(capsys, "resume", "a run", "reward.verifier=math", "train.num_steps=1")
+    assert code == 2
+    assert err == "error: a run has no step left for a change of its options; add train.num_steps=2\n"
+    assert first.config.reward.verifier.endswith(":fixed")
+    assert dapo.resume("a run", num_steps=2).state.step == 2
+
+
 def test_a_function_that_is_refused_leaves_the_run_as_it_was():
     run = dapo.train("tiny-random", data=ROWS, reward=CELLS["fixed"], steps=1, run_dir="run", **SMALL)
     before = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file() and file.name != "lock"}
@@ -101,7 +116,9 @@ def test_a_function_that_is_refused_leaves_the_run_as_it_was():
         dapo.resume(run, reward=lambda completions: [1.0], steps=2)
     with pytest.raises(dapo.ConfigError, match="loss: expected a function"):
         dapo.resume(run, loss=3, steps=2)
-    assert dapo.resume(run, reward=CELLS["half"]).status == "finished", "no step is left: nothing changes"
+    for change in ({"reward": CELLS["half"]}, {"loss": CELLS["policy_gradient"]}, {"lr": 0.5}):
+        with pytest.raises(dapo.ConfigError, match=r"run has no step left for a change of its options; add steps=2$"):
+            dapo.resume(run, **change)
     assert {file: file.read_bytes() for file in before} == before
     assert len(modules("run")) == 1
     with pytest.raises(CheckpointError, match="no run directory nothing"):

@@ -25,7 +25,7 @@ small = dict(prompts_per_step=2, group_size=4, max_response_tokens=6, threads=1,
 """
 TRAINS = 'run = dapo.train("tiny-random", data=rows, reward=digits, steps=12, run_dir="run", **small)'
 WRONG = {
-    'dapo.train("tiny-random", data=rows, reward=digits, stepz=2)': "unknown option 'stepz'; did you mean steps",
+    'dapo.train("tiny-random", data=rows, reward=digits, stepz=2)': "unknown option stepz; did you mean steps",
     'dapo.train("tiny-random", rows)': "WrongCall: dapo.train: too many positional arguments",
     'dapo.train("tiny-random", data=rows, reward=5, **small)': "reward: expected a verifier's name",
     'dapo.train("tiny-random", data=rows, reward=digits, on_step=5, **small)': "on_step: expected Callable",
@@ -54,7 +54,7 @@ WRONG = {
     "dapo.load(None)": "WrongCall: dapo.load: path: expected str | pathlib.Path, got None",
     'dapo.load("nope")': "no run directory nope; expected one that dapo.train made",
     'dapo.resume("nope", reward=digits)': "no run directory nope; expected one that dapo.train made",
-    'dapo.resume("stopped", nope=1)': "unknown option 'nope'",
+    'dapo.resume("stopped", nope=1)': "unknown option nope",
     "run.evaluate()": "run.evaluate needs data=SOURCE: the run was trained without data.eval",
     'run.evaluate([{"x": 1}])': "data, row 1: no prompt",
     "run.evaluate(rows, samples_per_problem=0)": "eval.samples_per_problem: input should be greater than 0",
@@ -64,7 +64,7 @@ WRONG = {
     "run.read_rollouts(steps=[77])": "run has no rollouts of step 77",
     'run.export("x", step=99)': "run has no checkpoint of step 99",
     'dapo.Run("nope").config': "no config file nope/config.yaml",
-    'dapo.session("tiny-random", nope=1)': "unknown option 'nope'",
+    'dapo.session("tiny-random", nope=1)': "unknown option nope",
     "s.collect()": "there are no problems",
     's.collect([{"x": 1}], digits)': "problems, row 1: no prompt",
     "s.collect(rows, broken)": "(calling the function on it shows its verdicts)",

@@ -156,23 +156,36 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an array": ({"lr": np.array([1.0, 2.0])}, "option optim.lr: input should be a valid number, got [1.0, 2.0]"),
     "an ambiguous keyword": (
         {"temperature": 0.5},
-        "'temperature' is ambiguous (rollout.temperature or eval.temperature); write the whole name, as in "
+        "unknown option temperature; did you mean rollout.temperature or eval.temperature? Write the whole name: "
         '**{"rollout.temperature": ...}',
     ),
     "an unknown keyword": (
         {"learning_rate": 1.0},
-        "unknown option 'learning_rate'; TRL's learning_rate is optim.lr here (dapo docs from_trl)",
+        "unknown option learning_rate; TRL's learning_rate=1.0 is optim.lr=1.0 here (dapo docs from_trl)",
     ),
     "a keyword that is nearly one": (
         {"group_sizes": 4},
-        "unknown option 'group_sizes'; did you mean group_size (rollout.group_size)?",
+        "unknown option group_sizes; did you mean group_size (rollout.group_size)?",
     ),
-    "a keyword like none": ({"xyzzy": 4}, "unknown option 'xyzzy'; `dapo options` lists all options"),
+    "a keyword like none": ({"xyzzy": 4}, "unknown option xyzzy; `dapo options` lists all options"),
     "an option set twice": ({"num_steps": 3}, "num_steps: train.num_steps is set twice in one call"),
     "an unknown option of a section": (
         {"loss.clip_hih": 0.3},
-        "unknown option loss.clip_hih; did you mean loss.clip_high?",
+        "unknown option loss.clip_hih; did you mean clip_high (loss.clip_high)?",
     ),
+    "several wrong keywords": (
+        {"stepz": 2, "lrr": 1e-3, "rundir": "x", "rewards": len, "num_generations": 8, "eval.temprature": 0},
+        "unknown option stepz; did you mean steps (train.num_steps)?\n"
+        "  unknown option lrr; did you mean lr (optim.lr)?\n"
+        "  unknown option rundir; did you mean run_dir?\n"
+        "  unknown option rewards; did you mean reward (reward.verifier)?\n"
+        "  unknown option num_generations; TRL's num_generations=8 is rollout.group_size=8 here (dapo docs from_trl)",
+    ),
+    "a name that is not unique": (
+        {"eval.temprature": 0},
+        'did you mean eval.temperature? Write the whole name: **{"eval.temperature": ...}',
+    ),
+    "TRL's keyword with a function": ({"reward_funcs": [DIGITS]}, "is reward.verifier=dapo.rewards.examples:has_digit"),
     "a reward that is none": (
         {"reward": 3},
         "reward: expected a verifier's name, module:function, a function, or several of them, got 3",

@@ -93,17 +93,51 @@ def test_a_command_that_does_not_exist_is_found(words: str):
     assert fault_of(found) is not None
 
 
+def python_messages() -> Iterator[tuple[str, str]]:
+    """The texts that may reach a Python caller, with their places, as that caller reads them."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE).as_posix()
+        for line, text in () if name.startswith((*SHELL_ONLY, *SERVER_ONLY)) else texts(path, docstrings=False):
+            if " " in text.strip() and not re.search("pip install|dapo data import|^--output PATH$", text):
+                yield f"{name}:{line}", in_python(text)
+
+
 def test_messages_to_python_callers_speak_python():
-    faults = [
-        f"{name}:{line}: {text}"
-        for path in sorted(SOURCE.rglob("*.py"))
-        if not (name := path.relative_to(SOURCE).as_posix()).startswith((*SHELL_ONLY, *SERVER_ONLY))
-        for line, text in texts(path, docstrings=False)
-        if re.search(r"dapo (train|resume|eval|export)\b|(?<![\w-])--[a-z]+[a-z-]*(?!\S*=)", in_python(text))
-        and " " in text.strip()
-        and not re.search("pip install|dapo reward test|dapo data import|^--output PATH$", text)
+    commands = r"(?<!\w)dapo (train|resume|eval|export|view|doctor|report)\b|(?<![\w-])--[a-z]+[a-z-]*(?!\S*=)"
+    faults = [f"{at}: {text}" for at, text in python_messages() if re.search(commands, text)]
+    assert [each for each in faults if "the command dapo reward test" not in each] == []
+    calls = [call for _, text in python_messages() for call in re.findall(r"dapo\.(?:load|resume)\([^)]*\)", text)]
+    assert len(calls) >= 5
+    assert [call for call in calls if not re.search(r"\bPATH|'RUN'", call)] == []  # prose is no path
+
+
+def test_a_command_without_a_python_call_is_called_a_command():
+    found = [
+        (at, text) for at, text in python_messages() if re.search("dapo (reward|data|fork|explain|compare) ", text)
     ]
-    assert faults == []
+    assert len(found) > 6
+    assert [(at, text) for at, text in found if not re.search("the command `?dapo", text)] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "call"),
+    [
+        ("look: dapo view 'my run'", "look: dapo.load('my run').view()"),
+        ("`dapo doctor runs/a-1`", "dapo.load('runs/a-1').doctor()"),
+        ("dapo report " + shlex.quote("it's mine") + "; x", """dapo.load('it'"'"'s mine').report(); x"""),
+        ("dapo resume runs/a train.num_steps=4", "dapo.resume('runs/a', num_steps=4)"),
+        ("(dapo reward test 'my run' shows)", "(the command dapo reward test 'my run' shows)"),
+        ("unknown option seeed; did you mean train.seed?", "unknown option seeed; did you mean seed (train.seed)?"),
+        (
+            "unknown option temp; did you mean rollout.temperature or eval.temperature?",
+            "unknown option temp; did you mean rollout.temperature or eval.temperature? "
+            'Write the whole name: **{"rollout.temperature": ...}',
+        ),
+    ],
+)
+def test_a_command_becomes_a_call_once(typed: str, call: str):
+    assert in_python(typed) == call
+    assert in_python(call) == call
 
 
 def test_a_package_to_install_is_a_requirement_and_never_an_extra_of_this_package():

@@ -21,7 +21,7 @@ from dapo.api.in_memory_data import (
     weights_by_name,
     write_rows,
 )
-from dapo.api.keywords import as_overrides, build_scaled, load_base, options_from
+from dapo.api.keywords import as_overrides, build_scaled, load_base, option_named, options_from
 from dapo.api.notebook import display_class
 from dapo.api.python_errors import in_python, python_interface
 from dapo.api.run import Run, translate_errors
@@ -142,7 +142,7 @@ def _read_options(
     if "loss" in keywords:
         given |= _loss_options(keywords.pop("loss"), loss_code)
     for name, value in keywords.items():
-        if callable(value):
+        if callable(value) and "." in option_named(name):
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
             keywords[name] = writer.qualified(writer.add(value))
     named_options = options_from(keywords)
@@ -211,7 +211,9 @@ def resume(
         _prepared(run.path, {}, modules),
         continued_run(run.path, as_overrides(changed)) as ready,
     ):
-        if not isinstance(ready, Finished):
+        if isinstance(ready, Finished):
+            print_text(in_python(ready.advice))
+        else:
             run_training(ready, _callbacks(run, on_step, sinks))
     return run
 

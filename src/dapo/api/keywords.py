@@ -2,23 +2,15 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from dapo.config import PRESETS, Config, build_config, find_config
 from dapo.config.load import as_literal, merge_options, parse_overrides, read_options
-from dapo.config.option_fields import options_of
-from dapo.config.other_names import called_elsewhere
+from dapo.config.option_fields import names_by_keyword, options_of
 from dapo.core.errors import ConfigError
 
-ALIASES: Mapping[str, str] = {
-    "steps": "train.num_steps",
-    "max_response_tokens": "rollout.max_response_tokens",  # the default of eval.max_response_tokens
-    "eval_data": "data.eval",
-    "lr": "optim.lr",
-}
-"""Keywords for options with another name, or for one of several with the same last part."""
 MAX_BITS = 4096  # of an integer: Python formats none of over 4,300 digits
 DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()}
 
@@ -26,7 +18,8 @@ DEFAULTS: Mapping[str, Any] = {name: info.default for name, info in options_of()
 def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Options by their dotted names: `{"steps": 18, "loss.clip_high": 0.3}` -> `{"train.num_steps": 18, ...}`.
 
-    Raises ConfigError if a keyword is unknown or ambiguous, or two mean the same option.
+    An unknown or ambiguous keyword stays: build_config answers all of them together. Raises ConfigError if two mean the
+    same option.
     """
     found: dict[str, Any] = {}
     for keyword, value in keywords.items():
@@ -38,24 +31,9 @@ def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def option_named(keyword: str) -> str:
-    """The dotted name of the option that a keyword means. Raises ConfigError."""
-    if "." in keyword or keyword in Config.model_fields:
-        return keyword  # build_config rejects an unknown name in a section
-    meanings: dict[str, list[str]] = {}
-    for name in DEFAULTS:
-        meanings.setdefault(name.rpartition(".")[2], []).append(name)
-    meanings |= {alias: [name] for alias, name in ALIASES.items()}
-    names = meanings.get(keyword, [])
-    if len(names) == 1:
-        return names[0]
-    if names:
-        raise ConfigError(
-            f'{keyword!r} is ambiguous ({" or ".join(names)}); write the whole name, as in **{{"{names[0]}": ...}}'
-        )
-    hint = called_elsewhere(keyword) or "`dapo options` lists all options"
-    if not called_elsewhere(keyword) and (near := get_close_matches(keyword, meanings, n=1)):
-        hint = f"did you mean {near[0]} ({' or '.join(meanings[near[0]])})?"
-    raise ConfigError(f"unknown option {keyword!r}; {hint}")
+    """The dotted name of the option that a keyword means; the keyword itself if it means none or several."""
+    names = [] if keyword in Config.model_fields else names_by_keyword().get(keyword, [])
+    return names[0] if len(names) == 1 else keyword
 
 
 def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[str, Any], list[str], str]:
@@ -133,7 +111,11 @@ def _yaml(value: Any) -> str:
                 return plain
         except ConfigError:
             pass
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return json.dumps(value, ensure_ascii=False, default=_as_text)
+
+
+def _as_text(value: Any) -> str:
+    return f"{value.__module__}:{value.__name__}" if isinstance(value, FunctionType) else str(value)
 
 
 def _plain(value: Any, name: str) -> Any:

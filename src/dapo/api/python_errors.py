@@ -5,11 +5,13 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from types import FunctionType, TracebackType, UnionType
 from typing import Any, TypeVar, cast, get_origin
 
+from dapo.config.option_fields import names_by_keyword
 from dapo.core.errors import ConfigError, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_text
@@ -21,6 +23,9 @@ _IN_PYTHON = [
     line.partition("\t")[::2] for line in Path(__file__).with_name("python_words.tsv").read_text("utf-8").splitlines()
 ]
 """Patterns of phrases about the command line, with the words for a Python caller."""
+_UNKNOWN = re.compile(
+    r"unknown option (\S+); (did you mean ([\w.]+)(?: or [\w.]+)*\?|`dapo options` lists all options)(?! Write)"
+)
 
 
 class WrongCall(ConfigError, TypeError):
@@ -34,15 +39,28 @@ class CallInterrupted(KeyboardInterrupt):
         return [f"{type(self).__name__}: {self}"]
 
 
-def in_python(text: str) -> str:
-    """A message for the command line in the words of a Python caller.
+def in_python(text: str, arguments: Iterable[str] = ()) -> str:
+    """A message for the command line in the words of a Python caller, who may have misspelt one of the `arguments`.
 
     >>> in_python("saved; continue with: dapo resume 'runs/my run'")
     "saved; continue with: dapo.resume('runs/my run')"
     """
     for typed, call in _IN_PYTHON:
         text = re.sub(typed, call, text)
-    return text
+    return _UNKNOWN.sub(lambda match: _with_keyword(match[1], match[2], match[3], arguments) or match[0], text)
+
+
+def _with_keyword(typed: str, suggestion: str, name: str | None, arguments: Iterable[str]) -> str | None:
+    """The answer to an unknown option, with the keyword that is nearest to what was typed."""
+    by_keyword, last = names_by_keyword(), typed.rpartition(".")[2]
+    found = None
+    if name is None:
+        found = next((f"did you mean {near}?" for near in get_close_matches(typed, arguments, n=1, cutoff=0.75)), None)
+    elif near := get_close_matches(last, [key for key, names in by_keyword.items() if names == [name]], n=1, cutoff=0):
+        found = suggestion.replace(name, f"{near[0]} ({name})" if near[0] != name else name, 1)
+    elif "." in name:
+        found = f'{suggestion} Write the whole name: **{{"{name}": ...}}'
+    return found and f"unknown option {typed}; {found}"
 
 
 def python_interface(target: T) -> T:
@@ -70,7 +88,7 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **kwargs)
         except (DapoError, KeyboardInterrupt) as error:
-            shown = _for_python(error)
+            shown = _for_python(error, signature.parameters)
         except (TypeError, AttributeError, ValueError):
             if (fault := _fault_of_call(signature, args, kwargs)) is None:
                 raise
@@ -100,7 +118,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return kind is Any or not isinstance(kind, type) or isinstance(value, (float, int) if kind is float else kind)
 
 
-def _for_python(error: DapoError | KeyboardInterrupt) -> BaseException:
+def _for_python(error: DapoError | KeyboardInterrupt, arguments: Iterable[str] = ()) -> BaseException:
     """The error that a Python caller gets: its message translated, its frames in the package removed."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _print_error
@@ -110,7 +128,7 @@ def _for_python(error: DapoError | KeyboardInterrupt) -> BaseException:
             trace = trace.tb_next
         return error.__cause__.with_traceback(trace)
     if isinstance(error, DapoError):
-        error.args = (in_python(mask_text(str(error))),)
+        error.args = (in_python(mask_text(str(error)), arguments),)
     if isinstance(error, Interrupted) and error.exit_code == 130:
         error = CallInterrupted(str(error))
     elif not isinstance(error, DapoError | CallInterrupted):

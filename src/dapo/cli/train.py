@@ -54,11 +54,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
             execute.run_training(run, execute.RunCallbacks(warn))
     report(run.config, run.directory)
     if isinstance(run, execute.Finished) and run.directory.checkpoints.with_optimizer_state(but_newest=0):
-        train = run.config.train
-        at, more = f"{run.step} of {train.num_steps}", f"train.num_steps={2 * run.step}"
-        if run.step < train.num_steps:  # it ended by its tokens
-            at, more = f"{at}, with train.token_budget spent", f"train.token_budget={2 * (train.token_budget or 0)}"
-        print_text(f"\nalready at step {at}; to train on: dapo resume {shlex.quote(str(path))} {more}")
+        print_text(f"\n{run.advice}")
 
 
 def report(config: Config, directory: RunDirectory) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dapo.config.option_fields import options_of, section_in
+from dapo.config.option_fields import names_by_keyword, options_of, section_in
 from dapo.config.options import Config
 from dapo.config.other_names import OTHERS, REMOVED, TITLES, called_elsewhere, peer_that_knows
 from dapo.core.text import quoted
@@ -57,13 +57,12 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
 def _unknown_options(unknown: Mapping[str, Any]) -> Iterator[str]:
     """Answer unknown options; a section of another system is answered by each option in it."""
     leaves = {name: value for option, got in unknown.items() for name, value in leaves_of(option, got)}
-    peer = peer_that_knows(leaves.keys() - REMOVED.keys())
+    peer = peer_that_knows(leaves.keys() - REMOVED.keys() - names_by_keyword().keys())
     reasons: dict[str, list[str]] = {}
     num_theirs = 0
     for option, got in unknown.items():
         inner = dict(leaves_of(option, got))
-        is_ours = len(leaves) == 1 and any(name.endswith(f".{option}") for name, _ in options_of())
-        if option in REMOVED or is_ours or peer is None or not any(OTHERS[peer].rows_of(name) for name in inner):
+        if option in REMOVED or peer is None or not any(OTHERS[peer].rows_of(name) for name in inner):
             yield f"unknown option {option}; {nearest_option(option.split('.'), got)}"
             continue
         num_theirs += len(inner)
@@ -84,28 +83,23 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
     """A hint for an unknown option or section: its name here, if another library has it, or the nearest known name."""
     if advice := REMOVED.get(".".join(parts)):
         return advice
-    is_section = isinstance(value, Mapping)
     leaf, leaf_value = next(leaves_of(".".join(parts), value))
-    has_name_of_ours = any(name.endswith(f".{leaf.rpartition('.')[2]}") for name, _ in options_of())
-    elsewhere = None if has_name_of_ours else called_elsewhere(leaf, leaf_value)
-    return elsewhere or _nearest(parts, is_section=is_section)
-
-
-def _nearest(parts: Sequence[str], *, is_section: bool) -> str:
+    by_keyword = names_by_keyword()
+    if leaf.rpartition(".")[2] not in by_keyword and (elsewhere := called_elsewhere(leaf, leaf_value)):
+        return elsewhere
+    is_section, section = isinstance(value, Mapping), _innermost_section(parts)
     names = [name for name, info in options_of() if (section_in(info.annotation) is not None) == is_section]
-    section = _innermost_section(parts)
-    known_here = f"known here: {', '.join(section.model_fields)}"
-    prefix = "".join(f"{part}." for part in parts[:-1])
+    prefix, is_top = "".join(f"{part}." for part in parts[:-1]), section is Config
     siblings = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     if close := get_close_matches(parts[-1], [name for name in siblings if "." not in name], n=1):
         return f"did you mean {prefix}{close[0]}?"
-    if same_leaf := [name for name in names if name.split(".")[-1] == parts[-1]]:
-        return f"did you mean {same_leaf[0]}?"
-    if section is not Config:
-        return known_here  # a similar name of another section would be a guess
-    by_leaf = {name.split(".")[-1]: name for name in names}
-    close = get_close_matches(parts[-1], by_leaf, n=1, cutoff=0.75)
-    return f"did you mean {by_leaf[close[0]]}?" if close else known_here
+    by_keyword = {
+        word: same for word, found in by_keyword.items() if (same := [each for each in found if each in names])
+    }
+    # a similar name of another section would be a guess
+    if close := get_close_matches(parts[-1], by_keyword, n=1, cutoff=0.75 if is_top else 1):
+        return f"did you mean {' or '.join(by_keyword[close[0]])}?"
+    return "`dapo options` lists all options" if is_top else f"known here: {', '.join(section.model_fields)}"
 
 
 def _innermost_section(parts: Sequence[str]) -> type[BaseModel]:

@@ -28,6 +28,17 @@ CONDITIONS = {
 }
 """Descriptions of the conditions that are properties of Config."""
 
+ALIASES = {
+    "steps": "train.num_steps",
+    "max_response_tokens": "rollout.max_response_tokens",  # the default of eval.max_response_tokens
+    "eval_data": "data.eval",
+    "lr": "optim.lr",
+    "model": "model.name",
+    "data": "data.train",
+    "reward": "reward.verifier",
+}
+"""Arguments and keywords of Python calls whose option has another name, or is one of several with that last part."""
+
 
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """The section that an option is or may hold; None for a plain value."""
@@ -41,6 +52,14 @@ def options_of(section: type[BaseModel] = Config, prefix: str = "") -> Iterator[
         yield f"{prefix}{name}", info
         if inner := section_in(info.annotation):
             yield from options_of(inner, f"{prefix}{name}.")
+
+
+def names_by_keyword() -> dict[str, list[str]]:
+    """The options that an alias or the last part of a name means: several if it is ambiguous."""
+    found: dict[str, list[str]] = {}
+    for name, _ in options_of():
+        found.setdefault(name.rpartition(".")[2], []).append(name)
+    return found | {alias: [name] for alias, name in ALIASES.items()}
 
 
 def known_about(info: FieldInfo) -> dict[str, Any]:

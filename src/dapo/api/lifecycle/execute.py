@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dapo.config import Config, dump_config
-from dapo.core.errors import CheckpointError, DapoError, DataError, TrainerLost
+from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError, TrainerLost
 from dapo.policy.checkpoint import copy_weights
 from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers, require_new
 from dapo.policy.lora import export_adapter, saved_weights
@@ -63,6 +63,22 @@ class Finished:
     config: Config
     directory: RunDirectory
     step: int
+
+    @property
+    def extension(self) -> str:
+        """The option that lets the run train on."""
+        train = self.config.train
+        if self.step < train.num_steps:  # it ended by its tokens
+            return f"train.token_budget={2 * (train.token_budget or 0)}"
+        return f"train.num_steps={2 * self.step}"
+
+    @property
+    def advice(self) -> str:
+        at = f"{self.step} of {self.config.train.num_steps}"
+        at += ", with train.token_budget spent" if "token" in self.extension else ""
+        return (
+            f"already at step {at}; to train on: dapo resume {shlex.quote(str(self.directory.path))} {self.extension}"
+        )
 
 
 @dataclass(frozen=True)
@@ -117,7 +133,8 @@ def new_run(
 def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | Finished]:
     """Lock the directory of a run in the block and read its inputs, unless the run is finished.
 
-    `overrides` change options of the run, from its checkpoint on. Raises DapoError if it cannot continue.
+    `overrides` change options of the run, from its checkpoint on. Raises DapoError if it cannot continue, or if no step
+    is left for the change.
     """
     directory = RunDirectory.open(path)
     config = resolve_auto(load_run_config(directory, overrides))
@@ -126,7 +143,11 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
         stack.enter_context(directory.lock(config.train.num_steps))
         checkpoint = directory.checkpoints.latest(warn=lambda _: None)
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
-            yield Finished(config, directory, step_of(checkpoint))
+            finished = Finished(resolve_auto(load_run_config(directory)), directory, step_of(checkpoint))
+            if config != finished.config:
+                require_optimizer_state(checkpoint)
+                raise ConfigError(f"{path} has no step left for a change of its options; add {finished.extension}")
+            yield finished
             return
         if checkpoint:
             require_optimizer_state(checkpoint)
