@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dapo.analysis.compare import compare_runs
 from dapo.analysis.view.report import write_report
 from dapo.cli.train import resume_run
 from dapo.runs.directory import RunDirectory
@@ -239,10 +240,55 @@ def test_an_evaluation_is_paired_and_a_problem_opened(page, client):
 def test_runs_are_compared_with_the_difference_of_their_options(page):
     page.open("compare?run=first&runs=first,second")
     page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
-    assert page.texts("tbody tr") == [
+    assert page.texts("#differing tbody tr") == [
         "reward.verifierhelpers.reward_functions:digits_alouddapo.rewards.examples:has_digit",
         "optim.lr0.0030.004",
     ]
+
+
+def points(value: float, unit: str = "") -> str:
+    """A difference of accuracies as the page writes it."""
+    return f"{100 * value:+.1f}{unit}".replace("-", "−")
+
+
+def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pairs_them(browser, runs, tmp_path):
+    short = make_run(tmp_path / "short", "train.num_steps=1", "optim.lr=1e-9")
+    with serving(runs[0], short) as client:
+        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+        page.open("compare?run=first&runs=first,short")
+        page.wait("return document.querySelectorAll('#held-out tbody tr').length === 1")
+        expected = compare_runs(runs[0], short).held_out["final"]
+        found = expected.difference
+        assert found["difference"] < 0
+        assert page.texts("#held-out tbody td")[:4] == [
+            "short",
+            f"{expected.accuracy_a:.1%} → {expected.accuracy_b:.1%}".replace("%", " %"),
+            points(found["difference"], " points"),
+            f"{points(found['low'])} to {points(found['high'])}",
+        ]
+        count = f"{found['pairs']}: better on {expected.better}, worse on {expected.worse}"
+        assert page.texts("#held-out tbody td")[5] == count
+        page.click("#held-out a", "short")  # leads to the difference by problem
+        page.wait("return document.querySelector('#paired') !== null")
+        assert points(found["difference"], " points") in page.texts("#paired")[0]
+        browser.get("about:blank")
+    assert page.errors() == []
+
+
+def test_runs_that_must_not_be_paired_are_compared_without_a_difference(browser, runs, tmp_path):
+    hotter = make_run(tmp_path / "hotter", "eval.temperature=0.1")
+    without = make_run(tmp_path / "without", "data.eval=null")
+    with serving(runs[0], hotter, without) as client:
+        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+        page.open("compare?run=first&runs=first,hotter,without")
+        page.wait("return document.querySelectorAll('#held-out tbody tr').length === 2")
+        assert page.texts("#held-out td[data-name=verdict]") == [
+            "not paired: temperature is 1.0 in one and 0.1 in the other",
+            "not paired: without has no evaluation",
+        ]
+        assert page.texts("#held-out td[data-name=difference]") == ["", ""]
+        browser.get("about:blank")
+    assert all("status of 404" in error for error in page.errors())  # the browser's own line about the refusal
 
 
 def test_the_open_run_is_compared_with_the_newest_ones(browser, runs, tmp_path):
@@ -295,10 +341,44 @@ def test_the_head_names_accuracy_before_and_after_and_the_first_chart_shows_it(p
     page.wait("return document.querySelector('.headline') !== null")
     change = f"{first['accuracy']:.1%} → {last['accuracy']:.1%}".replace("%", " %")
     assert page.texts(".headline") == [f"held out {change} ({100 * last['low']:.1f} to {100 * last['high']:.1f})"]
+    change = client.get("paired", a_run="first", a_step=first["step"], b_run="first", b_step=last["step"])
+    page.wait("return document.querySelector('.change') !== null")
+    interval = f"({points(change['low'])} to {points(change['high'])})"
+    assert page.texts(".headline + .change") == [f"paired {points(change['difference'], ' points')} {interval}"]
     assert page.texts("[data-chart] h2")[0] == "Held-out accuracy"
     page.wait("return document.querySelector('[data-chart] .js-plotly-plot .point') !== null")
     clipped = "return document.querySelector('[data-chart] .scatterlayer .point').closest('[clip-path]') !== null"
     assert not page.browser.execute_script(clipped)
+
+
+CHARTED = ("overview", "metrics", "evaluation", "compare")
+
+
+@pytest.mark.parametrize("axis", ["steps", "tokens"])
+def test_the_marker_of_step_0_has_room_on_both_sides(page, axis):
+    for fragment in CHARTED:
+        page.open(f"{fragment}?run=first&x={axis}&find=eval&runs=first,second")
+        page.wait("return document.querySelector('.js-plotly-plot .scatterlayer .point') !== null")
+        room = "return [...document.querySelectorAll('.js-plotly-plot')].map((e) => e._fullLayout.xaxis.d2p(0))"
+        assert min(page.browser.execute_script(room)) >= 6, fragment  # the marker's radius, and that of its interval
+
+
+def test_the_axis_of_steps_counts_whole_steps(browser, tmp_path):
+    make_run(tmp_path / "a", "train.num_steps=1", "train.eval_every=1")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    with serving(tmp_path) as client:
+        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+        for fragment in (*CHARTED, "problems"):
+            page.open(f"{fragment}?run=a&runs=a,b&find=eval")
+            page.wait("return document.querySelector('.js-plotly-plot .xtick') !== null")
+            assert {text for text in page.texts(".xtick text") if not text.isdecimal()} == set(), fragment
+        page.open("overview?run=a")
+        page.wait(f"return {LENGTH}?.x.length === 1")
+        chart = "document.querySelector('[data-chart] .js-plotly-plot')"
+        page.browser.execute_script(f"Plotly.relayout({chart}, {{'xaxis.range': [0.2, 1.1]}})")
+        page.wait(f"return [...{chart}.querySelectorAll('.xtick text')].map((e) => e.textContent).join() === '1'")
+        browser.get("about:blank")
+    assert page.errors() == []
 
 
 def test_each_response_is_shown_with_its_question(page, client):
@@ -503,5 +583,24 @@ def test_a_report_is_one_file_that_works_without_a_server(browser, runs, tmp_pat
     page.open("findings?run=second")
     page.wait("return document.querySelector('main h1').textContent === 'Findings'")
     assert "Compare" not in page.texts("nav")[0]
+    page.wait("return document.querySelector('.change') !== null")
+    page.click("nav a", "Log")
+    page.wait("return document.querySelector('main h1').textContent === 'Log'")
+    assert "No log" in page.texts("main")[0]
+    assert page.errors() == []
+    assert browser.execute_script("return window.hacked") is None
+
+
+def test_a_report_has_the_log_of_the_verifier_as_text(browser, runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs[0], run)
+    append_bytes(RunDirectory(run).verifier_log, HOSTILE.encode())
+    (RunDirectory(run).logs / "another.log").write_text("not of the verifier")
+    write_report(run, tmp_path / "report.html")
+    page = Page(browser, (tmp_path / "report.html").as_uri())
+    page.open("log?run=run")
+    page.wait("return document.querySelector('.log') !== null")
+    assert page.texts(".log") == [RunDirectory(run).verifier_log.read_text()]
+    assert page.texts("main button") == []
     assert page.errors() == []
     assert browser.execute_script("return window.hacked") is None

@@ -31,6 +31,7 @@ MAX_STEPS = 60
 MAX_TOKENS_SHOWN = 300
 MAX_TEXT = 4_000
 EVALUATIONS_PAIRED = 4
+DETAILS = (run_details.options, run_details.findings, run_details.log)
 
 
 def write_report(path: Path, output: Path | None = None) -> dict[str, Any]:
@@ -72,8 +73,7 @@ def _collect(run: queries.ViewedRun) -> dict[str, Any]:
     return {
         "overview": queries.overview([run]),
         "metrics": queries.metrics(run, {}),
-        "options": _or_error(lambda: run_details.options(run, {})),
-        "findings": _or_error(lambda: run_details.findings(run, {})),
+        **{query.__name__: _or_error(partial(query, run, {})) for query in DETAILS},
         "groups": groups,
         "of_groups": of_groups,
         "index": run.index.state(),

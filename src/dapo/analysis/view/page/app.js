@@ -3,7 +3,7 @@
 
 const POLL_MS = 3000;
 const TABS = [["overview", "Overview"], ["metrics", "Metrics"], ["rollouts", "Rollouts"], ["problems", "Problems"], ["evaluation", "Evaluation"], ["compare", "Compare"], ["findings", "Findings"], ["options", "Options"], ["log", "Log"]];
-const NOT_IN_REPORTS = ["compare", "log"];
+const NOT_IN_REPORTS = ["compare"];
 const known = new Map();
 let shown = null, turn = 0, runs = [];
 
@@ -66,26 +66,49 @@ View.show = async () => {
 const drawHead = (state) => {
   const select = document.getElementById("run");
   select.replaceChildren(...runs.map((r) => View.h("option", { value: r.name }, r.state === "damaged" ? `${r.name} (damaged)` : r.name)));
-  select.value = state.run;
+  select.value = select.title = state.run;
   const tabs = TABS.filter(([page]) => !(View.report && NOT_IN_REPORTS.includes(page)));
   document.getElementById("tabs").replaceChildren(...tabs.map(([page, title]) =>
     View.h("a", { href: View.link(page), "aria-current": page === state.page || (page === "rollouts" && state.page === "group") ? "page" : null }, title)));
   drawSummary(runs.find((r) => r.name === state.run), known.get(state.run));
-  const mine = turn;
-  if (isKnown(state.run)) View.metrics(state.run).then((m) => { if (mine === turn) drawSummary(m.summary, m); }, () => {});
+  if (isKnown(state.run)) View.metrics(state.run).then((m) => drawChange(state.run, m), () => {});
 };
+
+// The paired difference of a run's first and last evaluation; a new pair is requested once.
+const changes = new Map();
+const changeOf = async (run, metrics) => {
+  const { at, accuracy } = evaluated(metrics), [first, last] = [at[0], at[at.length - 1]];
+  if (first === last) return null;
+  const pair = { a_run: run, a_step: metrics.steps[first], b_run: run, b_step: metrics.steps[last] };
+  const key = JSON.stringify([pair, accuracy[first], accuracy[last]]);
+  if (!changes.has(key)) changes.set(key, await View.get("paired", pair));
+  return changes.get(key);
+};
+const drawChange = async (run, metrics) => {
+  const mine = turn;
+  drawSummary(metrics.summary, metrics);
+  const change = await changeOf(run, metrics).catch(() => null); // evaluations that differ in more than the model are not paired
+  if (mine === turn && change) document.querySelector(".headline").after(changeLink(change, isFraction(evaluated(metrics))));
+};
+const changeLink = (change, binary) => View.h("a", { class: "change", href: View.link("evaluation"), title: `Mean difference on the same ${View.count(change.problems)} problems, with its 95 % interval: better on ${change.better}, worse on ${change.worse}` },
+  "paired ", View.h("b", { class: change.low > 0 || change.high < 0 ? View.signClass(change.difference) : "" }, View.points(change.difference, binary)), change.low === null ? "" : ` (${View.points(change.low, binary, "")} to ${View.points(change.high, binary, "")})`);
+
+// The evaluations in the metrics: where they are, and the column of accuracies.
+const evaluated = (metrics) => {
+  const name = View.evaluationNames(metrics)[0], accuracy = metrics.columns[`eval/${name}/accuracy`] || [];
+  return { name, accuracy, at: metrics.steps.map((_, i) => i).filter((i) => accuracy[i] != null) };
+};
+const isFraction = ({ at, accuracy }) => at.every((i) => accuracy[i] >= 0 && accuracy[i] <= 1); // the score of a verifier need not be one
 
 // Held-out accuracy before training and now, with the interval of the newest.
 const headline = (metrics) => {
-  const name = metrics && View.evaluationNames(metrics)[0];
-  if (!name) return "";
+  const found = metrics && evaluated(metrics), { name, at, accuracy } = found || {};
+  if (!found || !at.length) return "";
   const column = (n) => metrics.columns[`eval/${name}/${n}`] || [];
-  const at = metrics.steps.map((_, i) => i).filter((i) => column("accuracy")[i] != null);
-  if (!at.length) return "";
-  const first = at[0], last = at[at.length - 1], values = at.map((i) => column("accuracy")[i]);
-  const shownAs = (v) => View.score(v, values.every((each) => each >= 0 && each <= 1)); // the score of a verifier need not be a fraction
+  const first = at[0], last = at[at.length - 1];
+  const shownAs = (v) => View.score(v, isFraction(found));
   const interval = column("low")[last] == null ? "" : ` (${shownAs(column("low")[last]).replace(" %", "")} to ${shownAs(column("high")[last]).replace(" %", "")})`;
-  const change = first === last ? shownAs(values[0]) : `${shownAs(values[0])} → ${shownAs(values[values.length - 1])}`;
+  const change = first === last ? shownAs(accuracy[first]) : `${shownAs(accuracy[first])} → ${shownAs(accuracy[last])}`;
   return View.h("span", { class: "headline", title: `Accuracy on the held-out problems ${name}: step ${metrics.steps[first]}${first === last ? "" : ` and step ${metrics.steps[last]}`}, with the 95 % interval of the last` }, "held out ", View.h("b", {}, `${change}${interval}`));
 };
 
@@ -115,11 +138,12 @@ const follow = async () => {
       if (shown) drawHead(View.state()); else await View.show();
     }
     if (!shown) return;
-    const state = View.state(), mine = turn, before = known.get(state.run), found = await View.metrics(state.run);
+    const state = View.state(), mine = turn, shownRuns = [...new Set([state.run, ...(shown.runs || [])])];
+    const before = shownRuns.map((run) => known.get(run)), found = await Promise.all(shownRuns.map(View.metrics));
     if (mine !== turn) return;
     const at = runs.findIndex((r) => r.name === state.run);
-    if (at >= 0) { runs[at] = found.summary; drawSummary(found.summary, found); }
-    if (found !== before && shown.follow) await shown.follow();
+    if (at >= 0) { runs[at] = found[0].summary; drawChange(state.run, found[0]); }
+    if (found.some((each, i) => each !== before[i]) && shown.follow) await shown.follow();
   } catch (error) { document.getElementById("offline").hidden = error !== View.offline; } // the page stays as it was
   finally { setTimeout(follow, POLL_MS); }
 };

@@ -39,12 +39,23 @@ View.metricOf = (name) => {
 View.unitOf = (name) => { const m = View.metricOf(name); return !m || m.unit === "1" ? "" : m.unit === "fraction" ? "%" : m.unit; };
 View.scaleOf = (name) => { const m = View.metricOf(name); return m && m.unit === "fraction" ? 100 : 1; };
 
+// The layout of the x axis: from 0 to the last value, with room for the markers at both ends.
+View.xAxis = (axis, ...xs) => {
+  const last = xs.flat().reduce((a, b) => Math.max(a, b), 0) || 1;
+  return { title: View.axes[axis], autorangeoptions: { include: [-0.03 * last, 1.03 * last] } };
+};
+// Steps are whole numbers: a short stretch of them has a tick at each.
+const wholeTicks = (plot) => {
+  const { range: [low, high], dtick = null } = plot.layout.xaxis, wanted = high - low < 6 ? 1 : null;
+  if (dtick !== wanted) Plotly.relayout(plot, { "xaxis.dtick": wanted, "xaxis.tickmode": wanted ? "linear" : "auto" });
+};
+
 View.known = (values, x) => {
   const pairs = x.map((at, i) => [at, values ? values[i] : null]).filter(([, v]) => v !== null && v !== undefined);
   return { x: pairs.map((p) => p[0]), y: pairs.map((p) => p[1]) };
 };
 
-// A card with a chart. `traces` is a function, called again when the theme changes. The chart is drawn when the card comes
+// A card with a chart. `traces` and `layout` are functions, called again when values come or the theme changes. The chart is drawn when the card comes
 // near the window, and the others one by one when nothing else is to do: drawing ten charts at once takes seconds on a
 // small machine.
 const nearWindow = new IntersectionObserver((entries) => { for (const { target, isIntersecting } of entries) { target.near = isIntersecting; if (isIntersecting && target.waits) target.update(); } }, { rootMargin: "150px" });
@@ -69,7 +80,7 @@ const printing = (now) => {
 addEventListener("beforeprint", () => printing(true));
 addEventListener("afterprint", () => printing(false));
 
-View.chart = ({ title, note, traces, layout = {}, empty, tall }) => {
+View.chart = ({ title, note, traces, layout, empty, tall }) => {
   const plot = View.h("div", { class: tall ? "plot tall" : "plot", role: "img", "aria-label": title });
   const card = View.h("section", { class: "card" }, View.h("h2", {}, title), View.h("p", { class: "sub" }, note || "\u00a0"), plot);
   card.update = (next, now) => {
@@ -78,9 +89,12 @@ View.chart = ({ title, note, traces, layout = {}, empty, tall }) => {
     if (card.waits) { drawWhenIdle(); return; }
     if (empty) { if (card.drawn) Plotly.purge(plot); card.drawn = false; plot.className = "plot-empty"; plot.replaceChildren(empty); return; }
     if (!card.drawn) { plot.className = tall ? "plot tall" : "plot"; plot.replaceChildren(); }
+    const isNew = !card.drawn, told = layout(), ofSteps = told.xaxis.title === View.axes.steps;
     card.drawn = true;
     const size = isPrinting ? { width: plot.clientWidth, height: plot.clientHeight } : {};
-    Plotly.react(plot, traces(), { ...View.layout(layout), ...size }, { displayModeBar: false, responsive: true });
+    Plotly.react(plot, traces(), { ...View.layout(told), ...size }, { displayModeBar: false, responsive: true });
+    if (ofSteps) wholeTicks(plot);
+    if (ofSteps && isNew) plot.on("plotly_relayout", () => wholeTicks(plot));
   };
   card.setAttribute("data-chart", title);
   nearWindow.observe(card);
@@ -96,7 +110,7 @@ View.layout = ({ xaxis = {}, yaxis = {}, ...rest } = {}) => {
     margin: { l: 48, r: 12, t: 6, b: 40 },
     hovermode: "x unified", hoverlabel: { bgcolor: card, bordercolor: grid, font: { color: View.colour("ink"), size: 12 } },
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 }, bgcolor: "rgba(0,0,0,0)" },
-    showlegend: true, dragmode: "zoom",
+    showlegend: true, dragmode: "zoom", uirevision: "as the reader left it",
     xaxis: { ...axis, showgrid: false, ...xaxis, title: { text: xaxis.title || "", font: { size: 11 }, standoff: 8 } },
     yaxis: { ...axis, rangemode: "tozero", ...yaxis, title: { text: yaxis.title || "", font: { size: 11 }, standoff: 6 } },
     ...rest,
@@ -108,7 +122,7 @@ View.curve = (metrics, x, name, { label, colour = "c0", scale = 1, smooth = true
   const { x: at, y: raw } = View.known(metrics.columns[name], x);
   if (!at.length) return [];
   const y = raw.map((v) => v * scale), shade = View.colour(colour);
-  const base = { x: at, type: "scatter", mode: at.length < 3 ? "lines+markers" : "lines", name: label || name };
+  const base = { x: at, type: "scatter", mode: at.length < 3 ? "lines+markers" : "lines", cliponaxis: false, name: label || name };
   if (!smooth || at.length < SMOOTHED_FROM) return [{ ...base, y, line: { color: shade, width: 2 } }];
   return [
     { ...base, y, line: { color: View.faded(shade, 0.32), width: 1 }, showlegend: false, hoverinfo: "skip" },

@@ -20,6 +20,25 @@ const differing = (tables) => {
   return { options: names.length, rows: rows.filter((r) => r.values.some((v) => JSON.stringify(v) !== JSON.stringify(r.values[0]))) };
 };
 
+// The last evaluation of each other run, paired by problem with that of the first.
+const pairedWithFirst = async (runs) => {
+  const last = await Promise.all(runs.map(async (run) => (await View.get("evaluations", { run })).evaluations.filter((e) => !e.problem).pop()));
+  return Promise.all(runs.slice(1).map(async (run, i) => {
+    const [a, b] = [last[0], last[i + 1]];
+    if (!a || !b) return { run, error: `${a ? run : runs[0]} has no evaluation` };
+    const found = await View.get("paired", { a_run: runs[0], a_step: a.step, b_run: run, b_step: b.step }).catch((error) => ({ error: error.message }));
+    return { run, a, b, ...found };
+  }));
+};
+const pairedColumns = (first) => [
+  { name: "run", cell: (r) => (r.error ? r.run : View.h("a", { href: View.link("evaluation", { a_run: first, a_step: r.a.step, b_run: r.run, b_step: r.b.step }), title: "the same difference by problem" }, r.run)) },
+  { name: "accuracy", number: true, cell: (r) => (r.a && r.b ? `${View.score(r.a.accuracy, r.a.binary)} → ${View.score(r.b.accuracy, r.b.binary)}` : "") },
+  { name: "difference", number: true, cell: (r) => (r.error ? "" : View.h("b", {}, View.points(r.difference, r.a.binary))) },
+  { name: "95 % interval", number: true, cell: (r) => (r.error ? "" : r.low === null ? "none" : `${View.points(r.low, r.a.binary, "")} to ${View.points(r.high, r.a.binary, "")}`) },
+  { name: "verdict", cell: (r) => (r.error ? View.h("span", { class: "note problem" }, `not paired: ${r.error}`) : View.verdict(r, r.run)) },
+  { name: "problems", cell: (r) => (r.error ? "" : `${View.count(r.problems)}: better on ${r.better}, worse on ${r.worse}`) },
+];
+
 View.pages.compare = {
   title: "Compare",
   async show(main, state) {
@@ -29,22 +48,25 @@ View.pages.compare = {
     const newest = [...new Set([state.run, ...names])].filter((n) => names.includes(n)).slice(0, 4); // the open run first
     const asked = state.runs ? state.runs.split(",") : newest, chosen = asked.filter((n) => names.includes(n)), absent = asked.filter((n) => !names.includes(n));
     const axis = View.axes[state.x] ? state.x : "steps";
-    const [all, options] = await Promise.all([Promise.all(chosen.map(View.metrics)), Promise.all(chosen.map((run) => View.get("options", { run })))]);
+    let [all, options, paired] = await Promise.all([Promise.all(chosen.map(View.metrics)), Promise.all(chosen.map((run) => View.get("options", { run }))), pairedWithFirst(chosen)]);
+    const heldOut = View.h("div", { id: "held-out" }), drawPaired = () => heldOut.replaceChildren(View.table(pairedColumns(chosen[0]), paired));
     const difference = differing(options);
     const every = [...new Set(all.flatMap((m) => Object.keys(m.columns)))].sort();
     const metrics = [...COMPARED, ...(state.metric && !COMPARED.includes(state.metric) ? [state.metric] : [])];
     const order = state.metric ? [state.metric, ...metrics.filter((m) => m !== state.metric)] : metrics;
-    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? "Held-out accuracy" : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: { xaxis: { title: View.axes[axis], rangemode: "tozero" }, yaxis: { title: unitOf(name), rangemode: name.startsWith("reward/mean") ? "normal" : "tozero" } } }));
+    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? "Held-out accuracy" : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ xaxis: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), yaxis: { title: unitOf(name), rangemode: name.startsWith("reward/mean") ? "normal" : "tozero" } }) }));
     const picker = View.h("select", { id: "metric", "aria-label": "Metric to show first", onchange: (event) => View.go({ metric: event.target.value }) }, View.h("option", { value: "" }, "any other metric …"), every.map((n) => View.h("option", { value: n }, n)));
     picker.value = state.metric || "";
     const rows = difference.rows;
     main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Compare"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
       View.h("div", { class: "filters" }, View.choices("Runs", names.map((n) => [n, n]), chosen.join(","), (runs) => View.go({ runs: runs || names[0] }), { several: true }), View.h("label", { class: "field" }, "First chart", picker)),
       absent.length ? View.h("p", { class: "note problem" }, `There is no run ${absent.join(", ")} here, or it is damaged.`) : "",
+      ...(paired.length ? [View.h("div", { class: "head-row" }, View.h("h2", {}, `Held-out accuracy, compared with ${chosen[0]}`), View.note("last evaluations, paired by problem: the difficulty of the problems does not widen the interval")), heldOut, View.h("p", {}, " ")] : []),
       View.h("div", { class: "grid" }, cards),
       View.h("div", { class: "head-row" }, View.h("h2", {}, "Options that differ"), View.h("span", { class: "note" }, `${rows.length} of ${difference.options} options`)),
-      rows.length ? View.table([{ name: "option", cell: (r) => View.h("code", {}, r.name) }, ...chosen.map((n, i) => ({ name: n, cell: (r) => View.optionValue(r.values[i]) }))], rows) : View.empty(chosen.length < 2 ? "Choose a second run to see where the options differ." : "These runs have the same options."));
+      rows.length ? View.h("div", { id: "differing" }, View.table([{ name: "option", cell: (r) => View.h("code", {}, r.name) }, ...chosen.map((n, i) => ({ name: n, cell: (r) => View.optionValue(r.values[i]) }))], rows)) : View.empty(chosen.length < 2 ? "Choose a second run to see where the options differ." : "These runs have the same options."));
     const draw = () => cards.forEach((card, i) => { const traces = metricTraces(order[i], chosen, all, axis); card.update({ traces: () => metricTraces(order[i], chosen, all, axis), empty: traces.length ? null : "None of these runs logged this metric." }); });
-    return { redraw: draw };
+    if (paired.length) drawPaired();
+    return { redraw: draw, runs: chosen, async follow() { [all, paired] = await Promise.all([Promise.all(chosen.map(View.metrics)), pairedWithFirst(chosen)]); draw(); if (paired.length) drawPaired(); } };
   },
 };

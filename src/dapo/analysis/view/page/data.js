@@ -42,6 +42,7 @@ View.reportAnswers = {
   evaluations: (d) => ({ evaluations: d.evaluations }),
   options: (d) => d.options,
   findings: (d) => d.findings,
+  log: (d) => ({ ...d.log, files: d.log.files && d.log.files.filter((name) => name === d.log.file) }),
   rollouts(d, p) {
     const text = (p.text || "").toLowerCase();
     const rows = d.groups.flatMap((g) => g.responses.map((r) => ({ ...r, step: g.step, group_id: g.group_id, problem_id: g.problem_id, outcome: g.outcome, answer: g.answer, question: g.question || g.prompt, tokens: r.response_tokens, verdict: verdictOf(r) })))
@@ -166,6 +167,7 @@ View.seconds = (value) => {
 View.big = (value) => (value >= 1e9 ? `${(value / 1e9).toFixed(2)} G` : value >= 1e6 ? `${(value / 1e6).toFixed(2)} M` : value >= 1e4 ? `${(value / 1e3).toFixed(0)} k` : View.count(value));
 View.words.outcome = (outcome) => outcome.replaceAll("_", " ");
 View.signClass = (value) => (value > 0 ? "pos" : value < 0 ? "neg" : "soft");
+View.points = (value, binary, unit = " points") => (value === null ? "–" : binary ? `${View.signed(100 * value, 1)}${unit}` : View.signed(value, 4));
 View.score = (value, binary) => (binary ? View.percent(value) : View.number(value));
 
 View.badge = (text, kind, title) => View.h("span", { class: `badge ${kind}`, title }, text);

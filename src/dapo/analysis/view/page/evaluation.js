@@ -12,10 +12,12 @@ const evaluationColumns = (binary) => [
   { name: "without an answer", number: true, cell: (e) => View.percent(e.no_answer_fraction) },
 ];
 
+View.verdict = (found, name) => (found.low === null ? "" : found.low <= 0 && found.high >= 0 ? "no significant difference" : `${name} is ${found.low > 0 ? "better" : "worse"}`);
+
 const verdictLine = (found, binary) => {
-  const unit = (v) => (binary ? `${View.signed(100 * v, 1)} points` : View.signed(v, 4));
+  const unit = (v) => View.points(v, binary);
   const sure = found.low === null ? "no interval: fewer than two problems, or the same difference on all" : `95 % interval ${unit(found.low)} to ${unit(found.high)}`;
-  const verdict = found.low === null ? "" : found.low <= 0 && found.high >= 0 ? "no significant difference" : found.low > 0 ? "B is better" : "B is worse";
+  const verdict = View.verdict(found, "B");
   return View.h("p", { id: "paired" }, View.h("span", { class: `number ${View.signClass(found.difference)}` }, unit(found.difference)), `  ${sure}`, verdict ? View.h("b", {}, `: ${verdict}`) : "", ". ",
     `Paired over ${View.count(found.problems)} problems: better on ${found.better}, worse on ${found.worse}, equal on ${found.equal}.`);
 };
@@ -67,14 +69,14 @@ View.pages.evaluation = {
     if (!own.length) {
       const held = View.runs().find((r) => r.name === state.run).held_out;
       main.replaceChildren(head, ...notes, View.empty(held ? "No evaluation yet: the first comes before step 1, the next ones every train.eval_every steps." : "This run has no held-out problems: data.eval is not set, so nothing was evaluated."));
-      return {};
+      return { follow: View.show };
     }
     const chosen = { a_run: state.a_run || state.run, a_step: state.a_step ?? String(own[0].step), b_run: state.b_run || state.run, b_step: state.b_step ?? String(own[own.length - 1].step) };
     const now = { ...state, ...chosen }, binary = own.every((e) => e.binary), scale = binary ? 100 : 1;
     const traces = () => [{ x: own.map((e) => e.step), y: own.map((e) => e.accuracy * scale), type: "scatter", mode: "lines+markers", cliponaxis: false, name: own[0].name, line: { color: View.colour("c1"), width: 2 }, marker: { size: 8 },
       error_y: own.every((e) => e.low !== null) ? { type: "data", symmetric: false, array: own.map((e) => (e.high - e.accuracy) * scale), arrayminus: own.map((e) => (e.accuracy - e.low) * scale), color: View.faded(View.colour("c1"), 0.6), width: 4 } : undefined },
       ...[...new Set(own.flatMap((e) => Object.keys(e.by_source)))].filter((s, _, list) => list.length > 1).map((s, i) => ({ x: own.map((e) => e.step), y: own.map((e) => (e.by_source[s] ? e.by_source[s].accuracy * scale : null)), type: "scatter", mode: "lines+markers", cliponaxis: false, name: s, line: { color: View.colour(["c0", "c2", "c3", "c4", "c5", "c6"][i % 6]), width: 1.2, dash: "dot" }, marker: { size: 5 } }))];
-    const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: { xaxis: { title: "training step" }, yaxis: { title: binary ? "correct (%)" : "mean score" } } });
+    const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: () => ({ xaxis: View.xAxis("steps", own.map((e) => e.step)), yaxis: { title: binary ? "correct (%)" : "mean score" } }) });
     const body = [head, ...notes, View.h("div", { class: "split" }, chart, View.h("section", { class: "card" }, View.h("h2", {}, "Paired difference"), View.h("p", { class: "sub" }, "B minus A on the same problems; pairing removes their difficulty from the interval"),
       View.h("div", { class: "choices" }, pickEvaluation("a", now, all), pickEvaluation("b", now, all)), View.h("div", { id: "difference" }))), View.h("p", {}, " "), View.table(evaluationColumns(binary), own), View.h("p", {}, " ")];
     main.replaceChildren(...body);
@@ -84,6 +86,9 @@ View.pages.evaluation = {
       main.querySelector("#difference").replaceChildren(verdictLine(found, binary));
       main.append(View.h("div", { class: "head-row" }, View.h("h2", {}, "By problem"), View.choices("Order", [["worse", "most worsened"], ["better", "most improved"], ["hardest", "hardest in B"]], state.order || "worse", (order) => View.go({ order, offset: "" }))), ...pairedTable(found, binary, state));
     } catch (error) { main.querySelector("#difference").replaceChildren(View.h("p", { class: "note problem" }, error.message)); }
-    return { redraw: () => chart.update() };
+    return { redraw: () => chart.update(), async follow() {
+      const found = await View.get("evaluations", { run: state.run });
+      if (found.evaluations.length > own.length + damaged.length) await View.show();
+    } };
   },
 };

@@ -61,7 +61,7 @@ View.pages.overview = {
     let metrics = await View.metrics(state.run);
     const axis = View.axes[state.x] ? state.x : "steps";
     const cards = CURVE_SPECS.map((spec) => View.chart({ title: spec.title, note: spec.note, traces: () => spec.draw(metrics, View.xOf(metrics, axis)),
-      layout: { xaxis: { title: View.axes[axis], rangemode: "tozero" }, yaxis: { title: spec.unit, range: spec.range, rangemode: spec.zero === false ? "normal" : "tozero" } } }));
+      layout: () => ({ xaxis: View.xAxis(axis, View.xOf(metrics, axis)), yaxis: { title: spec.unit, range: spec.range, rangemode: spec.zero === false ? "normal" : "tozero" } }) }));
     main.replaceChildren(
       View.h("div", { class: "head-row" }, View.h("h1", {}, "Overview"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
       metrics.problem ? View.h("p", { class: "note problem" }, metrics.problem) : "",
