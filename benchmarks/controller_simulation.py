@@ -15,6 +15,7 @@ from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from benchmarks.memory import current_rss_bytes, peak_rss_bytes
+from benchmarks.scripted_engine import ScriptedEngine
 from benchmarks.simulated_trainer import SimulatedLauncher, TimedTrainer
 from benchmarks.simulation_fakes import (
     BETWEEN,
@@ -34,7 +35,6 @@ from dapo.core.rng import keyed_seed
 from dapo.data.byte_level import byte_alphabet
 from dapo.data.stream import ProblemStream
 from dapo.engines.checked import CheckedEngine
-from dapo.engines.scripted import ScriptedEngine
 from dapo.policy.builtin_models import smollm2_directory
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink, read_metrics

@@ -126,7 +126,7 @@ def run_tests(root: Path, folder: str, only: set[str] | None, *, record: bool = 
     sys.path[:0] = [str(root / "src"), str(root / "tests"), str(root)]
     for name in [name for name in sys.modules if name.split(".")[0] in ("benchmarks", "dapo", "helpers")]:
         del sys.modules[name]
-    os.environ["PYTHONPATH"] = f"{root / 'src'}{os.pathsep}{root / 'tests'}"
+    os.environ["PYTHONPATH"] = f"{root / 'src'}{os.pathsep}{root / 'tests'}{os.pathsep}{root}"
     recorder = Recorder(root / "src" / "dapo" / folder, only, record=record)
     where = sorted({name.split("::")[0] for name in only} if only else TEST_FOLDERS.get(folder, (f"tests/{folder}",)))
     options = [

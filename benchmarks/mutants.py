@@ -106,7 +106,7 @@ def copy_of_repository() -> Iterator[Path]:
 
 def failures(root: Path, tests: Sequence[str], *, thorough: bool = False) -> tuple[str, ...]:
     """The tests that fail in the copy at `root`: the first one, or with `thorough` all of them."""
-    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'tests'}"}
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root / 'tests'}{os.pathsep}{root}"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
     command += [*([] if thorough else ["-x"]), *(f"tests/{name}" for name in tests)]
     try:

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.algo.advantages import group_advantages
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.stream import ProblemStream
-from dapo.engines.scripted import ScriptedEngine
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Sampling, SamplingPlan, collect

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.engine import WeightSource
-from dapo.engines.scripted import ScriptedEngine
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.pool import make_tasks
 from dapo.types import Finish, Generation, GenerationRequest, Problem, Verdict

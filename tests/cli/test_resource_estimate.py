@@ -348,6 +348,21 @@ def test_a_single_trainer_on_ray_is_a_process_of_its_own_and_shares_no_device():
     assert "GPUs         2 = 1 node of 8" in output
 
 
+def test_one_gpu_is_one_gpu_whose_processes_get_what_the_run_gives_them():
+    overrides = ["rollout.engine=vllm", "model.dtype=bfloat16"]
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", overrides)
+    alone, shared = ("\n".join(describe_estimate(config, ["device=gpu", f"devices_per_node={n}"])) for n in (2, 1))
+    assert "GPUs         2 = 1 node of 2\n" in alone
+    assert "GPUs         1 = 1 node of 1, each shared by 1 trainer rank and one engine, which use it in turn" in shared
+    assert "total, of 76.0 GiB" in shared
+    kept = (2 + 4 + 8) * sizes_of("qwen2.5-0.5b").parameters / GIB + 4
+    assert f"GiB  total, of {80 - kept:.1f} GiB" in shared
+    assert "problem" not in shared
+    config = load_config(CONFIGS / "gsm8k_0.5b.yaml", [*overrides, "schedule=one_step_off"])
+    at_once = "\n".join(describe_estimate(config, ["device=gpu", "devices_per_node=1"]))
+    assert at_once.count("total, of 40.0 GiB") == 2
+
+
 def test_processes_and_their_order_are_described():
     def engines(*overrides: str) -> list[str]:
         output = describe_estimate(load_config(CONFIGS / "tiny.yaml", overrides), ["device=cpu"])

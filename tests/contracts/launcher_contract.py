@@ -13,10 +13,10 @@ from dapo.distributed.channel import Buffers
 from dapo.distributed.protocol import Launcher, WorkerSpec
 from dapo.policy.hf_io import layout_of
 from dapo.types import WeightLayout
-from helpers.paths import TESTS
+from helpers.paths import ROOT, TESTS
 from helpers.processes import wait_until_ended
 
-WORKER_ENVIRONMENT = {"PYTHONPATH": str(TESTS)}
+WORKER_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(ROOT)])}
 PROGRAM_ENVIRONMENT = os.environ | {
     "PYTHONPATH": os.pathsep.join([*WORKER_ENVIRONMENT.values(), os.environ.get("PYTHONPATH", "")])
 }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed, keyed_uniforms
@@ -17,7 +18,6 @@ from dapo.distributed.engine_pool import EnginePool
 from dapo.engines.engine import RolloutEngine
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.model_kernels import ModelKernels
-from dapo.engines.scripted import ScriptedEngine
 from dapo.types import Finish, Generation, GenerationRequest
 from helpers import vllm_engines
 from helpers.launchers import SHARED_WORKERS, engine_spec

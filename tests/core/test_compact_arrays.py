@@ -9,13 +9,13 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.scripted_engine import ScriptedEngine, cut
 from dapo.config import DataConfig
 from dapo.core.errors import EngineError
 from dapo.data.byte_level import ByteDecoder, byte_alphabet
 from dapo.data.prompts import PromptEncoder
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import float_array
-from dapo.engines.scripted import ScriptedEngine, cut
 from dapo.types import Generation, GenerationRequest, Sample
 from helpers.fake_engines import FaultyEngine
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.scripted_engine import cut
 from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluate_model
 from dapo.cli.check.summary import ignored_options
 from dapo.cli.train import start_run
@@ -24,7 +25,6 @@ from dapo.distributed.local import LocalWorker
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
-from dapo.engines.scripted import cut
 from dapo.policy.builtin_models import TINY_VOCABULARY
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest

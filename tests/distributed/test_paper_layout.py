@@ -96,6 +96,11 @@ def test_an_engine_that_shares_its_gpu_takes_its_part_of_the_memory() -> None:
     shared = ["rollout.engine=vllm", "launcher=ray", "distributed.gpus_per_process=0.5", "model.dtype=bfloat16"]
     (spec,) = engine_specs(load_config(TINY, shared), [Node(cpus=8, gpus=1)])
     assert (spec.gpus, spec.cpus) == (0.5, 4)
+    options = spec.options["options"]
+    used = engine_arguments(options, "folder", on_cpu=False, gpu_bytes=80 * GIB)["gpu_memory_utilization"]
+    assert options.sleeps
+    assert used == pytest.approx(0.9 - 4 / 80, rel=1e-4)  # all but what its trainer's rank keeps of a tiny model
+    (spec,) = engine_specs(load_config(TINY, [*shared, "schedule=one_step_off"]), [Node(cpus=8, gpus=1)])
     assert engine_arguments(spec.options["options"], "folder", on_cpu=False)["gpu_memory_utilization"] == 0.45
 
 

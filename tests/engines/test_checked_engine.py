@@ -6,10 +6,10 @@ from math import inf, nan
 
 import pytest
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.core.errors import EngineError
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
-from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.training.rollout import Batch, Sampling, collect

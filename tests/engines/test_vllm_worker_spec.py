@@ -102,6 +102,10 @@ def test_memory_and_graphs_are_chosen_by_the_device_where_no_option_says_it() ->
     assert "kv_cache_memory_bytes" not in on_gpu
     assert (on_gpu["gpu_memory_utilization"], on_gpu["enforce_eager"]) == (0.9, False)
     shared = engine_arguments(replace(options, gpu_processes=2), "folder", on_cpu=False)
+    in_turn = replace(options, sleeps=True, trainer_bytes=20)
+    assert engine_arguments(in_turn, "folder", on_cpu=False, gpu_bytes=80)["gpu_memory_utilization"] == 0.65
+    assert engine_arguments(in_turn, "folder", on_cpu=False, gpu_bytes=80)["enable_sleep_mode"]
+    assert not engine_arguments(in_turn, "folder", on_cpu=True)["enable_sleep_mode"]
     assert shared["gpu_memory_utilization"] == 0.45
     given = engine_arguments(vllm_options(tiny("rollout.vllm.eager=true")), "folder", on_cpu=False)
     assert given["enforce_eager"] is True
@@ -237,8 +241,16 @@ class FakeVllm:
         self._left_out, self._is_reset, self._finish = list(left_out), is_reset, finish
         self.abort_request = self.set_weight_version = lambda _: None
         self.added: list[str] = []
+        self.calls: list[str] = []
+
+    def sleep(self, *, level: int) -> None:
+        self.calls.append(f"sleep {level}")
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.calls += tags
 
     def collective_rpc(self, method: str, args: tuple[object, ...]) -> list[list[str]]:
+        self.calls.append(method)
         if self._left_out == ["everything"]:
             raise RuntimeError("out of memory")
         return [[], self._left_out]
@@ -255,10 +267,27 @@ class FakeVllm:
         return [SimpleNamespace(request_id=name, outputs=[output], finished=True) for name in self.added]
 
 
-def engine_on(vllm: FakeVllm) -> VllmEngine:
+def engine_on(vllm: FakeVllm, *, sleeps: bool = False) -> VllmEngine:
     shapes = weight_shapes(wide_model("llama"))
-    options = {"weight_shapes": shapes, "temperatures": (0.01, 2.0), "max_sequences": 4}
+    options = {"weight_shapes": shapes, "temperatures": (0.01, 2.0), "max_sequences": 4, "sleeps": sleeps}
     return VllmEngine(vllm, sampling_params=lambda r: None, **options)
+
+
+def test_an_engine_that_shares_its_gpu_sleeps_until_weights_come_and_its_cache_wakes_last() -> None:
+    vllm = FakeVllm()
+    engine = engine_on(vllm, sleeps=True)
+    for version in range(2):
+        engine.load_weights(ModelWeights(wide_model("llama")), version)
+        engine.load_weights(ModelWeights(wide_model("llama")), version)  # awake
+        for _ in range(2):
+            engine.drop_weights()
+        with pytest.raises(EngineError, match="dropped"):
+            engine.submit([GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())])
+    loaded = ["weights", "dapo_load_weights", "kv_cache", "dapo_load_weights", "sleep 2"]
+    assert vllm.calls == ["sleep 2", *loaded, *loaded]
+    awake = FakeVllm()
+    engine_on(awake).drop_weights()
+    assert awake.calls == []
 
 
 @pytest.mark.parametrize(

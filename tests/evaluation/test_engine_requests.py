@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.config import build_config
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.scores import Evaluation, EvaluationPlan
 from dapo.training.assemble.build import evaluation_plan

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, evaluation_data
 from dapo.config import build_config
 from dapo.config.data_spec import parse_spec
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.journal import Journal, open_journal
 from dapo.data.problems import load_problems
-from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import (

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scripted_engine import Script, ScriptedEngine
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.distributed.engine_pool import EngineWorker
 from dapo.engines.engine import RolloutEngine, WeightSource
-from dapo.engines.scripted import Script, ScriptedEngine
 from dapo.types import Finish, Generation, GenerationRequest
 
 VOCABULARY = 197

@@ -25,9 +25,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from helpers.paths import TESTS
+from helpers.paths import ROOT, TESTS
 
-PYTHONPATH = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+PYTHONPATH = os.pathsep.join([str(TESTS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 IMPORTED_ONCE = (
     "dapo.training.assemble.build",

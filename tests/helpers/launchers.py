@@ -14,11 +14,11 @@ from dapo.distributed.local import LocalLauncher, LocalWorker
 from dapo.distributed.protocol import WeightsHandle, WorkerSpec
 from dapo.engines.engine import WeightSource
 from helpers.fake_engines import EmptyWeightsHandle
-from helpers.paths import TESTS
+from helpers.paths import ROOT, TESTS
 from helpers.processes import is_alive
 
 # this very package, and these modules, wherever the tests run
-ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(dapo.__file__).parents[1]), str(TESTS)])}
+ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(dapo.__file__).parents[1]), str(TESTS), str(ROOT)])}
 
 
 def engine_spec(engine: str, **options: Any) -> WorkerSpec:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.config import dump_config
 from dapo.data.stream import ProblemStream
 from dapo.engines.engine import RolloutEngine
-from dapo.engines.scripted import ScriptedEngine
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink

@@ -21,7 +21,7 @@ from dapo.engines.vllm.engine import VllmEngine
 from dapo.engines.vllm.start import VllmOptions, open_vllm_engine
 from dapo.policy.hf_io import config_of
 from dapo.types import Generation, GenerationRequest
-from helpers.paths import TESTS
+from helpers.paths import ROOT, TESTS
 from helpers.tiny_models import wide_model
 
 AVAILABLE = importlib.util.find_spec("vllm") is not None
@@ -157,7 +157,7 @@ def start(name: str, options: VllmOptions) -> RemoteEngine:
 def start_worker(name: str, factory: str, **options: Any) -> LocalWorker:
     """A process with something of this module."""
     environment = vllm_environment(threads=int(os.environ.get("OMP_NUM_THREADS", "2")))
-    path = os.pathsep.join([str(TESTS), str(Path(dapo.__file__).parents[1])])
+    path = os.pathsep.join([str(TESTS), str(ROOT), str(Path(dapo.__file__).parents[1])])
     spec = WorkerSpec(f"helpers.vllm_engines:{factory}", options, environment | {"PYTHONPATH": path})
     [worker] = launcher().start([name], [spec])
     return worker

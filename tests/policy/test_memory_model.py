@@ -2,7 +2,7 @@
 
 import pytest
 
-from dapo.config import Config, build_config, dump_config
+from dapo.config import Config, GpuShares, build_config, dump_config
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import hidden_states
 from dapo.policy.memory_model import (
@@ -17,6 +17,7 @@ from dapo.policy.memory_model import (
     TrainerMemory,
     fitting_tokens,
     resolve_microbatches,
+    trainer_bytes,
 )
 from dapo.policy.model_dimensions import dimensions_of
 from dapo.policy.packed_attention import use_packed_attention
@@ -29,6 +30,7 @@ from helpers.model_sizes import sizes_of
 from helpers.tiny_policies import groups_of
 
 H100 = FreeMemory(80 * GIB, "an H100")
+PAIRED = ["rollout.engine=vllm", "launcher=ray", "distributed.gpus_per_process=0.5", "distributed.trainer_ranks=2"]
 
 
 def config_of(*overrides: str) -> Config:
@@ -178,14 +180,47 @@ def test_the_most_tokens_that_fit_are_found_exactly():
         (["rollout.engine=vllm"], 2, 1),
         (["rollout.engine=vllm"], 1, 2),  # the trainer and the engine
         (["distributed.trainer_ranks=4"], 2, 3),  # the controller samples
-        (["distributed.trainer_ranks=3"], 2, 2),
+        (["distributed.trainer_ranks=3"], 2, 3),  # ranks 0 and 2, and the controller, are on the first
         (["distributed.trainer_ranks=2", "rollout.engines=4"], 2, 3),
         (["launcher=ray", "distributed.gpus_per_process=0.5"], 8, 2),
         (["launcher=ray", "distributed.trainer_ranks=64"], 8, 1),
     ],
 )
 def test_processes_that_share_a_gpu_are_counted(overrides: list[str], gpus: int, expected: float):
-    assert config_of(*overrides).processes_per_gpu(gpus) == expected
+    assert config_of(*overrides).gpu_shares(gpus).processes == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        (["rollout.engine=vllm"], 1, GpuShares(1, 1, is_shared=True, alternates=True)),
+        (["rollout.engine=vllm"], 2, GpuShares()),
+        (["rollout.engine=vllm", "schedule=one_step_off"], 1, GpuShares(1, 1, is_shared=True)),
+        (["rollout.engine=vllm", "train.device=cpu"], 1, GpuShares()),
+        ([*PAIRED, "rollout.engines=2"], 8, GpuShares(1, 1, is_shared=True, alternates=True)),
+        ([*PAIRED, "rollout.engines=1"], 8, GpuShares(1, 1, is_shared=True)),  # Ray may place two ranks on a GPU
+    ],
+)
+def test_ranks_and_engines_alternate_where_a_step_does_one_thing_at_a_time(
+    overrides: list[str], gpus: int, expected: GpuShares
+):
+    assert config_of(*overrides).gpu_shares(gpus) == expected
+
+
+def test_in_turn_each_phase_has_the_gpu_but_what_the_other_keeps():
+    memory, in_turn = memory_of("qwen2.5-1.5b"), GpuShares(1, 1, is_shared=True, alternates=True)
+    assert trainer_bytes(in_turn, 80 * GIB, memory) == 76 * GIB
+    # bfloat16 weights, master weights, two moments; no gradients, no activations
+    assert memory.kept_bytes() == 4 * GIB + (2 + 4 + 8) * memory.dimensions.parameters
+
+
+def test_a_cache_of_a_given_size_leaves_the_rest_to_a_trainer_that_computes_at_the_same_time():
+    sharing = GpuShares(1, 1, is_shared=True)
+    equal, given = (
+        memory_of("qwen2.5-1.5b", "rollout.engine=vllm", f"rollout.vllm.cache_gib={cache}") for cache in ("auto", "10")
+    )
+    assert trainer_bytes(sharing, 80 * GIB, equal) == 40 * GIB
+    assert trainer_bytes(sharing, 80 * GIB, given) == 66 * GIB - 2 * given.dimensions.parameters
 
 
 def kept_bytes(name: str, *, layers: int, recompute: bool = False) -> tuple[float, TrainerMemory]:

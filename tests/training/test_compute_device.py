@@ -60,10 +60,10 @@ def test_a_gpu_without_bfloat16_units_computes_in_float32_and_a_line_names_it(
 
 def test_processes_that_share_a_gpu_divide_the_memory_that_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     use_gpus(monkeypatch, [(8, 0)])
-    config = tiny("distributed.trainer_ranks=2")
+    config = tiny("distributed.trainer_ranks=2", "train.device=cuda", "schedule=one_step_off", "rollout.engines=1")
     gpu = trainer_gpu(config, ComputeDevice.of_this_process("auto"))
     assert gpu is not None
-    assert gpu.available == 16 * GIB / 3  # two ranks, and the controller, which samples
+    assert gpu.available == 16 * GIB / 3  # two ranks and an engine
     assert trainer_gpu(config, ComputeDevice("cpu", "a processor", True)) is None
 
 

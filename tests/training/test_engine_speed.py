@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyarrow.parquet import read_table
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.data.stream import ProblemStream
-from dapo.engines.scripted import ScriptedEngine
 from dapo.runs.checkpoints import numbered
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.training.checkpointing import read_state

@@ -19,12 +19,12 @@ import torch
 from pyarrow.parquet import read_table
 from safetensors.torch import load_file
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run
 from dapo.config import Config, build_config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, ShortfallError
 from dapo.data.stream import ProblemStream
-from dapo.engines.scripted import ScriptedEngine
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.outcomes import OUTCOMES
 from dapo.training import one_step_off

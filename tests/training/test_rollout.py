@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.algo.sampling import ScoreThresholds
 from dapo.core.errors import EngineError, RewardError, ShortfallError, VerifierFailed
 from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
-from dapo.engines.scripted import ScriptedEngine
 from dapo.training.dynamic_sampling import DynamicSampler, RollingErrorRate
 from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
 from dapo.training.stopping import MAX_EMPTY_STEPS, ProblemsSolved, describe_short_batch, require_groups

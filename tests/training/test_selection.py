@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.scripted_engine import ScriptedEngine
 from dapo.algo.advantages import group_advantages
 from dapo.algo.chance import Beta, chance_at, expected_chance, largest_chance
 from dapo.core.errors import RewardError
 from dapo.data.stream import ProblemStream
-from dapo.engines.scripted import ScriptedEngine
 from dapo.training.problem_stats import HALF_LIFE_STEPS, ProblemStats, read_problem_stats, write_problem_stats
 from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.selection import CALIBRATION_SHARE, FLOOR, Decision, Prediction, ProblemSelector

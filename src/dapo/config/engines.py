@@ -14,7 +14,7 @@ class EngineKind:
     open: str | None = None
     """Opens the engine in this process: `(RolloutConfig, PreTrainedModel, gpu_processes=1)`; None: it needs its own."""
     worker_spec: str = "dapo.distributed.engine_specs:engine_spec"
-    """Makes the spec of an engine process: `(Config, threads=, gpu_processes=)`. The default process calls `open`."""
+    """Makes the spec of an engine process: `(Config, threads=, shares=)`. The default process calls `open`."""
     require: str | None = None  # raises ConfigError if the engine cannot start on this machine: `(Config)`
     resolve: str | None = None  # resolves `auto` in the engine's section: `(section, model, dtype=, device=)`
     temperatures: tuple[float, float] = (0.0, float("inf"))  # lowest and highest temperature, besides 0 (greedy)

@@ -1,6 +1,7 @@
 """The configuration of a run: its sections, derived values, and checks across sections."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
@@ -27,6 +28,26 @@ if TYPE_CHECKING:
     PresetName: TypeAlias = str
 else:
     PresetName = Literal[tuple(PRESETS)]
+
+
+@dataclass(frozen=True)
+class GpuShares:
+    """How trainer ranks and engines share GPUs."""
+
+    trainers: float = 1  # trainer ranks per GPU
+    engines: float = 1  # processes of engines per GPU
+    is_shared: bool = False  # whether ranks and engines compute on the same GPUs
+    alternates: bool = False  # whether engines give their memory up while the policy updates
+
+    @property
+    def processes(self) -> float:
+        """The processes per GPU."""
+        return self.trainers + self.engines if self.is_shared else 1
+
+    @property
+    def sampling(self) -> float:
+        """The processes per GPU that divide its free memory while engines sample."""
+        return self.engines if self.alternates else self.processes
 
 
 def _launcher(value: str) -> str:
@@ -159,11 +180,19 @@ class Config(Section):
         engines = max(self.engine_processes, int(self.uses_trainer_group))  # without processes the controller samples
         return self.distributed.trainer_ranks + engines * self.gpus_per_engine if self.is_multiprocess else 1
 
-    def processes_per_gpu(self, gpus: int) -> float:
-        """The number of trainer ranks and engines per GPU, of `gpus` on this machine; at least 1."""
+    def gpu_shares(self, gpus: int) -> GpuShares:
+        """The rule of who shares a GPU, with `gpus` on this machine: processes share all of them or none."""
+        ranks, engines = self.distributed.trainer_ranks, self.gpus_wanted - self.distributed.trainer_ranks
+        if self.train.device == "cpu" or not self.is_multiprocess:
+            return GpuShares()
         if self.uses_ray:
-            return 1 / min(1.0, self.distributed.gpus_per_process or 1.0)
-        return ceil(self.gpus_wanted / max(1, gpus))
+            part = min(1.0, self.distributed.gpus_per_process or 1.0)
+            is_paired = part == 0.5 and ranks == engines and self.engine_processes > 0
+            return GpuShares(0.5 / part, 0.5 / part, part < 1, is_paired and self.schedule == "sync")
+        if self.gpus_wanted <= gpus:
+            return GpuShares()
+        per_gpu = [ceil(count / max(1, gpus)) for count in (ranks, engines)]
+        return GpuShares(per_gpu[0], per_gpu[1], is_shared=True, alternates=self.schedule == "sync")
 
     @property
     def is_multiprocess(self) -> bool:

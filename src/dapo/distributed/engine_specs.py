@@ -10,12 +10,14 @@ from itertools import cycle, islice
 import torch
 from transformers import PreTrainedModel
 
-from dapo.config import Config, RolloutConfig
+from dapo.config import Config, GpuShares, RolloutConfig
 from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.launch import allocator_environment, gpus_per_worker, threads_on_cluster
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.engines.engine import RolloutEngine
 from dapo.policy.model import device_of, load_model
+
+_ALONE = GpuShares()
 
 
 def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]:
@@ -39,16 +41,16 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
 def _engine_spec(config: Config, *, threads: int, gpus: int) -> WorkerSpec:
     """The spec of every engine of a run whose processes share `gpus` GPUs, none of them assigned yet."""
     make = pkgutil.resolve_name(config.rollout.engine_kind.worker_spec)
-    return make(config, threads=threads, gpu_processes=config.processes_per_gpu(gpus))
+    return make(config, threads=threads, shares=config.gpu_shares(gpus))
 
 
-def engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> WorkerSpec:
+def engine_spec(config: Config, *, threads: int, shares: GpuShares = _ALONE) -> WorkerSpec:
     """The spec of a process that loads the model by its name and opens the engine around it.
 
-    The policy's weights are loaded later. `gpu_processes` counts the processes that share its GPU, this one included.
+    The policy's weights are loaded later.
     """
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
-    options = {"config": config, "threads": threads, "gpu_processes": gpu_processes}
+    options = {"config": config, "threads": threads, "gpu_processes": shares.sampling}
     return WorkerSpec("dapo.distributed.engine_specs:open_engine", options, environment, HUB_VARIABLES, cpus=threads)
 
 

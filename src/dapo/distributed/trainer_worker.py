@@ -126,11 +126,13 @@ class TrainerWorker:
         if self._rank:
             for _ in weights.named_tensors():
                 pass
+            torch.cuda.empty_cache()
             return 0
         if path is None:
             self._exported = path = self._folder.write(weights, version).path
         else:
             write_weights(path, weights, version)
+        torch.cuda.empty_cache()  # an engine on this GPU wakes next
         return path.stat().st_size
 
     def read_weights(self, start: int, size: int) -> bytes:

@@ -11,26 +11,34 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 import dapo
-from dapo.config import Config
+from dapo.config import Config, GpuShares
 from dapo.core.errors import ConfigError
 from dapo.core.files import cache_folder
 from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.vllm.start import INSTALL, VllmOptions
 from dapo.policy.hf_io import config_of
+from dapo.policy.memory_model import ResponseLengths, TrainerMemory
 from dapo.policy.model import load_meta_model
+from dapo.policy.model_dimensions import find_dimensions
+
+_ALONE = GpuShares()
 
 
-def vllm_engine_spec(config: Config, *, threads: int, gpu_processes: float = 1) -> WorkerSpec:
+def vllm_engine_spec(config: Config, *, threads: int, shares: GpuShares = _ALONE) -> WorkerSpec:
     """A vLLM engine for the model of `config`; the policy's weights are loaded later.
 
-    The processes of `rollout.vllm.tensor_parallel` divide the threads. `gpu_processes` share each of the engine's GPUs,
-    this one included. Raises ConfigError for a model with tensors other than weights, and for a missing interpreter.
+    The processes of `rollout.vllm.tensor_parallel` divide the threads. Raises ConfigError for a model with tensors
+    other than weights, and for a missing interpreter.
     """
-    vllm = config.rollout.vllm
+    vllm, options = config.rollout.vllm, vllm_options(config)
+    options = replace(options, gpu_processes=shares.processes, sleeps=shares.alternates)
+    if shares.alternates and (dimensions := find_dimensions(config.model)) is not None:
+        memory = TrainerMemory(config, dimensions, ResponseLengths.expected(config))
+        options = replace(options, gpu_processes=shares.engines, trainer_bytes=shares.trainers * memory.kept_bytes())
     return WorkerSpec(
         "dapo.engines.vllm.start:open_vllm_engine",
-        {"options": replace(vllm_options(config), gpu_processes=gpu_processes)},
+        {"options": options},
         environment=vllm_environment(threads=max(1, threads // vllm.tensor_parallel)) | _import_path(vllm.python),
         secrets=HUB_VARIABLES if config.model.trust_remote_code else (),
         python=None if vllm.python is None else _interpreter(vllm.python),

@@ -104,6 +104,7 @@ class WeightsFolder:
             return weights
         path = self.path_of(version)
         write_weights(path, weights, version)
+        torch.cuda.empty_cache()  # an engine may wake on the GPU of a policy in this process
         return self.keep(path, version)
 
     def path_of(self, version: int) -> Path:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dapo.config import Config
+from dapo.config import Config, GpuShares
 from dapo.config.data_spec import kinds
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import chunk_bytes, chunk_tokens
@@ -23,6 +23,10 @@ USEFUL_TOKENS = 8192
 """The microbatch size below which `auto` prefers to recompute: a smaller one leaves a GPU idle between its kernels."""
 MAX_TOKENS = 32768  # the largest microbatch of `auto`: more tokens make no GPU faster
 ROUNDED_TO = 1024
+SLEEPING_BYTES = 4 * GIB
+"""The bytes that a process keeps on a GPU while another phase uses it: CUDA's context, kernels, captured graphs."""
+TRANSIENT = ("gradients", "all-gathered layers, embedding and head", "unsharded gradients, before the reduce-scatter")
+"""The parts of a trainer's state that exist during an update only."""
 CPU_TOKENS = 16384  # the value of `auto` on a CPU, without recomputation
 
 
@@ -129,6 +133,19 @@ class TrainerMemory:
             breakdown["unsharded gradients, before the reduce-scatter"] = (e + master) * unsharded
         return breakdown
 
+    def kept_bytes(self) -> float:
+        """The bytes that a trainer keeps on its GPU while engines sample."""
+        return SLEEPING_BYTES + sum(size for name, size in self.state().items() if name not in TRANSIENT)
+
+    def paged_engine_bytes(self) -> float | None:
+        """The bytes that an engine with a paged cache of a given size takes on each of its GPUs; None for another."""
+        rollout = self.config.rollout
+        cache = getattr(rollout.engine_options, "cache_gib", None)
+        if cache is None:
+            return None
+        weights = self.element_bytes * self.dimensions.parameters / self.config.gpus_per_engine
+        return weights + cache * GIB + SLEEPING_BYTES
+
     def activation_bytes(self, *, recompute: bool) -> float:
         """The bytes per token of a microbatch that autograd keeps from the forward to the backward."""
         dimensions, e = self.dimensions, self.element_bytes
@@ -179,6 +196,15 @@ class TrainerMemory:
         """The number of keys per token: a group's prompt is packed once, but each response gathers its keys."""
         size, prompt, response = self.config.rollout.group_size, self.lengths.prompt, self.lengths.response
         return size * (prompt + response) / (prompt + size * response)
+
+
+def trainer_bytes(shares: GpuShares, capacity: float, memory: TrainerMemory | None) -> float:
+    """The bytes of a GPU that each of its trainer ranks may fill; `memory` is None for a model of unknown sizes."""
+    if shares.alternates:
+        return (capacity - shares.engines * SLEEPING_BYTES) / shares.trainers
+    if shares.is_shared and memory is not None and (held := memory.paged_engine_bytes()) is not None:
+        return (capacity - shares.engines * held) / shares.trainers
+    return capacity / shares.processes
 
 
 @dataclass(frozen=True)

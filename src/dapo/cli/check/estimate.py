@@ -10,11 +10,13 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Self
 
-from dapo.config import Config
+import torch
+
+from dapo.config import Config, GpuShares
 from dapo.core.errors import ConfigError
 from dapo.engines.native.device_memory import CACHE_SHARE, SAMPLING_FLOATS
 from dapo.engines.vllm.start import CPU_CACHE_GIB, GPU_MEMORY
-from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory
+from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory, trainer_bytes
 from dapo.policy.model_dimensions import ModelDimensions
 
 CUDA_PROCESS_BYTES = 3 * GIB  # main memory of a process that computes on a GPU, without any weights
@@ -52,6 +54,9 @@ def hardware_profile_for(config: Config, given: Sequence[str] = ()) -> HardwareP
     this_machine = HardwareProfile("cpu", round(memory / GIB, 1), devices_per_node=1, engine_overhead_gib=1.0)
     expected: dict[str, Any] = {"mean_response_tokens": lengths.response, "prompt_tokens": lengths.prompt}
     expected["keep_rate"] = HardwareProfile.keep_rate if config.dynamic_sampling.enabled else 1.0
+    if device == "gpu" and config.launcher == "local" and torch.cuda.is_available():
+        gib = torch.cuda.get_device_properties(0).total_memory / GIB
+        expected |= {"memory_gib": round(gib, 1), "devices_per_node": torch.cuda.device_count()}
     profile = replace(HardwareProfile() if device == "gpu" else this_machine, **(expected | changed))
     for entry in fields(HardwareProfile):
         value = getattr(profile, entry.name)
@@ -99,15 +104,29 @@ class ResourceEstimate:
         return not self.config.is_multiprocess
 
     @property
+    def shares(self) -> GpuShares:
+        """The processes that share a GPU."""
+        return self.config.gpu_shares(self.profile.devices_per_node)
+
+    @property
     def available(self) -> float:
-        return self.profile.memory_gib * GIB
+        """Bytes of the device that a trainer rank may fill; on a CPU, of the machine."""
+        return trainer_bytes(self.shares, self.profile.memory_gib * GIB, self.memory)
+
+    @property
+    def engine_available(self) -> float:
+        """Bytes of the device that an engine may fill."""
+        shares, capacity = self.shares, self.profile.memory_gib * GIB
+        kept = shares.trainers * self.memory.kept_bytes() if shares.alternates else 0.0
+        return (capacity - kept) / shares.sampling
 
     @property
     def devices(self) -> int:
         """The number of GPUs; 1 on CPUs."""
-        if self.profile.device == "cpu" or self.is_colocated:
+        if self.profile.device == "cpu":
             return 1
-        return self.ranks + max(1, self.config.engine_processes) * self.config.gpus_per_engine
+        wanted, processes = self.config.gpus_wanted, self.shares.processes
+        return ceil(wanted / processes) if self.config.uses_ray else min(wanted, self.profile.devices_per_node)
 
     @property
     def sequence_tokens(self) -> int:
@@ -132,7 +151,8 @@ class ResourceEstimate:
             given = self.cache_limit
             cache = (given or CPU_CACHE_GIB) * GIB
             if given is None and self.profile.device == "gpu":
-                cache = max(0.0, GPU_MEMORY * self.available - breakdown["weights"] - overhead)
+                reserve = (1 - GPU_MEMORY) * self.profile.memory_gib * GIB / self.shares.sampling
+                cache = max(0.0, self.engine_available - reserve - breakdown["weights"] - overhead)
             return breakdown | {"cache": cache, "vLLM overhead": overhead}
         if self.profile.device == "cpu" and dimensions.tied:
             breakdown["prepacked head"] = e * dimensions.embedding_parameters
@@ -143,7 +163,7 @@ class ResourceEstimate:
         logits = SAMPLING_FLOATS * 4 * slots * dimensions.vocabulary
         if self.profile.device == "gpu":
             resident = sum(self.memory.state().values()) if self.is_colocated else 0
-            free = self.available - resident - breakdown["weights"] - logits
+            free = self.engine_available - resident - breakdown["weights"] - logits
             cache = min(cache, max(self.cached_token_bytes, CACHE_SHARE * free))
         return breakdown | {"cache": cache, "logits": logits}
 

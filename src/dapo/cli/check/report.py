@@ -116,7 +116,16 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
     if estimate.profile.device == "gpu":
         per_node = estimate.profile.devices_per_node
         nodes = ceil(estimate.devices / per_node)
-        yield f"  GPUs         {estimate.devices} = {plural(nodes, 'node')} of {per_node}"
+        yield f"  GPUs         {estimate.devices} = {plural(nodes, 'node')} of {per_node}{_shared(estimate)}"
+
+
+def _shared(estimate: ResourceEstimate) -> str:
+    shares = estimate.shares
+    if not shares.is_shared:
+        return ""
+    order = ", which use it in turn" if shares.alternates else ""
+    engines = "one engine" if shares.engines == 1 else f"{shares.engines:g} engines"
+    return f", each shared by {plural(round(shares.trainers), 'trainer rank')} and {engines}{order}"
 
 
 def _adapters(lora: LoraConfig, linears: int, trained: int, parameters: int) -> str:
@@ -151,7 +160,7 @@ def _memory(estimate: ResourceEstimate) -> Iterator[str]:
             yield f"  and {copied} of main memory for the copy that a checkpoint is written from"
         return
     yield from _table(estimate, f"memory of a trainer's {device}", estimate.trainer_memory())
-    yield from _table(estimate, f"memory of an engine's {device}", estimate.engine_memory())
+    yield from _table(estimate, f"memory of an engine's {device}", estimate.engine_memory(), estimate.engine_available)
     if estimate.config.engine_processes:
         versions = _gib(2 * estimate.sync_bytes)
         yield f"  main memory where the weights come from: {versions} for the newest two versions"
@@ -163,11 +172,13 @@ def _memory(estimate: ResourceEstimate) -> Iterator[str]:
     )
 
 
-def _table(estimate: ResourceEstimate, title: str, breakdown: Mapping[str, float]) -> Iterator[str]:
+def _table(
+    estimate: ResourceEstimate, title: str, breakdown: Mapping[str, float], available: float | None = None
+) -> Iterator[str]:
     yield f"{title}:"
     for name, size in breakdown.items():
         yield f"  {_gib(size):>10}  {name}"
-    yield f"  {_gib(sum(breakdown.values())):>10}  total, of {_gib(estimate.available)}"
+    yield f"  {_gib(sum(breakdown.values())):>10}  total, of {_gib(available or estimate.available)}"
 
 
 def _step(estimate: ResourceEstimate) -> Iterator[str]:
@@ -249,7 +260,7 @@ def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
 
 def _engine_too_large(estimate: ResourceEstimate, breakdown: Mapping[str, float]) -> Iterator[str]:
     engine, kind = estimate.config.rollout.engine, estimate.config.rollout.engine_kind
-    cache, total, available = breakdown["cache"], sum(breakdown.values()), estimate.available
+    cache, total, available = breakdown["cache"], sum(breakdown.values()), estimate.engine_available
     if total <= available:
         return
     remaining, needed = available - (total - cache), f"{_gib(total)}"

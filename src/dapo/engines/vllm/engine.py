@@ -47,10 +47,12 @@ class VllmEngine(checks.EngineState):
         weight_shapes: Mapping[str, tuple[int, ...]],
         temperatures: tuple[float, float],
         max_sequences: int,
+        sleeps: bool = False,
     ) -> None:
         """Wrap a started `vllm.LLMEngine`, whose own weights are never sampled from; see VllmOptions."""
         super().__init__(version=None)
         self._engine: Any = llm_engine
+        self._sleeps, self._is_asleep = sleeps, False
         self._sampling_params, self._weight_shapes, self._max_sequences = sampling_params, weight_shapes, max_sequences
         config = llm_engine.model_config
         self._vocabulary: int = config.get_vocab_size()
@@ -59,6 +61,7 @@ class VllmEngine(checks.EngineState):
         self._bound = checks.PositionBound(bound, what, "raise data.max_prompt_tokens")
         self._waiting: dict[str, GenerationRequest] = {}
         self._running: dict[str, _RunningSequence] = {}
+        self.drop_weights()  # a trainer's rank that starts on this GPU needs its memory
 
     @property
     def in_flight(self) -> list[str]:
@@ -74,7 +77,10 @@ class VllmEngine(checks.EngineState):
         self._require_complete(weights)
         engine = self._engine
         try:
+            self._wake("weights")
             left_out = sorted({name for names in engine.collective_rpc(LOAD, args=(weights,)) for name in names})
+            self._wake("kv_cache")
+            self._is_asleep = False
             is_reset = engine.reset_prefix_cache()
         except Exception as error:  # vLLM fails in many ways; half of the weights may be old
             self.close()
@@ -85,6 +91,17 @@ class VllmEngine(checks.EngineState):
             raise EngineError(f"vLLM still holds values older than the weights of version {version}: {old}")
         engine.set_weight_version(str(version))
         self._version = version
+
+    def drop_weights(self) -> None:
+        """Give weights and cache back to the GPU until `load_weights`, if a trainer's rank shares it."""
+        super().drop_weights()
+        if self._sleeps and not self._is_asleep:
+            self._engine.sleep(level=2)  # nothing is copied to main memory; the prefix cache is reset
+            self._version, self._is_asleep = None, True
+
+    def _wake(self, part: str) -> None:
+        if self._is_asleep:
+            self._engine.wake_up([part])
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._require_weights()

@@ -58,7 +58,9 @@ class VllmOptions:
     tensor_parallel: int = 1
     eager: bool | None = None  # None: on a CPU
     reproducible: bool = True  # every request has a seed of its own, and a step ends before the next is scheduled
-    gpu_processes: float = 1  # processes that share each GPU, this one included
+    gpu_processes: float = 1  # processes that divide the memory of each GPU while this one samples
+    trainer_bytes: float = 0  # memory of each GPU that trainer ranks keep meanwhile
+    sleeps: bool = False  # whether it gives weights and cache back to the GPU while the policy updates
     trust_remote_code: bool = False
 
 
@@ -86,7 +88,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-", dir="/tmp" if os.path.isdir("/tmp") else None) as folder:
             os.environ["VLLM_RPC_BASE_PATH"] = folder
             (Path(folder) / "config.json").write_text(options.model_config, encoding="utf-8")
-            arguments = engine_arguments(options, folder, on_cpu=current_platform.is_cpu())
+            arguments = engine_arguments(options, folder, on_cpu=current_platform.is_cpu(), gpu_bytes=_gpu_bytes())
             engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         if current_platform.is_cpu():
             _require_heads(engine.model_config.get_head_size(), options.model)
@@ -105,6 +107,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         weight_shapes=options.weight_shapes,
         temperatures=options.temperatures,
         max_sequences=options.max_sequences,
+        sleeps=arguments["enable_sleep_mode"],
     )
 
 
@@ -130,7 +133,7 @@ def listen_on_loopback() -> None:
     rendezvous.TCPStore = store
 
 
-def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapping[str, Any]:
+def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool, gpu_bytes: float = 0) -> Mapping[str, Any]:
     """Arguments of `vllm.EngineArgs`, with log-probabilities of the distribution that tokens are sampled from."""
     arguments: dict[str, Any] = {
         "model": folder,
@@ -151,12 +154,14 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapp
         # None: vLLM's own choice. It schedules a step before it knows the tokens of the one before
         "async_scheduling": False if options.reproducible else None,
         "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
+        "enable_sleep_mode": options.sleeps and not on_cpu,
         "disable_log_stats": True,
         # requests without seeds of their own draw from the engine's: engines of one run must not draw the same
         "seed": 0 if options.reproducible else secrets.randbits(32),
     }
     if options.cache_gib is None and not on_cpu:
-        arguments["gpu_memory_utilization"] = GPU_MEMORY / options.gpu_processes
+        kept = options.trainer_bytes / gpu_bytes if options.trainer_bytes else 0
+        arguments["gpu_memory_utilization"] = (GPU_MEMORY - kept) / options.gpu_processes
     else:
         arguments["kv_cache_memory_bytes"] = int((options.cache_gib or CPU_CACHE_GIB) * _GIB)
         arguments["gpu_memory_utilization"] = 0.01  # unused with a fixed cache, but vLLM requires this much free memory
@@ -167,6 +172,10 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool) -> Mapp
             "max_num_batched_tokens": max(options.max_tokens, options.max_sequences, _BATCH_TOKENS),
         }
     return arguments
+
+
+def _gpu_bytes() -> float:
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:

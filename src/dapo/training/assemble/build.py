@@ -141,6 +141,7 @@ def build_engine(
 ) -> RolloutEngine:
     """Build the rollout engine, in this process or in processes of `launcher`; all its answers are checked."""
     engine: RolloutEngine
+    shares = config.gpu_shares(torch.cuda.device_count())
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
         specs = engine_specs(config, launcher.nodes)
@@ -149,11 +150,10 @@ def build_engine(
             specs,
             log=log,
             reproducible=config.rollout.reproducible,
-            shares_gpus=config.train.device != "cpu" and config.processes_per_gpu(torch.cuda.device_count()) > 1,
+            shares_gpus=config.train.device != "cpu" and shares.is_shared,
         )
     else:
-        sharing = config.processes_per_gpu(torch.cuda.device_count())
-        engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), sharing)
+        engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), shares.sampling)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     return CheckedEngine(engine, vocabulary=vocabulary)
 

@@ -16,9 +16,16 @@ from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.processor import BFLOAT16_CAPABILITY, cpu_model, vector_extensions
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.trainer_group import gpus_per_rank
-from dapo.policy.memory_model import GIB, FreeMemory, resolve_microbatches
+from dapo.policy.memory_model import (
+    GIB,
+    FreeMemory,
+    ResponseLengths,
+    TrainerMemory,
+    resolve_microbatches,
+    trainer_bytes,
+)
 from dapo.policy.model import device_of
-from dapo.policy.model_dimensions import find_dimensions
+from dapo.policy.model_dimensions import ModelDimensions, find_dimensions
 
 
 @dataclass(frozen=True)
@@ -73,10 +80,11 @@ def resolve_auto(
             log(f"auto: model.dtype=float32: the GPU ({device.name}) has no bfloat16 units, which begin with 8.0")
     config = resolve_auto_verifier(config)
     if not has_sizes:
-        gpu, dimensions = trainer_gpu(config, device), None
-        if gpu is not None:
+        dimensions = None
+        if device.type == "cuda":
             # the run needs the model's files soon, so a missing config.json may be downloaded
             dimensions = find_dimensions(config.model) or find_dimensions(config.model, local_files_only=False)
+        gpu = trainer_gpu(config, device, dimensions)
         config, reason = resolve_microbatches(config, dimensions, gpu)
         if reason is not None:
             log(reason)
@@ -116,13 +124,15 @@ def resolve_engine(config: Config, model: nn.Module) -> Config:
     return config.changed("rollout", **{rollout.engine: options})
 
 
-def trainer_gpu(config: Config, device: ComputeDevice) -> FreeMemory | None:
-    """The memory of the GPU that a process trains on; None on a CPU. Processes that share a GPU get equal parts."""
+def trainer_gpu(config: Config, device: ComputeDevice, dimensions: ModelDimensions | None = None) -> FreeMemory | None:
+    """The memory of the GPU that a process trains on, its own or shared; None on a CPU."""
     if device.type == "cpu":
         return None
-    sharing = config.processes_per_gpu(torch.cuda.device_count())
-    name = device.name + (f", which {sharing:g} processes share" if sharing > 1 else "")
-    capacity = device.memory / sharing
+    shares = config.gpu_shares(torch.cuda.device_count())
+    shared = f", which {shares.processes:g} processes {'use in turn' if shares.alternates else 'share'}"
+    name = device.name + (shared if shares.is_shared else "")
+    memory = None if dimensions is None else TrainerMemory(config, dimensions, ResponseLengths.expected(config))
+    capacity = trainer_bytes(shares, device.memory, memory)
     # the memory of a rank's GPU is not queried here: that would take some of it
     if config.uses_trainer_group or config.uses_ray or not torch.cuda.is_available():
         return FreeMemory(capacity, f"of {name}")
