@@ -164,6 +164,19 @@ class ThreadLauncher:
         return self.ranks
 
 
+def test_the_first_groups_are_on_their_way_before_the_rest_is_partitioned() -> None:
+    launcher: Any = ThreadLauncher()
+    group = TrainerGroup(tiny("distributed.trainer_ranks=2", "train.microbatch_tokens=60"), launcher)
+    samples = groups_of([(4, (20, 20)), (4, (20, 20)), (4, (20, 20))])
+    without_prompt = [replace(sample, prompt_ids=()) for sample in samples[4:]]
+    with pytest.raises(ValueError, match="have no prompt"):  # which the partition of the rest finds
+        group.record_old_logprobs([*samples[:4], *without_prompt])
+    group.close()
+    assert [rank.stored for rank in launcher.ranks] == [1, 1]
+    held = [number for rank in launcher.ranks for number in rank.samples._samples]
+    assert sorted(held) == [0, 1, 2, 3]
+
+
 def test_a_step_s_samples_are_sent_once_and_every_update_gets_them_with_their_old_logprobs() -> None:
     launcher: Any = ThreadLauncher()
     config = tiny("distributed.trainer_ranks=3", "train.microbatch_tokens=60", "rollout.max_response_tokens=64")

@@ -4,19 +4,18 @@ Training calls the two operators behind it, a decode step the function itself. T
 of the caller's numbers; here each requirement is an assertion.
 """
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from dapo.policy.varlen_attention import has_operators
-
 
 @contextmanager
 def varlen_on_cpu() -> Iterator[None]:
     """While the block runs, `torch.ops.torch_attn` computes on the CPU."""
-    assert has_operators()  # which defines them
+    importlib.import_module("torch.nn.attention.varlen")  # defines them
     with torch.library._scoped_library("torch_attn", "IMPL") as library:
         library.impl("_varlen_attn", attention, "CPU")
         library.impl("_varlen_attn_backward", attention_backward, "CPU")

@@ -9,7 +9,7 @@ from dapo.policy.packing import (
     pack_microbatch,
     partition,
 )
-from dapo.policy.prefixes import sorted_prefixes, token_array
+from dapo.policy.prefixes import HEAD_TOKENS, sorted_prefixes, token_array
 from dapo.types import Sample
 from helpers.tiny_policies import branching, ids, sample
 
@@ -78,8 +78,12 @@ def test_each_beginning_that_predicts_is_scored_once_and_every_response_token_is
 
 
 @settings(max_examples=200)
-@given(sequences=st.lists(TOKENS, min_size=1, max_size=8))
-def test_no_earlier_sequence_shares_more_than_the_one_before(sequences: list[tuple[int, ...]]) -> None:
+@given(
+    sequences=st.lists(TOKENS, min_size=1, max_size=8),
+    beginning=st.sampled_from([0, HEAD_TOKENS - 1, HEAD_TOKENS, 2 * HEAD_TOKENS]),
+)
+def test_no_earlier_sequence_shares_more_than_the_one_before(sequences: list[tuple[int, ...]], beginning: int) -> None:
+    sequences = [(1,) * beginning + each for each in sequences]
     found = sorted_prefixes([token_array(each) for each in sequences])
     in_order = [sequences[i] for i in found.order]
     assert in_order == sorted(sequences)

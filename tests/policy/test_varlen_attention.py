@@ -1,9 +1,10 @@
 """Packed attention by the kernel for variable lengths, which a CPU lacks: by its formulas it is PyTorch's attention."""
 
+import inspect
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,13 +21,12 @@ from dapo.policy.packing import pack
 from dapo.policy.varlen_attention import (
     attends_by_varlen,
     build_varlen_plan,
-    has_operators,
-    lacking_arguments,
     padded_attention_notes,
     supports_varlen,
     varlen_attention,
 )
 from helpers.fake_cuda import fake_cuda
+from helpers.paths import ROOT
 from helpers.tiny_models import COMMON, randomised
 from helpers.tiny_policies import assert_close, branching, gradient_of, groups_of, loaded, make_policy, ragged, sample
 from helpers.varlen_operators import varlen_on_cpu
@@ -182,30 +182,32 @@ def test_the_kernel_serves_16_bit_types_on_gpus_since_ampere_in_its_head_widths(
     assert supports_varlen(dtype, width, capability) is supported
 
 
-def operator(*names: str) -> Any:
-    return SimpleNamespace(_schema=SimpleNamespace(arguments=[SimpleNamespace(name=name) for name in names]))
+def test_the_lowest_pytorch_that_the_package_allows_has_the_arguments_that_are_used() -> None:
+    from torch.nn.attention.varlen import varlen_attn
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "torch>=2.13" in project["dependencies"]
+    assert torch.__version__.startswith("2.13.")  # what this test looks at; a newer one is another version to look at
+    assert {"seqused_k", "num_splits", "enable_gqa", "window_size"} <= set(inspect.signature(varlen_attn).parameters)
+    operators = torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward
+    forward, backward = ({a.name for a in operator.default._schema.arguments} for operator in operators)
+    assert {"window_size", "enable_gqa"} <= forward
+    assert "window_size" in backward
 
 
-def test_operators_that_lack_an_argument_are_found_and_named_in_one_warning() -> None:
-    whole, old = operator("query", "window_size", "enable_gqa"), operator("query")
-    assert lacking_arguments(whole, operator("window_size")) == []
-    assert lacking_arguments(old, operator("window_size")) == ["enable_gqa", "window_size"]
-    assert lacking_arguments(whole, old) == ["window_size"]
-    (note,) = padded_attention_notes(torch.bfloat16, "cuda", has_kernel=lambda: False)
-    assert note.startswith(f"warning: PyTorch {torch.__version__} has no attention for variable lengths")
-    (note,) = padded_attention_notes(torch.bfloat16, "cuda", has_kernel=lambda: True, capability=(7, 5))
+def test_16_bits_on_a_gpu_without_the_kernel_are_warned_of() -> None:
+    (note,) = padded_attention_notes(torch.bfloat16, "cuda", capability=(7, 5))
     assert note.startswith("warning: model.dtype=bfloat16 on a GPU of compute capability 7.5, below 8.0: bfloat16 is ")
-    assert padded_attention_notes(torch.bfloat16, "cuda", has_kernel=lambda: True, capability=(8, 0)) == []
-    for dtype, device, has_kernel in (
-        (torch.bfloat16, "cuda", True),
-        (torch.float32, "cuda", False),
-        (torch.bfloat16, "cpu", False),
+    for dtype, device, capability in (
+        (torch.bfloat16, "cuda", (8, 0)),
+        (torch.bfloat16, "cuda", None),
+        (torch.float32, "cuda", (7, 5)),
+        (torch.bfloat16, "cpu", None),
     ):
-        assert padded_attention_notes(dtype, device, has_kernel=lambda has=has_kernel: has) == []
+        assert padded_attention_notes(dtype, device, capability=capability) == []
 
 
 def test_layers_choose_the_kernel_on_a_gpu_only_and_for_states_of_one_width() -> None:
-    assert has_operators()
     states = torch.empty(5, 4, 64, dtype=torch.bfloat16)
     assert not attends_by_varlen(states, states)
     with fake_cuda():

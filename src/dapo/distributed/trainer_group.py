@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, Wo
 from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
 from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, WeightsFolder, write_chunks
 from dapo.policy.minibatch import partition_minibatch
-from dapo.policy.packing import RankMicrobatch, partition
+from dapo.policy.packing import RankMicrobatch, first_groups, partition
 from dapo.types import RankRecord, Sample
 
 FAILURE_WAIT_S = 10.0  # after one rank fails: the time for other ranks to fail as well, before they count as stuck
@@ -85,14 +85,16 @@ class TrainerGroup:
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with a `rank_record`: the ranks keep them with their old log-probabilities.
 
-        The tokens of each rank's first pass are sent first; the other tokens follow while the ranks compute it, and
-        then the remaining columns.
+        The first groups, which fill about one pass of every rank, are partitioned and sent first: the ranks compute
+        them while the others follow, and then the remaining columns.
         """
-        numbered, passes = self._assign(samples)
-        scored = self._score(numbered, [own[:1] for own in passes], is_first=True)
-        scored += self._score(numbered, [own[1:] for own in passes], is_first=False)
-        added = self._request_each("add_columns", ([encode(own, REMAINING_COLUMNS)] for own in numbered))
-        self._answers(scored, self._timeout_s)
+        num_first = first_groups(samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens)
+        self._batch, self._num_recorded, self._rank_of = self._batch + 1, len(samples), {}
+        scored, numbered = self._score(samples[:num_first], first=0)
+        later, others = self._score(samples[num_first:], first=num_first)
+        pairs = zip(numbered, others, strict=True)
+        added = self._request_each("add_columns", ([encode(own | more, REMAINING_COLUMNS)] for own, more in pairs))
+        self._answers([*scored, *later], self._timeout_s)
         self._answers(added, self._timeout_s)
         return [replace(sample, rank_record=RankRecord(self._batch, i)) for i, sample in enumerate(samples)]
 
@@ -108,22 +110,14 @@ class TrainerGroup:
         return [sums[i] for i in range(len(samples))]
 
     @collections_paused()  # the ranks wait for it
-    def _assign(self, samples: Sequence[Sample]) -> tuple[list[dict[int, Sample]], list[list[NumberedPass]]]:
-        """Start a new batch; returns for each rank its samples by number, and its passes."""
-        max_tokens = self._config.microbatch_tokens
-        partitions = partition(samples, ranks=len(self._workers), max_tokens=max_tokens)
-        passes = self._number(partitions, lambda i, sample: i)
-        self._batch, self._num_recorded = self._batch + 1, len(samples)
-        self._rank_of = {i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers}
-        return [_numbered(own) for own in partitions], passes
-
-    def _score(
-        self, numbered: Sequence[Mapping[int, Sample]], passes: Sequence[Sequence[NumberedPass]], *, is_first: bool
-    ) -> list[Future[Any]]:
-        """Send each rank the tokens of its passes, and have it score them."""
-        pairs = zip(numbered, passes, strict=True)
-        arguments = ([encode({i: of[i] for each in own for i in each.numbers}, IDS), own] for of, own in pairs)
-        return self._request_each("score", arguments, is_first=is_first)
+    def _score(self, samples: Sequence[Sample], *, first: int) -> tuple[list[Future[Any]], list[dict[int, Sample]]]:
+        """Send tokens to the ranks, which score them; also returns the samples of each rank by number from `first`."""
+        partitions = partition(samples, ranks=len(self._workers), max_tokens=self._config.microbatch_tokens)
+        passes = self._number(partitions, lambda i, sample: first + i)
+        self._rank_of |= {i: rank for rank, own in enumerate(passes) for each in own for i in each.numbers}
+        numbered = [_numbered(own, first) for own in partitions]
+        arguments = ([encode(of, IDS), own] for of, own in zip(numbered, passes, strict=True))
+        return self._request_each("score", arguments, is_first=first == 0), numbered
 
     def _number(
         self, partitions: Sequence[Sequence[RankMicrobatch]], number_of: Callable[[int, Sample], int]

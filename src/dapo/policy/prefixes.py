@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 
 import numpy as np
+
+HEAD_TOKENS = 64  # most responses differ within these, so that their order is found without reading the others
 
 
 @dataclass(frozen=True)
@@ -20,20 +23,27 @@ class SortedPrefixes:
 
 
 def token_array(token_ids: Sequence[int]) -> np.ndarray:
-    """Token ids as an array of 4-byte numbers."""
-    return np.asarray(token_ids, np.int64).astype(np.int32)
+    """Token ids as an array of 4-byte numbers: a view where they are stored like that."""
+    return np.asarray(token_ids, np.int32)
 
 
 def sorted_prefixes(sequences: Sequence[np.ndarray]) -> SortedPrefixes:
-    """Sort sequences made by `token_array`."""
-    keys = [sequence.astype(">i4").tobytes() for sequence in sequences]  # these bytes compare like the numbers
-    order = sorted(range(len(keys)), key=keys.__getitem__)
+    """Sort sequences made by `token_array`. Only sequences with equal first tokens are compared any further."""
+    heads = [_key(sequence[:HEAD_TOKENS]) for sequence in sequences]
+    order: list[int] = []
+    for _, equal in groupby(sorted(range(len(heads)), key=heads.__getitem__), key=heads.__getitem__):
+        tied = list(equal)
+        order += tied if len(tied) == 1 else sorted(tied, key=lambda i: _key(sequences[i]))
     shared = [0] * len(order)
-    for k in range(1, len(order)):
-        before, i = order[k - 1], order[k]
-        equal = keys[before] == keys[i]
-        shared[k] = len(sequences[i]) if equal else _common(sequences[before], sequences[i])
+    for k, (before, i) in enumerate(pairwise(order), start=1):
+        end = None if heads[before] == heads[i] else HEAD_TOKENS
+        shared[k] = _common(sequences[before][:end], sequences[i][:end])
     return SortedPrefixes(order, shared)
+
+
+def _key(sequence: np.ndarray) -> bytes:
+    """Bytes that compare like the token ids."""
+    return sequence.astype(">i4").tobytes()
 
 
 def _common(first: np.ndarray, second: np.ndarray) -> int:

@@ -11,9 +11,8 @@ shared keys and values, in the order in which threads finish. `torch.use_determi
 The operators are called like `varlen_attn` of PyTorch 2.13 calls them. Its own backward would keep the copies.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def attends_by_varlen(query: Tensor, value: Tensor) -> bool:
     if query.device.type != "cuda" or value.shape[2] != query.shape[2]:
         return False
     capability = torch.cuda.get_device_capability(query.device)
-    return supports_varlen(query.dtype, query.shape[2], capability) and has_operators()
+    return supports_varlen(query.dtype, query.shape[2], capability)
 
 
 def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, int]) -> bool:
@@ -67,42 +66,21 @@ def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, 
     )
 
 
-@cache
-def has_operators() -> bool:
-    """Whether this PyTorch has operators with windows and grouped heads; otherwise padded batches are used."""
-    from torch.nn.attention import varlen  # noqa: F401  # defines the operators; slow, and useless on a CPU
-
-    operators = torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn_backward
-    return not lacking_arguments(*(operator.default for operator in operators))
-
-
-def lacking_arguments(forward: Any, backward: Any) -> list[str]:
-    """The arguments that this module needs but the two operators lack."""
-    given = [{argument.name for argument in operator._schema.arguments} for operator in (forward, backward)]
-    return sorted(({"window_size", "enable_gqa"} - given[0]) | ({"window_size"} - given[1]))
-
-
 def padded_attention_notes(
-    dtype: torch.dtype, device_type: str, *, has_kernel: Callable[[], bool], capability: tuple[int, int] | None = None
+    dtype: torch.dtype, device_type: str, *, capability: tuple[int, int] | None = None
 ) -> list[str]:
     """A warning if training in 16 bits on a GPU cannot use the kernel, with the reason.
 
     `capability` is the GPU's compute capability; None: the GPU is on another machine.
     """
-    if device_type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+    is_narrow = device_type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+    if not is_narrow or capability is None or capability >= BFLOAT16_CAPABILITY:
         return []
-    padded = "updates attend in padded batches, which takes several times as long for long responses"
-    if capability is not None and capability < BFLOAT16_CAPABILITY:
-        name, found = str(dtype).removeprefix("torch."), ".".join(map(str, capability))
-        return [
-            f"warning: model.dtype={name} on a GPU of compute capability {found}, below 8.0: bfloat16 is emulated, and "
-            f"{padded}; model.dtype=auto takes float32 there"
-        ]
-    if has_kernel():
-        return []
+    name, found = str(dtype).removeprefix("torch."), ".".join(map(str, capability))
     return [
-        f"warning: PyTorch {torch.__version__} has no attention for variable lengths with windows and grouped heads: "
-        f"{padded}; install the PyTorch version that the package requires"
+        f"warning: model.dtype={name} on a GPU of compute capability {found}, below 8.0: bfloat16 is emulated, and "
+        "updates attend in padded batches, which takes several times as long for long responses; model.dtype=auto "
+        "takes float32 there"
     ]
 
 
@@ -120,6 +98,8 @@ def build_varlen_plan(
 
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, plan: VarlenPlan, *, scale: float | None) -> Tensor:
     """`[T, heads, d]` outputs, differentiable once; query `[T, heads, d]`, key and value `[T, kv_heads, d]`."""
+    from torch.nn.attention import varlen  # noqa: F401  # defines the operators; slow, and useless on a CPU
+
     return _VarlenAttention.apply(query, key, value, plan, scale)
 
 

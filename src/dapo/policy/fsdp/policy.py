@@ -185,16 +185,10 @@ class ShardedPolicy(PolicyCore):
             use_packed_attention(self._model)
 
     def _check_packed_forward(self) -> None:
-        if (plain := self._plain_attention) is None:
-            return
-        sharded: ShardedModel = self._model
-        model: Any = sharded.model
-
-        def logits(ids: Tensor) -> Tensor:
-            return sharded(lambda: model(input_ids=ids, use_cache=False).logits)
-
-        check_packed_forward(model, plain, logits, dtype=self._compute_dtype, sharded=sharded)
-        sharded.reshard()  # type: ignore[operator]  # FSDP has added it
+        if self._plain_attention is not None:
+            sharded: Any = self._model
+            check_packed_forward(sharded.model, self._plain_attention, sharded)
+            sharded.reshard()  # FSDP has added it
 
     def _make_optimizer(self) -> ShardedAdamW:
         names = {weight: name for name, weight in self._model.named_parameters()}

@@ -12,7 +12,7 @@ from dapo.core.errors import ConfigError
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.policy.model import LoadedModel, device_of, load_model
-from dapo.policy.varlen_attention import has_operators, padded_attention_notes
+from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.training.assemble.resolve import require_hardware
 from dapo.training.preflight import NO_COLUMNS, load_filter, load_rows
 from dapo.types import Problem
@@ -101,7 +101,7 @@ def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedMod
         device = device_of(config.train.device) if config.train.device == "auto" else config.train.device
         capability = torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else None
         dtype = getattr(torch, config.model.dtype)
-        notes += padded_attention_notes(dtype, device, has_kernel=has_operators, capability=capability)
+        notes += padded_attention_notes(dtype, device, capability=capability)
     return stop_at_turn_end(loaded, encoder), encoder, notes
 
 
