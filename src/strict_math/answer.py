@@ -89,6 +89,7 @@ class Part:
     names: tuple[str, ...] = ()  # the names that equal it: x in `x = 5`; several for `(x, y) = (1, 2)`
     claims: tuple[Quantity, ...] = ()  # other sides of the equation without variables: `6 * 7` in `6 * 7 = 42`
     left: tuple[Node, ...] = ()  # sides with variables that are more than a name
+    first: tuple[str, Node | None] | None = None  # the first side with variables, as text and as an expression
 
 
 @dataclass(frozen=True)

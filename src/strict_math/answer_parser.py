@@ -21,6 +21,7 @@ from strict_math.answer import (
     real_set_of,
 )
 from strict_math.arithmetic import names_of
+from strict_math.asked import text_of
 from strict_math.equality import approximation_holds
 from strict_math.expressions import Node, Unreadable, number, parse_expression
 from strict_math.notations import base_number, label_of, name_of, names_of_side, names_points
@@ -38,10 +39,13 @@ from strict_math.token_lists import (
 )
 from strict_math.tokenizer import Token, clean, plain_words, tokenize
 from strict_math.units import ANY_NOUN, Nouns, split_unit
+from strict_math.vocabulary import SHORT_WORDS
 
 _RELATIONS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}  # each with its mirror image
 _MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix", "array"))
 _MAX_TOKENS = 5000
+_PRODUCT = re.compile(r"[A-Za-z]{2}")
+_IMPLIES = ("implies", "\\implies", "\\Rightarrow", "\\Longrightarrow", "\\therefore", "⇒", "→")
 _ONLY_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z]+(?:(?:['.-]|[ .]+)[A-Za-z]+)*")
 _VERBAL_SETS = {
     "all real numbers": REALS, "all reals": REALS, "the real numbers": REALS, "real numbers": REALS,
@@ -247,20 +251,33 @@ class _Reader:
         return [Part(NumberSet(self._real_set(right)), names)]
 
     def _equation(self, tokens: Sequence[Token]) -> list[Part]:
-        *sides, last = split(tokens, "=")
+        implied = max((i for i, t in enumerate(tokens) if t.text in _IMPLIES), default=-1)
+        *sides, last = split(tokens[implied + 1 :], "=")
+        if not sides:
+            raise Unreadable("an implication of no equation")
         if name_of(last) and any(not names_of_side(side) for side in sides):
             index = next(i for i in reversed(range(len(sides))) if not names_of_side(sides[i]))
             sides[index], last = last, sides[index]
         names: tuple[str, ...] = ()
         claims: list[Quantity] = []
         left: list[Node] = []
+        first: tuple[str, Node | None] | None = None
         for side in sides:
             if found := names_of_side(side):
                 names = names or found
+                first = first or (text_of(side), None)
+            elif (
+                len(side) == 1 and re.fullmatch("[A-Za-z]{2}", side[0].text) and side[0].text.lower() not in SHORT_WORDS
+            ):
+                first = first or (side[0].text, None)  # a product of two variables
             elif (claim := self._left_side(side)) is not None:
-                (left if names_of(claim.node) else claims).append(claim.node if names_of(claim.node) else claim)  # type: ignore[arg-type]
+                if names_of(claim.node):
+                    left.append(claim.node)
+                    first = first or (text_of(side), claim.node)
+                else:
+                    claims.append(claim)
         values = signs_expanded(last)
-        return [Part(self._value(value), names, tuple(claims), tuple(left)) for value in values]
+        return [Part(self._value(value), names, tuple(claims), tuple(left), first) for value in values]
 
     def _left_side(self, side: Sequence[Token]) -> Quantity | None:
         """Parse a left side that is more than a name; None for a description in words or unknown mathematics."""

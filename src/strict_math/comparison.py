@@ -26,6 +26,7 @@ from strict_math.answer import (
 from strict_math.answer_forms import constants_of, form_allows, is_literal
 from strict_math.answer_parser import read_answer
 from strict_math.arithmetic import is_accurate, names_of, same_function, value_of
+from strict_math.asked import asked_expressions
 from strict_math.equality import claim_holds, difference, is_below_one, is_multiple, same_exact, same_expression
 from strict_math.expressions import Node, Unreadable, number
 from strict_math.extraction import extract_answer
@@ -41,6 +42,7 @@ _EXTRA_CHARS = 500
 _DECIMAL_COMMA = re.compile(
     r"(?<![\d.,])(?:(?=0,|\d{4}|\d+(?:,|\{,\})(?!\d{3}(?!\d))))(\d+)(?:,|\{,\})(\d+)(?![\d,]|\.\d)"
 )
+_VALUE_OF_FUNCTION = re.compile(r"[A-Za-z]'*\([-\d,./]+\)")
 _BRACKET = frozenset("()[]{}<>|")
 _DEGREE: Unit = (("degree", 1),)
 _MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
@@ -134,9 +136,10 @@ class Reference:
 
     def _readings(self, text: str) -> list[Answer]:
         found: list[Answer] = []
+        names = self.names | asked_expressions(self.question.text).names
         for thousands in (True, False) if len(self.answer.parts) > 1 and "," in text else (True,):
             try:
-                found.append(read_answer(text, self.names, self._nouns, thousands=thousands))
+                found.append(read_answer(text, names, self._nouns, thousands=thousands))
             except (Unreadable, ArithmeticError, RecursionError):
                 continue
         return found
@@ -235,9 +238,18 @@ class _Comparison:
             return self._equation(reference, part)
         if reference.names and (part.left or (part.names and not _same_names(reference.names, part.names))):
             return False
+        if not reference.names and part.first and not self._is_asked(*part.first):
+            return False
         if not all(claim_holds(claim, part.value) for claim in part.claims):
             return False
         return self._value(reference.value, part.value)
+
+    def _is_asked(self, text: str, left: Node | None) -> bool:
+        """Whether the question may ask for a left side: not for `2x`, nor for `y` where it asks for `x`."""
+        asked = asked_expressions(self.question.text)
+        if asked.texts:
+            return asked.has(text, left)
+        return left is None or len(names_of(left)) > 1 or _VALUE_OF_FUNCTION.search(text) is not None
 
     def _equation(self, reference: Part, part: Part) -> bool:
         """Whether two equations such as `2x + 3y = 6` describe the same curve: one is a multiple of the other."""

@@ -5,27 +5,34 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from strict_math.units import COMPOUND, PERCENT, Unit, canonical, is_unit, same_dimension
+from strict_math.asked_units import AskedUnits
+from strict_math.units import Unit, canonical
 from strict_math.vocabulary import SCALES, word_set
 
 _MAX_CHARS = 20_000
 _MIN_WORDS = 3
 """A text with fewer words is no question whose words an answer could quote."""
 _WORD = re.compile(r"\d+|[A-Za-z]+(?:['’]s?\b)?|[?.!](?=\s|$)|\n")
+_SENTENCE = re.compile(r"(?:[^.?!\n]|[.?!](?=\S))+[.?!]?")
 _ENDS = frozenset("?.!\n")
 _ASKING = word_set(
-    "what find how which who when where compute determine calculate evaluate express give simplify solve"
+    "what find how which who when where compute determine calculate evaluate express give simplify solve ?"
 )
 DETERMINERS = word_set("a an the his her its their our your my this that these those each every")
 _STARTS = word_set("what which find compute determine calculate evaluate give express state")
+_EXTREMES = "smallest|largest|least|greatest|minimum|maximum|lowest|highest|biggest|shortest|longest"
+_OF_SEVERAL = r"(?:two|three|four|five|six|seven|eight|nine|ten|\d{1,3})"
+_EXTREME = re.compile(
+    rf"(?:the )?(?P<which>{_EXTREMES})"
+    rf"(?P<of> (?:of|among) (?:the|these|those|all|all the|all these)(?: {_OF_SEVERAL})?(?= [a-z]+s$))?"
+    r"(?: (?:possible|positive|integer|value of))* \$?(?P<thing>[a-z]+)\$?",
+    re.IGNORECASE,
+)
+_PASSED_OVER = word_set(
+    "possible positive integer value of given listed following two three four five six seven eight nine ten"
+)
 _IS = word_set("is are was were")
 _OF_THE_GIVEN = re.compile(r" of the (?:given|listed|following) (?=[a-z]+s$)", re.IGNORECASE)
-_ASKED_UNIT = re.compile(r"\b(?:in|how many|how much)\s+((?:[A-Za-z]+[\s/^\d]{1,3}){1,4}|[A-Za-z]+)", re.IGNORECASE)
-_AMOUNT = re.compile(r"\\[$]|[$](?=\d[\d.,]*(?:[.?!]?$|[.,;?!]? +[A-Za-z]{2}))|[€£¥¢]", re.MULTILINE)
-"""A sign of money; `$3$` is mathematics."""
-_CURRENCIES = {"$": "dollar", "\\$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "¢": "cent"}
-_MONEY = frozenset(_CURRENCIES.values()) | {"rupee"}
-_OF_PERCENT = word_set("percent percentage rate probability chance")
 _ASKED_NOUN = re.compile(r"\bhow many\s+((?:[A-Za-z-]+\s+){0,3}[A-Za-z]+)", re.IGNORECASE)
 
 
@@ -63,33 +70,12 @@ class Question:
         return found - (SCALES.keys() - {"dozen", "dozens"})
 
     @cached_property
-    def _asked_units(self) -> frozenset[str]:
-        """The units in which the answer is requested: `in meters`, `how many hours`."""
-        phrases = _ASKED_UNIT.findall(self.text[-_MAX_CHARS:])
-        words = (word for phrase in phrases for word in re.findall(r"[A-Za-z]{2,}", phrase) if word not in ("in", "am"))
-        return frozenset(canonical(word) for word in words if is_unit(word))
-
-    @cached_property
-    def _money(self) -> frozenset[str]:
-        """The currencies in which the question names amounts."""
-        named = {_CURRENCIES[sign] for sign in _AMOUNT.findall(self.text[-_MAX_CHARS:])}
-        return frozenset(named | (self.words & set(_CURRENCIES.values())))
+    def _units(self) -> AskedUnits:
+        return AskedUnits(self.text[-_MAX_CHARS:], self._asking_text)
 
     def contradicts(self, unit: Unit) -> bool:
-        """Whether the question excludes a unit: centimeters where it asks for meters, euros where it has dollars."""
-        if unit == PERCENT:
-            return self.is_known and "%" not in self.text and _OF_PERCENT.isdisjoint(self.words)
-        names = {name for name, _ in unit}
-        if self._money and names & _MONEY - self._money - self._asked_units:
-            return True
-        return any(
-            name not in self._asked_units and any(same_dimension(name, asked) for asked in self._asked_units)
-            for name in names
-        ) or (self.is_known and any(exponent < 0 and not self._divides_by(name) for name, exponent in unit))
-
-    def _divides_by(self, unit: str) -> bool:
-        """Whether a unit after `per` is one of the question: `hour` where it has `hours`, `h` or `mph`."""
-        return unit in self.words or any(dict(COMPOUND[word]).get(unit) for word in self.words & COMPOUND.keys())
+        """Whether the question excludes a unit: centimeters where it asks for meters, minutes for a number of seats."""
+        return self.is_known and self._units.exclude(unit)
 
     def has(self, words: Sequence[str]) -> bool:
         """Whether all these words occur in the question."""
@@ -103,6 +89,11 @@ class Question:
     def quotes(self, phrase: str) -> bool:
         """Whether a noun phrase is the one whose value the question requests, not one inside of another phrase."""
         phrase = _OF_THE_GIVEN.sub(" of these ", phrase.replace(" among ", " of "))
+        if (extreme := _EXTREME.fullmatch(phrase)) and (extreme["of"] or not extreme["thing"].endswith("s")):
+            return self._asks_extreme(extreme["which"].lower(), extreme["thing"].lower()) or self._quotes(phrase)
+        return self._quotes(phrase)
+
+    def _quotes(self, phrase: str) -> bool:
         head, of, rest = phrase.partition(" of ")
         whole, first = _content(phrase.split()), _content(head.split())
         moved = [*whole[:-1], ("of", False), (f"{whole[-1][0]}s", False)] if len(whole) > 1 and not of else whole
@@ -113,6 +104,16 @@ class Question:
             continues = [end < len(sentence) and sentence[end][0] == "of" for end in ends]
             if not all(continues) and self.has([word for word, _ in _content(rest.split())]):
                 return True  # `the area of the rectangle`, where the question has `its area`
+        return False
+
+    def _asks_extreme(self, which: str, thing: str) -> bool:
+        """Whether the question requests the smallest, say, of some things, however it names them."""
+        for sentence in self._asking_sentences:
+            for index in _starts(sentence, [(which, False)]):
+                rest = (word for word, _ in sentence[index + 1 :] if word not in _PASSED_OVER and not word.isdigit())
+                following = next(rest, None)
+                if self.has([thing]) if following is None else _singular(following) == _singular(thing):
+                    return True
         return False
 
     def names_actor(self, phrase: str) -> bool:
@@ -126,6 +127,15 @@ class Question:
         """Whether a sentence that asks has this verb, in any of its forms."""
         forms = {_verb(word) for sentence in self._asking_sentences for word, _ in sentence}
         return _verb(verb) in forms
+
+    @cached_property
+    def _asking_text(self) -> str:
+        """The sentences that ask, as they stand in the text."""
+        found = [each for each in _SENTENCE.findall(self.text[-_MAX_CHARS:]) if each.strip()]
+        asking = [
+            s for s in found if s.rstrip().endswith("?") or not _ASKING.isdisjoint(re.findall("[a-z]+", s.lower()))
+        ]
+        return " ".join(asking or found[-1:])
 
     @cached_property
     def _asking_sentences(self) -> list[list[tuple[str, bool]]]:

@@ -2,6 +2,7 @@
 
 import re
 
+from strict_math.asked import TERM
 from strict_math.question import DETERMINERS, Question
 from strict_math.units import canonical, is_unit
 from strict_math.vocabulary import CARDINALS, CONTAINERS, COUNTED, GENERIC, KINDS, QUANTITIES, TENS, word_set
@@ -18,7 +19,7 @@ _ADVERB = (
     r"(?:only|exactly|precisely|simply|actually|indeed|just|now|then|still|also|thus|therefore|a total of|in total)"
 )
 _VALUE = r"(?P<value>(?:[^A-Za-z\s,.;:]|\\).*)"
-_SUBJECT = r"(?P<subject>[A-Za-z\\$(][A-Za-z\d ,'’$\\()-]*?)"
+_SUBJECT = r"(?P<subject>[A-Za-z\\$(][A-Za-z\d ,'’$\\()+*/^{}_-]*?)"
 _STATED = re.compile(
     rf"{_SUBJECT}(?: {_ADVERB})?(?: (?P<verb>{_IS}) ?:?| ?[:=])(?: {_ADVERB})? {_VALUE}",
     re.IGNORECASE,
@@ -43,7 +44,9 @@ _ANSWER = re.compile(
     re.IGNORECASE,
 )
 _NUMBER_OF = re.compile(r"(?:the |a )?(?:total )?(?:number|amount|count|total|value) of (?P<things>.+)", re.IGNORECASE)
-_VARIABLE = re.compile(r"(?:the value of )?[\\$(]*(?P<name>[A-Za-z])[\\$)]*", re.IGNORECASE)
+_EXPRESSION = re.compile(
+    rf"(?:the value of )?(?:\\\(|\$)? ?(?P<text>{TERM}(?: ?[-+*/^] ?{TERM}){{0,5}}) ?(?:\\\)|\$)?", re.IGNORECASE
+)
 _OF_FIGURE = re.compile(r"(?:[Tt]he )?(?P<quantity>[a-z]+) of (?:(?P<kind>[a-z]+) )?\$?[A-Z]{2,8}\$?")
 _EXTREME = re.compile(
     r"(?:the )?(?:smallest|largest|least|greatest|minimum|maximum)(?: possible)?(?: value of)? \$?[a-z]\$?",
@@ -106,8 +109,8 @@ def value_in_sentence(line: str, question: Question) -> str | None:
     if owned and _is_quantity(f"the {owned['quantity']} of {owned['owner']}", question):
         return _without_tail(owned["value"], question)
     if stated := _STATED.fullmatch(line):
-        if variable := _VARIABLE.fullmatch(stated["subject"]):
-            return f"{variable['name']} = {stated['value']}" if stated["verb"] else None
+        if (expression := _EXPRESSION.fullmatch(stated["subject"])) and not expression["text"].isdigit():
+            return f"{expression['text']} = {stated['value']}" if stated["verb"] else None
         return _without_tail(stated["value"], question) if _is_answer(stated["subject"], question) else None
     if done := _DONE.fullmatch(line):
         return _without_tail(done["value"], question) if _acts(done["subject"], done["verb"], question) else None

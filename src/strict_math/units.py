@@ -55,9 +55,8 @@ _MONEY = ("$", "€", "£", "¥", "¢")
 MONEY_CODES = ("us", "usd", "eur", "gbp", "rs")
 _MAX_WORDS = 4
 _UNIT_PHRASE = re.compile(
-    r"(?:(?:(?:square|sq|cubic|cu)[.]? )?(?P<name>[A-Za-z]+)(?:\^\{?\d\}?|[²³]| (?:squared|cubed)\b)?"
-    r"|(?= ?(?:per|an?|each) |/))"
-    r"(?P<divided>(?: per |/| (?:an?|each|every) |(?:per|an?|each) )(?P<divisor>[A-Za-z]+)(?:\^\{?\d\}?|[²³])?)?",
+    r"(?:(?=per |/)|(?:(?:square|sq|cubic|cu)[.]? )?(?P<name>[A-Za-z]+)(?:\^\{?\d\}?|[²³]| (?:squared|cubed)\b)?)"
+    r"(?P<divided>(?: per | ?/ ?| (?:an?|each|every) |per )(?P<divisor>[A-Za-z]+)(?:\^\{?\d\}?|[²³])?)?",
     re.IGNORECASE,
 )
 
@@ -95,7 +94,9 @@ def split_unit(tokens: Sequence[Token], names: frozenset[str], nouns: Nouns) -> 
     unit, scale = _read(tokens[start:], nouns) if start else (None, Fraction(1))
     if unit is None:
         return tokens, before, Fraction(1)
-    if before and unit and unit != before:
+    if before and all(power < 0 for _, power in unit):
+        return tokens[:start], tuple(sorted((*before, *unit))), scale
+    if before and unit != before:
         return [], before, Fraction(1)
     return tokens[:start], unit or before, scale
 
@@ -261,12 +262,19 @@ def _singulars(word: str) -> list[str]:
 def words_of_unit(text: str) -> str:
     """The unit, the factor or the power that begins a text: `km per hour`, `thousand`, `squared`; else nothing."""
     found = _UNIT_PHRASE.match(text)
-    if found is None:
-        return ""
-    name = found["name"] or ""
+    name = (found["name"] or "") if found else ""
     if name.lower() in SCALES or name.lower() in _POWERS_AFTER or name.lower() in ("factorial", "times"):
         return name
-    if found["name"] and (not is_unit(name) or len(name) < 2 or name.lower() in ("in", "am")):
+    if found and not name and is_unit(found["divisor"]):
+        return found[0]
+    return unit_phrase(text, 0)
+
+
+def unit_phrase(text: str, start: int) -> str:
+    """The unit that stands at `start`, such as `square meters`, `km/h` and `percent`; else nothing."""
+    found = _UNIT_PHRASE.match(text, start)
+    name = (found["name"] or "") if found else ""
+    if not found or not is_unit(name) or name.lower() in ("in", "am") or (len(name) == 1 and found[0] == name):
         return ""
     return found[0] if not found["divided"] or is_unit(found["divisor"]) else found[0].removesuffix(found["divided"])
 
@@ -274,11 +282,6 @@ def words_of_unit(text: str) -> str:
 def is_unit(word: str) -> bool:
     """Whether a word or symbol is a unit of measurement or of money."""
     return canonical(word) in _KNOWN
-
-
-def same_dimension(unit: str, other: str) -> bool:
-    """Whether two units measure the same, such as length."""
-    return any(unit in sizes and other in sizes for sizes in _CONVERTED)
 
 
 def conversion(unit: Unit, other: Unit) -> Fraction | None:

@@ -118,3 +118,21 @@ CONTAINERS = word_set(
     "end week day month year line curve"
 )
 """Things in which something is counted or measured, where the question is not known."""
+DIMENSIONS = {
+    "length": "nanometer millimeter centimeter decimeter meter kilometer inch foot yard mile unit",
+    "length^2": "acre hectare", "length^3": "milliliter centiliter deciliter liter gallon quart pint cup",
+    "time": "millisecond second minute hour day week month year", "mass": "milligram gram kilogram ton pound ounce",
+    "money": "dollar cent euro pound yen rupee", "angle": "degree radian",
+    "temperature": "degree celsius fahrenheit kelvin", "share": "percent",
+}  # fmt: skip
+"""The units of a dimension."""
+QUANTITY_DIMENSIONS = {
+    "area": ("length^2",), "volume capacity": ("length^3",),
+    "perimeter circumference length width height radius diameter distance depth side diagonal altitude hypotenuse edge "
+    "far tall wide deep farther": ("length",),
+    "long longer": ("length", "time"), "time age old": ("time",), "speed velocity fast pace": ("length/time",),
+    "cost price pay earn spend profit wage salary revenue money income worth": ("money",),
+    "mass weight weigh heavy": ("mass",), "angle": ("angle",), "temperature": ("temperature",),
+    "percent percentage probability chance ratio fraction": ("share",), "rate density": (),
+}  # fmt: skip
+"""The dimensions of a quantity that a question asks for."""
