@@ -3,7 +3,7 @@
 import re
 
 from strict_math.box_context import with_context
-from strict_math.text import Box, answer_line, final_part, is_retracted, last_box_list, outer_boxes
+from strict_math.text import Box, answer_line, last_box_list, outer_boxes, stated_part
 
 _ANSWER_IS = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:(?:the )?(?:final |correct )?answer is:? ?)?", re.IGNORECASE
@@ -41,9 +41,7 @@ def extract_answer(response: str) -> str | None:
         >>> extract_answer("It is 42.") is None
         True
     """
-    text = _FINAL_ANSWER.sub("\n", final_part(response))
-    if is_retracted(text):
-        return None
+    text = _FINAL_ANSWER.sub("\n", stated_part(response))
     line = answer_line(text)
     if line is None:
         return _boxed(text) or None

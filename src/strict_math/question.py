@@ -10,6 +10,7 @@ from strict_math.units import Unit, canonical
 from strict_math.vocabulary import SCALES, word_set
 
 _MAX_CHARS = 20_000
+_MAX_COUNTED = 500
 _MIN_WORDS = 3
 """A text with fewer words is no question whose words an answer could quote."""
 _WORD = re.compile(r"\d+|[A-Za-z]+(?:['’]s?\b)?|[?.!](?=\s|$)|\n")
@@ -19,6 +20,8 @@ _ASKING = word_set(
     "what find how which who when where compute determine calculate evaluate express give simplify solve ?"
 )
 DETERMINERS = word_set("a an the his her its their our your my this that these those each every")
+_LIGHT = DETERMINERS | word_set("is are was were do does did")
+_HOW_MANY = re.compile(r"\b(?:how (?:many|much)|number of) ", re.IGNORECASE)
 _STARTS = word_set("what which find compute determine calculate evaluate give express state")
 _EXTREMES = "smallest|largest|least|greatest|minimum|maximum|lowest|highest|biggest|shortest|longest"
 _OF_SEVERAL = r"(?:two|three|four|five|six|seven|eight|nine|ten|\d{1,3})"
@@ -116,6 +119,28 @@ class Question:
                     return True
         return False
 
+    def restates(self, words: str) -> bool:
+        """Whether words after a number are those after `how many` in the question, all or the first of them."""
+        given = _plain_words(words)
+        if not given or any(word.isdigit() for word in given):
+            return False
+        return any(counted[: len(given)] == given for counted in self._counted)
+
+    @cached_property
+    def _counted(self) -> list[list[str]]:
+        """The words after each `how many`."""
+        starts = (found.end() for found in _HOW_MANY.finditer(self._asking_text))
+        return [_plain_words(self._asking_text[start : start + _MAX_COUNTED]) for start in starts]
+
+    def ends_with(self, words: str) -> bool:
+        """Whether a sentence that asks ends with these words."""
+        given = _plain_words(words)
+        return bool(given) and any(ending[-len(given) :] == given for ending in self._endings)
+
+    @cached_property
+    def _endings(self) -> list[list[str]]:
+        return [_plain_words(" ".join(word for word, _ in each[-_MAX_COUNTED:])) for each in self._asking_sentences]
+
     def names_actor(self, phrase: str) -> bool:
         """Whether a phrase names somebody or something of the question."""
         words = _content(phrase.split())
@@ -142,6 +167,12 @@ class Question:
         """The sentences with a question mark or a verb that asks, and the last one; see `_content`."""
         found = [s for s in self._sentences if s[-1] == "?" or not _ASKING.isdisjoint(s)]
         return [_content([w for w in s if w not in _ENDS]) for s in found or self._sentences[-1:]]
+
+
+def _plain_words(text: str) -> list[str]:
+    """The singulars of the words of a text without determiners and forms of `to be` and `to do`."""
+    words = (word.lower().replace("’", "'") for word in _WORD.findall(text))
+    return [_singular(word) for word in words if word not in _LIGHT]
 
 
 def _content(words: Sequence[str]) -> list[tuple[str, bool]]:

@@ -5,13 +5,18 @@ import re
 from strict_math.asked import TERM
 from strict_math.question import DETERMINERS, Question
 from strict_math.units import canonical, is_unit
-from strict_math.vocabulary import CARDINALS, CONTAINERS, COUNTED, GENERIC, KINDS, QUANTITIES, TENS, word_set
+from strict_math.vocabulary import CARDINALS, CONTAINERS, COUNTED, GENERIC, KINDS, NO_UNIT, QUANTITIES, TENS, word_set
 
 _LEAD = re.compile(
     r"(?:(?:so|thus|hence|therefore|finally|then|consequently|altogether|a total of|in total|in all|in conclusion"
     r"|as a result|this means|(?:we|i) (?:find|get|see|have|conclude|obtain)|it follows)(?: that)?(?:,| )\s*)+",
     re.IGNORECASE,
 )
+_NOTATION = (
+    r"(?:in|as)(?: an?)? (?:(?:decimal|simplest|simplified|lowest|reduced|standard|exact|scientific|fractional|mixed)"
+    r" (?:form|notation|terms|number)|decimal|fraction)"
+)
+"""The name of a notation, which changes no number."""
 _IS = (
     r"(?:is|are|was|were|equals|is equal to|are equal to|will be|is given by|comes to|comes out to|amounts to|would be)"
 )
@@ -25,9 +30,13 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _DONE = re.compile(
-    rf"{_SUBJECT}(?: {_ADVERB})? (?P<verb>will have|[a-z]+)(?: (?:him|her|them|it|us|me|you))?(?: {_ADVERB})? {_VALUE}",
+    rf"{_SUBJECT}(?: {_ADVERB})? (?P<verb>will have|[a-z]+)(?: (?:him|her|them|it|us|me|you))?(?P<by> by)?"
+    rf"(?: {_ADVERB})? {_VALUE}",
     re.IGNORECASE,
 )
+_COMPUTED = re.compile(rf"(?P<left>\d[\d .,+*/×÷^()−-]*?)(?: {_NOTATION})? (?:{_IS}|=) {_VALUE}", re.IGNORECASE)
+_COUNTED = re.compile(r"(?P<value>[^A-Za-z\s]*\d\S*) (?P<words>[A-Za-z].*)")
+_AMOUNT_OF = re.compile(r"(?P<value>[^A-Za-z\s]*\d\S* (?P<unit>[A-Za-z]+)) of (?P<words>[A-Za-z].*)")
 _WITH_QUANTITY = re.compile(
     rf"(?P<owner>[A-Za-z '’]+?) has (?:an? )?(?P<quantity>[a-z ]+?)(?: of)? {_VALUE}", re.IGNORECASE
 )
@@ -36,6 +45,7 @@ _VALUE_FIRST = re.compile(
     r"(?P<subject>(?:the|our|my|its|his|her|their) [a-z ]+)",
     re.IGNORECASE,
 )
+_IN_NOTATION = re.compile(rf"{_NOTATION}[:,]? ", re.IGNORECASE)
 _IT_IS = re.compile(r"(?:it|this|that) (?:is|was) (?:an? )?(?P<words>[A-Za-z][A-Za-z -]*)", re.IGNORECASE)
 _ANSWER = re.compile(
     r"(?:it|this|that|there|(?:the |our |my )?(?:final |correct |numerical |exact |required |desired |total )?"
@@ -52,6 +62,7 @@ _EXTREME = re.compile(
     r"(?:the )?(?:smallest|largest|least|greatest|minimum|maximum)(?: possible)?(?: value of)? \$?[a-z]\$?",
     re.IGNORECASE,
 )
+_PREPOSITIONS = word_set("to in on at for from after before by with")
 _PERSONS = word_set("he she they it we you i")
 _ANY_VERB = re.compile(
     r"has|have|had|will have|needs?|needed|takes?|took|costs?|makes?|made|gets?|got|totals?|travels?|traveled",
@@ -63,7 +74,9 @@ _PERSONAL_VERB = re.compile(
     re.IGNORECASE,
 )
 _TAIL = re.compile(
-    r" (?:in total|in all|in this (?:case|context|problem)|altogether|overall|total|left|left over|remaining|now"
+    rf" (?:{_NOTATION}|in total|in all|in this (?:case|context|problem)|altogether|overall|total|left"
+    r"|left over|remaining|now"
+    r"|(?P<rest>(?:is|are|was|were) (?:left|left over|remaining)|remain(?:s|ed)?)"
     r"|(?:in|at|on|for|of) (?:the|his|her|their|its|this|that) (?P<words>[A-Za-z]+(?: [A-Za-z]+){0,2})"
     r"|(?:in|at|on|for) (?P<measure>\d+ [A-Za-z]+))",
     re.IGNORECASE,
@@ -98,8 +111,10 @@ def value_in_sentence(line: str, question: Question) -> str | None:
     """
     line = re.sub(r"\\text\{([A-Za-z ,:]*)\}", r"\1", line.strip().rstrip(".").rstrip())
     line = re.sub(r"^(it|that)['’]s\b", r"\1 is", line, flags=re.IGNORECASE)
-    if lead := _LEAD.match(line):
-        line = line[lead.end() :]
+    for lead in (_LEAD.match(line), _IN_NOTATION.match(line)):
+        line = line[lead.end() :] if lead else line
+    if computed := _COMPUTED.fullmatch(line):
+        return f"{computed['left']} = {_without_tail(computed['value'], question)}"
     if words := _IT_IS.fullmatch(line):
         return words["words"]
     first = _VALUE_FIRST.fullmatch(line)
@@ -113,6 +128,8 @@ def value_in_sentence(line: str, question: Question) -> str | None:
             return f"{expression['text']} = {stated['value']}" if stated["verb"] else None
         return _without_tail(stated["value"], question) if _is_answer(stated["subject"], question) else None
     if done := _DONE.fullmatch(line):
+        if done["by"] and not (question.is_known and question.has(["by"])):
+            return None
         return _without_tail(done["value"], question) if _acts(done["subject"], done["verb"], question) else None
     return _without_tail(line, question)
 
@@ -155,15 +172,33 @@ def _acts(subject: str, verb: str, question: Question) -> bool:
 
 
 def _without_tail(text: str, question: Question) -> str:
-    """The text without a tail such as `in total` or `in the class`; words that may change the number are kept."""
+    """The text without a tail such as `in total` or the question's words; words that may change the number are kept."""
+    counted, amount = _COUNTED.fullmatch(text), _AMOUNT_OF.fullmatch(text)
+    if counted and question.is_known and question.restates(counted["words"]):
+        return counted["value"]
+    if amount and question.is_known and is_unit(amount["unit"]) and question.restates(amount["words"]):
+        return amount["value"]
     for start in (index for index in range(max(0, len(text) - _MAX_TAIL), len(text)) if text[index] == " "):
-        tail = _TAIL.fullmatch(text, start)
-        if tail is None or (tail["measure"] and not (question.is_known and question.has(tail["measure"].split()))):
-            continue
-        if not tail["words"] or _is_container(tail["words"].lower(), question):
+        if _is_tail(text, start, question):
             return text[:start]
     return text
 
 
+def _is_tail(text: str, start: int, question: Question) -> bool:
+    """Whether the text from `start` on leaves the number before it unchanged."""
+    tail = _TAIL.fullmatch(text, start)
+    if tail is None:
+        first = text[start + 1 :].split(" ", 1)[0].lower()
+        is_free = first in _PREPOSITIONS or not (first in NO_UNIT or is_unit(first))
+        return question.is_known and first.isalpha() and is_free and question.ends_with(text[start:])
+    if tail["measure"]:
+        return question.is_known and question.has(tail["measure"].split())
+    if tail["rest"]:
+        return not question.is_known or any(map(question.has, (["left"], ["remain"], ["remaining"])))
+    return not tail["words"] or _is_container(tail["words"].lower(), question)
+
+
 def _is_container(words: str, question: Question) -> bool:
+    if not NO_UNIT.isdisjoint(words.split()):
+        return False
     return question.has(words.split()) if question.is_known else words in CONTAINERS or canonical(words) in COUNTED

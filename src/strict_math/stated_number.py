@@ -57,6 +57,8 @@ _CONCLUSION = re.compile(r",? (?:so|thus|hence|therefore|which means|meaning)(?:
 _TIMES = str.maketrans("×·÷xX", "**/**")
 _SPACES_AND_WORDS = re.compile(r"[^\d+*/^().-]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_STEP = re.compile(r"^[ \t*]{0,9}\(?\d{1,3}[.)][ \t*]{1,9}(?=[A-Za-z\\])", re.MULTILINE)
+"""The number of a step of the working."""
 _FEW_WORDS = 3
 
 
@@ -94,7 +96,7 @@ def response_number(text: str, question: str = "") -> Fraction | None:
     if marked := [*answer_lines(text), *(box.content for box in outer_boxes(text))]:
         marked.append(extract_answer(text) or "")  # with the words around a box
         return stated_number(*marked, question=question)
-    sentences = _SENTENCE_END.split(text.translate(_CHARACTERS))
+    sentences = _SENTENCE_END.split(_STEP.sub("", text.translate(_CHARACTERS)))
     sentences = [sentence for sentence in sentences if not sentence.rstrip().endswith("?")]
     last = next((index for index in reversed(range(len(sentences))) if _has_digit(sentences[index])), None)
     if last is None or any(map(_DENIED.search, sentences[last:])):

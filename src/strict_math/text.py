@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 __all__ = [
-    "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "is_retracted",
-    "last_box_list", "last_boxed", "marked_answer", "normalize_number", "numbers_in", "outer_boxes", "plain_number",
+    "INTEGER", "TEXT_COMMAND", "Box", "answer_line", "answer_lines", "boxes", "fences", "final_part", "last_box_list",
+    "last_boxed", "marked_answer", "normalize_number", "numbers_in", "outer_boxes", "plain_number", "stated_part",
     "strip_formatting", "without_text_commands",
 ]  # fmt: skip
 
@@ -18,7 +18,7 @@ INTEGER = re.compile(rf"[-+]?{_DIGITS}", re.ASCII)
 _NUMBER = re.compile(rf"(?:(?<!\d)[-+])?(?:{_DIGITS}(?:\.\d+)?|\.\d+)", re.ASCII)
 _PLAIN_NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.\d*)?|\.\d+)", re.ASCII)
 _ANSWER_LINE = re.compile(
-    r"[ \t>#*_`•\-]*(?:\\text(?:bf)?\{\s*)?"  # quote, heading, bullet, bold
+    r"[ \t>#*_`•\-]*(?:\d{1,3}[.)][ \t*_]+)?(?:\\text(?:bf)?\{\s*)?"  # quote, heading, bullet, bold, number of a step
     r"(?:the\s+)?(?:final\s+|correct\s+)?answer(?:\s+is)?"
     r"[ \t*_`}]*[:：][*_`}]*(?P<content>.*)",
     re.IGNORECASE,
@@ -64,14 +64,14 @@ def final_part(response: str) -> str:
     return response.rpartition("</think>")[2]
 
 
-def is_retracted(text: str) -> bool:
-    """Whether a response takes back the last answer that it marks, as in `Wait, that is wrong`, or states another."""
-    marks = list(_MARK.finditer(text))
-    after = text[marks[-1].end() :].lstrip()[:_MAX_AFTER].partition("<|")[0] if marks else ""
-    if _RETRACTED.search(after):
-        return True
+def stated_part(response: str) -> str:
+    """The `final_part` of a response; nothing if it takes back the last answer that it marks, or states another one."""
+    text = final_part(response)
+    ends = [mark.end() for mark in _MARK.finditer(text)]
+    after = text[ends[-1] :].lstrip()[:_MAX_AFTER].partition("<|")[0] if ends else ""
     stated, again = _STATED_NUMBER.match(after), _STATED_AGAIN.search(after)
-    return bool(stated and again) and plain_number(stated[1]) != plain_number(again[1])  # type: ignore[index]
+    differs = bool(stated and again) and plain_number(stated[1]) != plain_number(again[1])  # type: ignore[index]
+    return "" if differs or _RETRACTED.search(after) else text
 
 
 def fences(text: str) -> list[tuple[str, str]]:

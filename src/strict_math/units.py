@@ -137,6 +137,8 @@ def _start_of_unit(tokens: Sequence[Token], names: frozenset[str]) -> int:
 
 
 def _names_unit(tokens: Sequence[Token], index: int, names: frozenset[str]) -> bool:
+    if index >= len(tokens):
+        return False
     token = tokens[index]
     if token.kind == "word" or token.is_sign("%", "°", *_MONEY) or token.text == "\\cent":
         return True
@@ -203,8 +205,8 @@ class _UnitReader:
         if token.kind not in ("word", "name") and not token.is_sign("%", "°", *_MONEY) and token.text != "\\cent":
             return None
         exponent, following = _exponent(tokens, index + 1)
-        if exponent is None:
-            return None
+        if exponent is None or (token.text == "in" and _names_unit(tokens, index + 1, frozenset())):
+            return None  # `in percent` has no inches
         name = canonical(token.text)
         if name in ("celsius", "fahrenheit"):
             self._factors.pop("degree", None)

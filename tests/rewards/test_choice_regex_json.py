@@ -140,6 +140,46 @@ def test_a_text_after_the_letter_is_the_text_of_its_option_where_the_question_ha
         assert verifier(Problem("1", prompt, letter), f"Answer: {text}").correct is expected, text
 
 
+EVEN = "Which number is even?\n(A) 17\n(B) 22\n(C) 19\n(D) 25"
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("The answer is B) 22.", True),
+        ("The correct answer is (B) 22.", True),
+        ("A is odd, and so is C.\nSo the answer is: **(B) 22**", True),
+        ("Option A is too small.\nThe answer is B) 22.", True),
+        ("The best choice is B. 22", True),
+        ("The answer is B) 25.", False),
+        ("The answer is B) 22 or D) 25.", False),
+        ("The answer is B, since 22 is even.", False),
+        ("The answer is not B) 22.", False),
+        ("The answer is C) 19.\nThe answer is B) 22.", False),
+        ("The answers are B) 22.", False),
+    ],
+)
+def test_the_last_line_may_name_the_option_with_its_text(response, expected):
+    assert get_verifier("choice")(Problem("1", EVEN, "B"), response).correct is expected
+
+
+RETRACTIONS = ["Wait, it is D.", "No, D.", "That is wrong.", "Actually, D.", "Sorry, I made a mistake.", "Hmm, no."]
+
+
+@pytest.mark.parametrize("mark", ["Answer: {}\n", "\\boxed{{{}}}. "])
+@pytest.mark.parametrize("retraction", RETRACTIONS)
+def test_an_answer_that_is_taken_back_is_none(mark, retraction):
+    assert judged("choice", "B", mark.format("B") + "I am sure.") is True
+    assert judged("choice", "B", mark.format("B") + retraction) is False
+    assert judged("gsm8k", "42", mark.format("42") + "I am sure.") is True
+    assert judged("gsm8k", "42", mark.format("42") + retraction) is False
+    assert judged("gsm8k", "42", "#### 42\nI am sure.") is True
+    assert judged("gsm8k", "42", f"#### 42\n{retraction}") is False
+    assert judged("gsm8k", "42", f"#### 41\n{retraction}\n#### 42") is True
+    assert judged("exact", "42", mark.format("42") + "I am sure.", extract="final") is True
+    assert judged("exact", "42", mark.format("42") + retraction, extract="final") is False
+
+
 def test_lines_that_hold_only_a_letter_must_hold_the_same():
     assert judged("choice", "C", "A\nB\nC") is False
     assert judged("choice", "C", "The answer is A.\nC") is False

@@ -80,6 +80,14 @@ RUNS = [
     "\\begin{array}",
     " & ",
     "≤",
+    "x = ",
+    "wait. ",
+    "no, ",
+    "\\to ",
+    "at least ",
+    "per ",
+    "1) ",
+    "$x$, ",
 ]
 FRAMES = [
     "{}",
@@ -109,6 +117,9 @@ FRAMES = [
     "Answer: $\\boxed{{8}}{}$",
     "Answer: 8{}apples",
     "5{0}\\boxed{{9}}{0}9",
+    "So $x {0} \\boxed{{9}} {0}$",
+    "\\boxed{{9}}. {}",
+    "The answer is B) {}",
 ]
 READERS = {
     "math": ("math", {}, "13"),

@@ -298,6 +298,12 @@ LARGEST = "Which is the largest of these numbers: 17, 91, 86? Reply with only th
         ("What is 9 * 6?", "The next answer is 54.", None),
         ("What is 1 ÷ 7?", "To calculate 1 ÷ 7, you can simply perform the division operation, which is ", None),
         (LARGEST, "1. 5\n2. 3\n3. 6", None),
+        ("What is 12 + 30?", "1. Add 12 and 30 to get 42.\n2. So the answer is 42.", 42),
+        ("What is 12 + 30?", "1. Add the tens.\n2. Add the ones.\n\nThe answer is 42.", 42),
+        ("What is 12 + 30?", "1) Add.\n2) It is 42.", 42),
+        ("What is 12 + 30?", "1. It is 41.\n2. It is 42.", None),
+        ("What is 3 + 2?", "3 + 2 = 5 in decimal form", 5),
+        ("What is 3 + 2?", "3 + 2 = 5 in binary", None),
     ],
 )
 def test_exact_final_reads_sentences_of_a_small_model_as_a_person_does(question, response, value):

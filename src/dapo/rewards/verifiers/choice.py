@@ -9,7 +9,7 @@ from dapo.core.errors import RewardError
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 from strict_math import extract_answer
-from strict_math.text import answer_lines, final_part, outer_boxes, strip_formatting, without_text_commands
+from strict_math.text import answer_lines, outer_boxes, stated_part, strip_formatting, without_text_commands
 
 _LETTER = r"[\(\[]?(?P<letter>[A-Za-z])[\)\]]?"
 _NAMED = r"(?:the\s+)?(?:correct\s+|right\s+|best\s+)?(?:option|choice|answer|letter)?\s*(?:is|:)?\s*"
@@ -19,7 +19,7 @@ _WITH_TEXT = re.compile(
 )
 _LAST_LINE = re.compile(
     rf"(?:{_LETTER}|(?:so|thus|hence|therefore)?,?\s*(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
-    r"(?:answer|option|choice)(?:\s+is)?\s*:?\s*\**[\(\[]?(?P<stated>[A-Za-z])[\)\]]?)\s*[.]?",
+    r"(?:answer|option|choice)(?:\s+is)?\s*(?::|(?<=\s))\s*\**(?P<stated>.+?))\s*[.]?",
     re.IGNORECASE,
 )
 _MAX_CHARS = 2000
@@ -50,8 +50,8 @@ class ChoiceVerifier:
     short phrase: a clause (`(B) is wrong`, `(B) if x > 0`) makes the answer no choice.
 
     The answer stands on `Answer:` lines, else in boxes, else on the last line if that is only a letter or `The answer
-    is B`. All of them must name the same single letter: `A or B`, and `Answer: A` followed by `Answer: B`, are wrong
-    whatever the reference.
+    is B) 42`. All must name the same letter: `A or B`, and `Answer: A` followed by `Answer: B`, are wrong whatever the
+    reference; so is a choice that the text behind it takes back.
     """
 
     letters: str = "ABCDE"  # the available choices
@@ -72,16 +72,16 @@ class ChoiceVerifier:
 
     def _chosen(self, response: str, prompt: str) -> str | None:
         """The letter that a response marks, or None if it marks none or several."""
-        text = unicodedata.normalize("NFKC", final_part(response))
+        text = unicodedata.normalize("NFKC", stated_part(response))
         boxed = [box.content for box in outer_boxes(text)]
         for marked in (answer_lines(text), [*boxed, extract_answer(text) or ""] if boxed else []):
             if marked:
                 letters = {self._letter(content, prompt) for content in marked}
                 return letters.pop() if len(letters) == 1 else None
         lines = [_strip_formatting(line) for line in text.splitlines() if line.strip()]
-        stated = [_LAST_LINE.fullmatch(line) for line in lines]
-        letters = {self._known(match["letter"] or match["stated"]) for match in stated if match}
-        return letters.pop() if stated and stated[-1] and len(letters) == 1 else None
+        matches = [_LAST_LINE.fullmatch(line) for line in lines]
+        stated = [self._letter(match["letter"] or match["stated"], prompt) if match else None for match in matches]
+        return stated[-1] if stated and len(set(stated) - {None}) == 1 else None
 
     def _letter(self, text: str, prompt: str) -> str | None:
         stripped = _strip_formatting(text)

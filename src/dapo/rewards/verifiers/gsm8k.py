@@ -7,7 +7,7 @@ from dapo.rewards.verdicts import error_verdict, number_verdict
 from dapo.types import Problem, Verdict
 from strict_math import extract_answer
 from strict_math.stated_number import last_number, stated_number
-from strict_math.text import final_part, plain_number, strip_formatting
+from strict_math.text import plain_number, stated_part, strip_formatting
 
 _MARK = "####"
 
@@ -28,7 +28,7 @@ class Gsm8kVerifier:
         if reference is None:
             return error_verdict(f"gsm8k: the reference {problem.answer[-80:]!r} does not end in a number")
         currency = "\\$" if "$" in stated else ""
-        return number_verdict(reference, self._number(final_part(response), problem.question, currency))
+        return number_verdict(reference, self._number(stated_part(response), problem.question, currency))
 
     def _number(self, text: str, question: str, currency: str) -> Fraction | None:
         _, mark, tail = text.rpartition(_MARK)
