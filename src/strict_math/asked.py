@@ -1,4 +1,4 @@
-"""What a question asks for: an expression such as `x` or `m + n`."""
+"""Finds the expressions that a question asks for, such as `x` and `m + n`."""
 
 import re
 from collections.abc import Sequence

@@ -70,8 +70,8 @@ class AskedUnits:
         if self.quantity:
             return self.quantity.isdisjoint(_sizes(unit) | _sizes(asked)) or self._is_another(unit)
         is_measured = any(name in _DIMENSIONS_OF and name not in self._named | {"unit"} for name, _ in unit)
-        is_told = bool(self._named) or "how many" in self.asking.lower()
-        return (is_told and is_measured) or any(power < 0 for _, power in asked)
+        names_units = bool(self._named) or "how many" in self.asking.lower()
+        return (names_units and is_measured) or any(power < 0 for _, power in asked)
 
     @cached_property
     def requested(self) -> frozenset[Unit]:

@@ -23,6 +23,8 @@ _SEPARATOR = re.compile(
     r"(?:\\(?:leq?|leqslant|geq?|geqslant|neq?|lt|gt|approx|sim|in|equiv)(?![A-Za-z])|[<>!]=|[=<>≤≥≠≈≡∈~]))|\\[A-Za-z]+"
 )
 _PLAIN_SIDE = re.compile(r"(?=.*(?<![A-Za-z\\])[A-Za-z])[\w\s\\^{}()+*/.|'-]+", re.ASCII)
+_JOINS_BEFORE, _JOINS_AFTER = re.compile(r"[\w)}]$"), re.compile(r"\w|\s*[\^_!]")
+_ONE_TOKEN = re.compile(r"[\d.,]*\w*")
 _MEMBER = ("\\in", "∈")
 _EQUAL = ("=", "≡", "\\equiv")
 _MODULUS = re.compile(r"\s*(?:\\pmod|\\?\(?\\?(?:b?mod|text\{ ?mod ?\}))\s*\{?\w+\}?\s*\)?")
@@ -123,9 +125,12 @@ def _value(formula: str, rest: str, contents: str, *, is_open: bool) -> tuple[st
     is_equation = bool(relations) and relations[-1][0] in _EQUAL
     before = formula[relations[-1].end() if is_equation else start :].strip(" *_`\"'&" if not is_open else " &")
     left = formula[start : relations[0].start()].strip(" &*") if is_equation else ""
-    if rest.strip() or not (before == "" or before.endswith(_MEMBER)):
-        contents = f"{{{contents}}}{rest}"
-    contents = f"{before} {contents}".lstrip()
+    touches = _JOINS_BEFORE.search(before) or _JOINS_AFTER.match(rest)
+    is_apart = not (before or rest.strip()) or before.endswith(_MEMBER) or _ONE_TOKEN.fullmatch(contents)
+    if not is_apart or (touches and not before.endswith(_MEMBER)):
+        contents = f"{{{contents}}}"
+    space = "" if before in ("-", "−", "+") or before.endswith("{") else " "
+    contents = f"{before}{space}{contents}{rest}".lstrip()
     return left if _PLAIN_SIDE.fullmatch(left) else "", contents
 
 

@@ -35,7 +35,7 @@ def extract_answer(response: str) -> str | None:
         >>> extract_answer(r"It is half of \boxed{42}.")
         'It is half of 42'
         >>> extract_answer(r"So $x > \boxed{42}$.")
-        'x > {42}'
+        'x > 42'
         >>> extract_answer(r"\boxed{42}. Wait, that is wrong.") is None
         True
         >>> extract_answer("It is 42.") is None

@@ -17,16 +17,17 @@ __all__ = ["last_number", "response_number", "stated_number"]
 
 _FULL_WIDTH = {0xFF01 + offset: chr(0x21 + offset) for offset in range(94)}
 _CHARACTERS = _FULL_WIDTH | {ord("−"): "-", ord("–"): "-"}
-_RULES = (
-    (re.compile(r"\\?[$]"), ""),  # mathematics or money; the other currencies are units, which the reference reads
+_SIGNS = ((re.compile(r"\\?[$]"), ""),)  # mathematics or money
+_MARKUP = (
     (re.compile(r"\\(?:[()\[\]]|(?:left|right)(?![A-Za-z])|(?:boxed|fbox)(?=\s*\{)|(?=[%]))"), ""),
     (TEXT_COMMAND, r" \1 "),
     (re.compile(r"(\*{1,3}|_{1,2}|`)(?=\S)([^*_`]*)(?<=\S)\1"), r"\2"),  # bold, italic, code
     (re.compile(r"(?<=\d)(?:\{,\}|\\,|\\!,|,\\!)(?=\d{3}(?!\d))"), ","),
     (re.compile(r"\\[,;:! ]|(?<=[\w.])!\s*$"), " "),  # a factorial's sign is an exclamation at the end
     (re.compile(r"^([\s(\[{\"']*[-+])\s+(?=[\d.])"), r"\1"),
-    (re.compile(r"(?<=[A-Za-z])[/-](?=[A-Za-z])|(?<=\d)[/-](?=[A-Za-z]{2})"), " "),  # km/h, a 3-day trip
+    (re.compile(r"(?<=\d)-(?=[A-Za-z]{2})"), " "),  # a 3-day trip
 )
+_JOINED_WORDS = ((re.compile(r"(?<=[A-Za-z])[/-](?=[A-Za-z])|(?<=\d)/(?=[A-Za-z]{2})"), " "),)  # km/h
 _DENIED = re.compile(
     r"\b(?:not|cannot|never|neither|nor|no|wrong|incorrect|false|except|anything but|too|or|either|between)\b"
     r"|n['’]t\b|≠|\\neq?(?![A-Za-z])",
@@ -115,14 +116,16 @@ def _claimed(text: str, separator: re.Pattern[str], question: str, currency: str
     """The number of a text that denies nothing, if its words leave it the answer to the question."""
     parts = separator.split(text)
     value = None if _DENIED.search(text) else _value(parts)
-    if value is None or not _UNIT.search(text):
+    is_money = text.count("$") % 2 == 1  # two are around mathematics
+    if value is None or not (is_money or _UNIT.search(text)):
         return value
     reference = Reference.read(currency + normalize_number(value), question)
-    *before, last = [part.strip() for part in _CLAIM.split(text) if _has_digit(part)]
+    pieces = text if is_money else text.replace("$", "")
+    *before, last = [part.strip() for part in _CLAIM.split(pieces) if _has_digit(part)]
     forms = [text, _CONCLUSION.split(text)[-1]]
     if before and all(map(_ARITHMETIC.fullmatch, before)):
         forms += [last.strip(","), *([_CLAUSE.split(last)[0]] if _is_asked(before[-1], question) else [])]
-    plain = (" ".join(_without_markup(form).replace('"', "").split()) for form in forms)
+    plain = (" ".join(_without_markup(form, for_reader=True).replace('"', "").split()) for form in forms)
     return value if reference is not None and any(map(reference.matches, plain)) else None
 
 
@@ -151,8 +154,9 @@ def _value(parts: Sequence[str]) -> Fraction | None:
     return value
 
 
-def _without_markup(text: str) -> str:
-    for pattern, replacement in _RULES:
+def _without_markup(text: str, *, for_reader: bool = False) -> str:
+    """The text without markup around its number; the reader of answers gets money and units as they stand."""
+    for pattern, replacement in _MARKUP if for_reader else (*_SIGNS, *_MARKUP, *_JOINED_WORDS):
         text = pattern.sub(replacement, text)
     return text
 

@@ -91,6 +91,8 @@ def split_unit(tokens: Sequence[Token], names: frozenset[str], nouns: Nouns) -> 
     """
     tokens, before = _split_money(list(tokens))
     start = len(tokens) if _ends_in_an_angle(tokens) else _start_of_unit(tokens, names)
+    if before and 1 < start < len(tokens) and tokens[start - 1].is_sign("/") and tokens[start - 2].kind == "number":
+        start -= 1  # `$42/hour`
     unit, scale = _read(tokens[start:], nouns) if start else (None, Fraction(1))
     if unit is None:
         return tokens, before, Fraction(1)

@@ -311,7 +311,7 @@ def test_exact_final_reads_sentences_of_a_small_model_as_a_person_does(question,
     assert stated == ({value} - {None})
 
 
-@pytest.mark.parametrize("table", ["subjects", "unseen 2"])
+@pytest.mark.parametrize("table", ["subjects", "unseen 2", "contexts"])
 def test_exact_final_and_gsm8k_read_sentences_and_nouns_as_math_does(table):
     cases = [case for case in read_cases(table) if not case.expected]
     for name, options in (("gsm8k", {}), ("exact", {"extract": "final"})):

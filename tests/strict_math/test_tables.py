@@ -44,7 +44,7 @@ def test_the_tables_are_as_described():
         ("subjects", 650, 4),
         ("unseen 2", 180, 4),
         ("notations", 130, 3),
-        ("contexts", 100, 3),
+        ("contexts", 330, 3),
     ):
         cases = read_cases(name)
         assert len(cases) >= at_least
