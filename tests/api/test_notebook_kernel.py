@@ -24,6 +24,7 @@ def fails(run, metrics):
 small = dict(prompts_per_step=2, group_size=4, max_response_tokens=6, threads=1, workers=1, lr=1e-3)
 """
 TRAINS = 'run = dapo.train("tiny-random", data=rows, reward=digits, steps=12, run_dir="run", **small)'
+COMPARES = 'run.compare("tiny-random", rows, samples_per_problem=4, reward="math")'
 WRONG = {
     'dapo.train("tiny-random", data=rows, reward=digits, stepz=2)': "unknown option stepz; did you mean steps",
     'dapo.train("tiny-random", rows)': "WrongCall: dapo.train: too many positional arguments",
@@ -60,6 +61,7 @@ WRONG = {
     "run.evaluate(rows, samples_per_problem=0)": "eval.samples_per_problem: input should be greater than 0",
     "run.generate(5)": "prompt: expected str",
     'run.compare("run", 5)': "data: expected",
+    "run.compare(rows * 9)": "ConfigError: other: expected a run, its path or a model, got [{",
     "run.evaluation(99)": "run has no evaluation after step 99",
     "run.read_rollouts(steps=[77])": "run has no rollouts of step 77",
     'run.export("x", step=99)': "run has no checkpoint of step 99",
@@ -79,7 +81,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     session = 's = dapo.session("tiny-random", prompts_per_step=2, group_size=4, max_response_tokens=8)'
     defect = "from dapo.runs import directory; directory.RunDirectory.open = lambda path: None + 1\ndapo.load('run')"
     mine = 'dapo.resume("stopped", on_step=fails)'
-    cells = [SETUP, TRAINS, "run", session, *WRONG, mine, defect]
+    cells = [SETUP, TRAINS, "run", COMPARES, session, *WRONG, mine, defect]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     folder = tmp_path_factory.mktemp("kernel")
     options: dict[str, Any] = {"resources": {"metadata": {"path": folder}}, "allow_errors": True}
@@ -123,6 +125,15 @@ def test_a_run_is_one_display_of_curves_and_the_latest_lines(outputs: dict[str, 
     printed = "".join(each.text for each in shown if each.output_type == "stream")
     assert "Warning" not in printed
     assert not re.search(r"^step +\d+/12", printed, re.MULTILINE)
+
+
+def test_an_evaluation_is_one_line_that_is_updated(outputs: dict[str, list[Any]]):
+    shown = [each for each in outputs[COMPARES] if each.output_type == "display_data"]
+    assert [each.data["text/plain"] for each in shown] == [
+        f"evaluate {model}: 8/8 problems" for model in ("tiny-random", "run")
+    ]
+    streams = {each.name for each in outputs[COMPARES] if each.output_type == "stream"}
+    assert streams <= {"stdout"}, "a note on the verifier, and no progress"
 
 
 def test_the_table_of_a_run_says_each_word_once(outputs: dict[str, list[Any]]):

@@ -455,7 +455,7 @@ def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFix
 
     display = NotebookDisplay(3, first_step=1, show=show)
     display.phase("generate", 1, 4, "met <b>")
-    display.phase("generate", 2, 4)  # within REFRESH_S of the last one
+    display.phase("generate", 2, 4)  # within REDRAW_S of the last one
     display.log(1, {"reward/mean": 0.5, "time/step_s": 1.0})
     display.phase("update", 1, 2)
     display.message("saved; continue with: dapo resume runs/x")
@@ -466,7 +466,7 @@ def test_a_notebook_shows_one_display_that_is_replaced(capsys: pytest.CaptureFix
     assert "&lt;b&gt;" in texts[1]
     assert texts[-1].startswith("reward 0.5step 1/3  reward +0.500  "), "the last lines and the curves stay"
     assert "<polyline" in shown[-1]
-    assert len(shown) == 3, "the display is not updated more often than every REFRESH_S seconds"
+    assert len(shown) == 3, "the display is not updated more often than every REDRAW_S seconds"
     assert capsys.readouterr().out == "saved; continue with: dapo.resume('runs/x')\n"
 
 

@@ -366,6 +366,27 @@ def test_the_nearest_option_is_one_that_can_be_typed(override, wrong):
     assert wrong not in message(override)
 
 
+@pytest.mark.parametrize(
+    ("override", "answer"),
+    [
+        ("LR=1", "did you mean optim.lr?"),
+        ("LOSS.Clip_High=1", "did you mean loss?"),
+        ("steps=1", "did you mean train.num_steps?"),
+        ("stepz=1", "did you mean train.num_steps?"),
+        ("temperature=1", "did you mean rollout.temperature or eval.temperature?"),
+        ("rewards=math", "did you mean reward.verifier?"),
+    ],
+)
+def test_an_option_is_found_by_its_last_part_its_keyword_in_python_and_in_any_case(override: str, answer: str):
+    assert answer in message(override)
+
+
+def test_a_reward_may_be_written_as_its_verifier():
+    base = {"model": "tiny-random", "data": "builtin:sums", "reward": "math"}
+    assert build_config(base).reward.verifier == "math"
+    assert build_config(base, ["reward=exact", "reward.timeout_s=9"]).reward.verifier == "exact"
+
+
 def test_the_filter_is_a_function_or_thresholds():
     base = {"model": "tiny-random", "data": {"train": "builtin:sums"}}
     assert build_config(base, ["dynamic_sampling.filter=my:keep"]).dynamic_sampling.filter == "my:keep"

@@ -23,6 +23,7 @@ from dapo.runs.console import (
     evaluation_line,
     final_report,
     printable,
+    progress,
     sparkline,
     step_line,
     stopwatch,
@@ -533,6 +534,19 @@ def _on_a_terminal(use, until=b""):
         reader.join()
     os.close(controller)
     return received.decode()
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(10.0, 1), (0.0, 10)])
+def test_a_log_file_gets_a_line_at_the_end_and_at_most_ten(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, lines: int
+):
+    monkeypatch.setattr("dapo.runs.console.LOG_S", seconds)
+    with progress("evaluate m") as report:
+        for done in range(101):
+            report(done, 100)
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == lines
+    assert printed[-1].startswith("evaluate m: 100/100 problems")
 
 
 def test_progress_goes_to_standard_output_by_default(capsys):

@@ -1,9 +1,7 @@
 """Progress of a run in a notebook: one display of curves and the latest lines, which is updated in place."""
 
-import importlib
 import math
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
@@ -12,7 +10,7 @@ from typing import Any
 
 from dapo.api.python_errors import in_python
 from dapo.core.terminal import print_text
-from dapo.runs.console import ProgressDisplay, stopwatch
+from dapo.runs.console import REDRAW_S, ProgressDisplay, notebook_display, stopwatch
 from dapo.runs.metric_table import PHASES
 from dapo.runs.sinks import Display
 
@@ -21,8 +19,6 @@ CURVES["loss/entropy"] = "entropy"
 """The metrics of which a notebook shows curves, with their labels; before them, the accuracies of evaluations."""
 POINTS = 150  # of a curve, at most
 LINES = 10  # the latest ones that stay visible
-REFRESH_S = 1.0
-"""Minimum seconds between two updates of the display."""
 
 
 class PythonDisplay(ProgressDisplay):
@@ -34,9 +30,7 @@ class PythonDisplay(ProgressDisplay):
 
 def display_class() -> Callable[..., Display]:
     """The display of progress for a script or, in a kernel, which can show and replace HTML, for a notebook."""
-    ipython = sys.modules.get("IPython")
-    is_notebook = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-    return NotebookDisplay if is_notebook else PythonDisplay
+    return NotebookDisplay if notebook_display() else PythonDisplay
 
 
 class NotebookDisplay:
@@ -49,14 +43,14 @@ class NotebookDisplay:
         self._num_steps, self._step = num_steps, first_step
         self._curves: dict[str, list[float]] = {}
         self._name, self._began, self._shown = "start", time.monotonic(), 0.0
-        show = show or importlib.import_module("IPython.display").display
+        show = show or notebook_display()
         self._handle = show({"text/html": self._phase_html("start", 0, 0, "")}, raw=True, display_id=True)
 
     def phase(self, name: str, done: int = 0, total: int = 0, note: str = "") -> None:
         now = time.monotonic()
         if name != self._name:
             self._name, self._began = name, now
-        if now - self._shown >= REFRESH_S:
+        if now - self._shown >= REDRAW_S:
             self._shown = now
             self._show(self._html() + self._phase_html(name, done, total, note))
 

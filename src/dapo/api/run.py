@@ -14,9 +14,10 @@ from dapo.api.keywords import as_overrides, options_from
 from dapo.api.python_errors import CallInterrupted, python_interface
 from dapo.api.result_types import Comparison, Curves, EvaluationResult, table_of
 from dapo.config import Config
-from dapo.core.errors import DapoError, DataError, LossFailed, VerifierFailed
+from dapo.core.errors import ConfigError, DapoError, DataError, LossFailed, VerifierFailed
 from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
+from dapo.core.text import quoted
 from dapo.runs.console import METRIC_COLUMNS
 from dapo.runs.curves import curves_figure
 from dapo.runs.directory import RunDirectory
@@ -222,6 +223,8 @@ class Run:
         """
         from dapo.api.lifecycle.evaluate_models import compare_models
 
+        if not isinstance(other, str | Path | Run):
+            raise ConfigError(f"other: expected a run, its path or a model, got {quoted(other)}")
         second = other.path if isinstance(other, Run) else other
         with self._evaluation_request(data, samples_per_problem, options) as request:
             return Comparison.of(compare_models(str(second), str(self.path), request))

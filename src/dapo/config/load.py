@@ -253,7 +253,8 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
 
 
 _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
-SHORT_FORMS = {"model": "name", "data": "train"}  # sections that may be written as the value of one option
+# sections that may be written as the value of one option
+SHORT_FORMS = {"model": "name", "data": "train", "reward": "verifier"}
 
 
 class _Dotted(dict[str, Any]):
@@ -278,7 +279,7 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...
 
 
 def _with_sections(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Expand the short forms `model: NAME` and `data: SOURCE` to `model: {name: NAME}` and `data: {train: SOURCE}`."""
+    """Expand the short forms `model: NAME`, `data: SOURCE` and `reward: VERIFIER`, as to `model: {name: NAME}`."""
     values = _Dotted(raw) if isinstance(raw, _Dotted) else dict(raw)
     for section, option in SHORT_FORMS.items():
         if isinstance(values.get(section), str):

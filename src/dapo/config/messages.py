@@ -91,13 +91,13 @@ def nearest_option(parts: Sequence[str], value: object) -> str:
     names = [name for name, info in options_of() if (section_in(info.annotation) is not None) == is_section]
     prefix, is_top = "".join(f"{part}." for part in parts[:-1]), section is Config
     siblings = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    if close := get_close_matches(parts[-1], [name for name in siblings if "." not in name], n=1):
+    if close := get_close_matches(parts[-1].lower(), [name for name in siblings if "." not in name], n=1):
         return f"did you mean {prefix}{close[0]}?"
     by_keyword = {
         word: same for word, found in by_keyword.items() if (same := [each for each in found if each in names])
     }
     # a similar name of another section would be a guess
-    if close := get_close_matches(parts[-1], by_keyword, n=1, cutoff=0.75 if is_top else 1):
+    if close := get_close_matches(parts[-1].lower(), by_keyword, n=1, cutoff=0.75 if is_top else 1):
         return f"did you mean {' or '.join(by_keyword[close[0]])}?"
     return "`dapo options` lists all options" if is_top else f"known here: {', '.join(section.model_fields)}"
 

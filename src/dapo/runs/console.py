@@ -1,5 +1,6 @@
 """The console: progress during a run, and the report at its end."""
 
+import importlib
 import math
 import sys
 import time
@@ -320,37 +321,53 @@ def _mark(correct: bool | None, console: Console) -> Text:
     return Text(symbol if printable(symbol, console.encoding) == symbol else word, style=style)
 
 
-_TOTAL_LINES = 10
+LOG_PARTS, LOG_S = 10, 10.0
+"""A log file gets a line of progress after a tenth of the work, at least these seconds after the one before."""
+REDRAW_S = 1.0  # minimum seconds between two updates of a notebook's line
+
+
+def notebook_display() -> Callable[..., Any] | None:
+    """IPython's `display` in a kernel, which shows what can be replaced later; None elsewhere."""
+    ipython = sys.modules.get("IPython")
+    in_kernel = ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+    return importlib.import_module("IPython.display").display if in_kernel else None
 
 
 @contextmanager
 def progress(title: str, *, unit: str = "problems", after_s: float = 0) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function `(done, total)` that shows progress on stderr: a bar on a terminal, else ten lines.
+    """Yield a function `(done, total)` that shows progress: a bar on a terminal, a line that is updated in a notebook.
 
-    With `after_s`, nothing is shown in the first `after_s` seconds after the first report.
+    Elsewhere it prints a line at the end, and a few before in a long run. All is on stderr. With `after_s`, nothing is
+    shown in the first `after_s` seconds after the first report.
     """
-    console = SafeConsole(stderr=True)
-    is_terminal = console.is_terminal
+    console, display = SafeConsole(stderr=True), notebook_display()
     name = TextColumn("{task.description}", markup=False)
     columns = name, BarColumn(), MofNCompleteColumn(), unit, TimeElapsedColumn(), "left", TimeRemainingColumn()
-    bar = Progress(*columns, console=console, disable=not is_terminal)
+    bar = Progress(*columns, console=console, disable=not console.is_terminal)
     task = bar.add_task(title)
-    printed_lines = 0
-
-    began: float | None = None
+    began, shown_at, shown_parts, handle = None, time.monotonic(), 0, None
 
     def report(done: int, total: int) -> None:
-        nonlocal printed_lines, began
-        began = time.monotonic() if began is None else began
-        if after_s and time.monotonic() - began < after_s:
+        nonlocal began, shown_at, shown_parts, handle
+        now = time.monotonic()
+        began = began or now
+        if after_s and now - began < after_s:
             return
         bar.start()
         bar.update(task, completed=done, total=total)
-        if not is_terminal and total and done * _TOTAL_LINES // total > printed_lines:
-            printed_lines = done * _TOTAL_LINES // total
-            left = bar.tasks[0].time_remaining
-            line = f"{title}: {done:,}/{total:,} {unit}" + (f", {duration(left)} left" if left else "")
+        parts = done if display else done * LOG_PARTS // max(1, total)
+        is_due = done == total or now - shown_at >= (REDRAW_S if display else LOG_S)
+        if console.is_terminal or parts <= shown_parts or not is_due:
+            return
+        shown_at, shown_parts = now, parts
+        left = bar.tasks[0].time_remaining
+        line = f"{title}: {done:,}/{total:,} {unit}" + (f", {duration(left)} left" if left else "")
+        if display is None:
             print_text(line, file=sys.stderr)
+        elif handle is None:
+            handle = display({"text/plain": printable(line)}, raw=True, display_id=True)
+        else:
+            handle.update({"text/plain": printable(line)}, raw=True)
 
     if not after_s:
         bar.start()

@@ -52,7 +52,7 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = (), *, step: i
 
 def without_old_options(overrides: Sequence[str]) -> list[str]:
     """Overrides in which another verifier drops the options of the one before."""
-    is_replaced = any(item.startswith(("reward.verifier=", "reward.verifier.")) for item in overrides)
+    is_replaced = any(item.startswith(("reward=", "reward.verifier=", "reward.verifier.")) for item in overrides)
     return [*["reward.options={}"] * is_replaced, *overrides]
 
 
