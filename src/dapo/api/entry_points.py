@@ -134,15 +134,15 @@ def _read_options(
 ) -> tuple[dict[str, Any], list[WrittenModule], list[str]]:
     """The options of a call by dotted names, the modules of its functions, and the folders from which these import."""
     given, keywords = dict(given), dict(keywords)
-    writers = [reward_code, loss_code] = [CodeWriter("reward"), CodeWriter("loss")]
+    writers = [reward_code := CodeWriter("reward")]
     if reward is not None:
         weights = weights_by_name(reward, reward_code.add)
         named = {reward_code.qualified(name): weight for name, weight in weights.items()}
         given["reward.verifier"] = verifier_option(named)
-    if "loss" in keywords:
-        given |= _loss_options(keywords.pop("loss"), loss_code)
+    if not isinstance(loss := keywords.get("loss", ""), str | Mapping) and not callable(loss):
+        raise ConfigError(f"loss: expected a function, module:function or options of the loss, got {loss!r}")
     for name, value in keywords.items():
-        if callable(value) and "." in option_named(name):
+        if callable(value) and (name == "loss" or "." in option_named(name)):
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
             keywords[name] = writer.qualified(writer.add(value))
     named_options = options_from(keywords)
@@ -150,14 +150,6 @@ def _read_options(
         raise ConfigError(f"{twice[0]} is set twice in one call")
     modules = [writer.module() for writer in writers if not writer.is_empty]
     return options_from(given) | named_options, modules, sorted({each for writer in writers for each in writer.folders})
-
-
-def _loss_options(loss: Any, code: CodeWriter) -> dict[str, Any]:
-    if isinstance(loss, Mapping):
-        return {f"loss.{name}": value for name, value in loss.items()}
-    if not isinstance(loss, str) and not callable(loss):
-        raise ConfigError(f"loss: expected a function, module:function or options of the loss, got {loss!r}")
-    return {"loss.function": loss if isinstance(loss, str) else code.qualified(code.add(loss))}
 
 
 def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[StepSink]) -> "RunCallbacks":

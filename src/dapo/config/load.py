@@ -254,7 +254,7 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
 
 _WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
 # sections that may be written as the value of one option
-SHORT_FORMS = {"model": "name", "data": "train", "reward": "verifier"}
+SHORT_FORMS = {"model": "name", "data": "train", "reward": "verifier", "loss": "function"}
 
 
 class _Dotted(dict[str, Any]):
@@ -279,7 +279,7 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...
 
 
 def _with_sections(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Expand the short forms `model: NAME`, `data: SOURCE` and `reward: VERIFIER`, as to `model: {name: NAME}`."""
+    """Expand the short forms `model: NAME`, `data: SOURCE`, `reward: VERIFIER` and `loss: FUNCTION`."""
     values = _Dotted(raw) if isinstance(raw, _Dotted) else dict(raw)
     for section, option in SHORT_FORMS.items():
         if isinstance(values.get(section), str):
