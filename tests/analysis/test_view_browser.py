@@ -21,7 +21,7 @@ from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.status import run_status
 from helpers.browser import MISSING, open_browser
 from helpers.run_files import append_bytes
-from helpers.view_runs import Client, make_run, serving, training
+from helpers.view_runs import Client, close_with, make_run, serving, training
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
@@ -229,6 +229,8 @@ def test_problems_lead_to_their_responses(page, client):
 
 
 def test_an_evaluation_is_paired_and_a_problem_opened(page, client):
+    page.open("evaluation?run=first&a_step=4&b_step=4")
+    page.wait("return document.querySelector('#paired')?.textContent.includes('the same evaluation')")
     page.open("evaluation?run=first")
     page.wait("return document.querySelector('#paired') !== null")
     found = client.get("paired", a_run="first", a_step=0, b_run="first", b_step=4)
@@ -259,7 +261,7 @@ def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pair
         page.wait("return document.querySelectorAll('#held-out tbody tr').length === 1")
         expected = compare_runs(runs[0], short).held_out["final"]
         found = expected.difference
-        assert found["difference"] < 0
+        assert found["difference"] < 0 < found["high"]
         assert page.texts("#held-out tbody td")[:4] == [
             "short",
             f"{expected.accuracy_a:.1%} → {expected.accuracy_b:.1%}".replace("%", " %"),
@@ -271,6 +273,7 @@ def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pair
         page.click("#held-out a", "short")  # leads to the difference by problem
         page.wait("return document.querySelector('#paired') !== null")
         assert points(found["difference"], " points") in page.texts("#paired")[0]
+        assert page.texts("#paired .neg, #paired .pos") == []  # colours are for differences whose interval excludes 0
         browser.get("about:blank")
     assert page.errors() == []
 
@@ -321,6 +324,45 @@ def test_a_run_that_begins_after_the_page_is_shown_live_until_it_stops(browser, 
             page.wait("return document.querySelector('#summary .badge')?.textContent === 'stopped'")
         browser.get("about:blank")  # it would ask the server after its end
     assert page.errors() == []
+
+
+def test_evaluation_and_compare_follow_a_live_run(page, runs):
+    live = RunDirectory(runs[2])
+    with live.lock(4):
+        live.eval(4).unlink()
+        page.open("evaluation?run=live")
+        page.wait("return document.querySelector('#paired') !== null")
+        steps = "[...document.querySelectorAll('td[data-name=step]')].map((e) => e.textContent).join()"
+        assert page.browser.execute_script(f"return {steps}") == "0,2"
+        shutil.copy(RunDirectory(runs[0]).eval(4), live.eval(4))
+        append_bytes(live.metrics, b'{"step": 2, "time/step_s": 1.0}\n')
+        page.wait(f"return {steps} === '0,2,4'")
+        page.open("compare?run=first&runs=first,live")
+        curve = "document.querySelector('[data-chart=\"reward/mean\"] .js-plotly-plot')?.data?.[1]?.x.length"
+        page.wait(f"return {curve} === 2")
+        whole = RunDirectory(runs[0]).metrics.read_bytes()
+        append_bytes(live.metrics, next(line for line in whole.splitlines(True) if line.startswith(b'{"step": 3,')))
+        page.wait(f"return {curve} === 3")
+        truncate_after(live.metrics, 2)
+
+
+def test_a_zoom_survives_the_next_step_of_a_live_run(page, runs):
+    from selenium.webdriver.common.action_chains import ActionChains
+
+    live, whole = RunDirectory(runs[2]), RunDirectory(runs[0]).metrics.read_bytes()
+    with live.lock(4):
+        page.open("overview?run=live")
+        page.wait(f"return {LENGTH}?.x.length === 2")
+        area = page.browser.execute_script("return document.querySelector(\"[data-chart='Response length'] .drag\")")
+        drag = ActionChains(page.browser).move_to_element_with_offset(area, -60, 0)
+        drag.click_and_hold().move_by_offset(60, 0).move_by_offset(60, 0).release().perform()
+        axis = "document.querySelector(\"[data-chart='Response length'] .js-plotly-plot\")._fullLayout.xaxis.range"
+        page.wait(f"return {axis}[0] > 0.1")
+        zoomed = page.browser.execute_script(f"return {axis}")
+        append_bytes(live.metrics, next(line for line in whole.splitlines(True) if line.startswith(b'{"step": 3,')))
+        page.wait(f"return {LENGTH}?.x.length === 3")
+        assert page.browser.execute_script(f"return {axis}") == zoomed
+        truncate_after(live.metrics, 2)
 
 
 def test_a_half_written_line_of_the_metrics_waits_for_its_end(page, runs):
@@ -377,6 +419,65 @@ def test_the_axis_of_steps_counts_whole_steps(browser, tmp_path):
         chart = "document.querySelector('[data-chart] .js-plotly-plot')"
         page.browser.execute_script(f"Plotly.relayout({chart}, {{'xaxis.range': [0.2, 1.1]}})")
         page.wait(f"return [...{chart}.querySelectorAll('.xtick text')].map((e) => e.textContent).join() === '1'")
+        browser.get("about:blank")
+    assert page.errors() == []
+
+
+def test_the_focus_stays_where_a_key_was_pressed(page):
+    from selenium.webdriver.common.keys import Keys
+
+    for fragment, pressed, effect in (
+        ("overview", "Over-tokens", "location.hash.includes('x=tokens')"),
+        ("problems", "Order-rate", "location.hash.includes('order=rate')"),
+        ("overview", "tab-options", "document.querySelector('main h1')?.textContent === 'Options'"),
+    ):
+        page.open(f"{fragment}?run=first")
+        page.wait(f"return document.getElementById({pressed!r}) !== null")
+        page.browser.execute_script(f"document.getElementById({pressed!r}).focus()")
+        page.browser.switch_to.active_element.send_keys(Keys.ENTER)
+        page.wait(f"return {effect} && !document.querySelector('main.loading')")
+        assert page.browser.execute_script("return document.activeElement.id") == pressed
+
+
+def test_a_run_without_curves_says_why(browser, runs, tmp_path):
+    for name in ("failed", "infinite", "damaged"):
+        shutil.copytree(runs[0], tmp_path / name, ignore=shutil.ignore_patterns("checkpoints"))
+    truncate_after(tmp_path / "failed" / "metrics.jsonl", 0)
+    close_with(tmp_path / "failed", "VerifierFailed: no verdict")
+    metrics = tmp_path / "infinite" / "metrics.jsonl"
+    metrics.write_text(re.sub(r'("rollout/response_tokens_mean": )[^,}]+', r"\1NaN", metrics.read_text()))
+    append_bytes(tmp_path / "damaged" / "metrics.jsonl", b"nonsense\n")
+    expected = {
+        "failed": "This run ended before its first step.",
+        "infinite": "No value of rollout/response_tokens_mean is finite.",
+        "damaged": "The metrics of this run cannot be read.",
+    }
+    with serving(tmp_path) as client:
+        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+        for name, reason in expected.items():
+            page.open(f"overview?run={name}")
+            page.wait("return document.querySelector('.plot-empty') !== null")
+            assert page.texts("[data-chart='Response length'] .plot-empty") == [reason]
+        browser.get("about:blank")
+    assert page.errors() == []
+
+
+def test_many_runs_with_long_names_leave_room_for_the_charts(browser, runs, tmp_path):
+    for i in range(50):
+        copied = tmp_path / f"a-name-that-somebody-made-of-the-options-of-a-sweep-lr-0.003-number-{i:02}"
+        shutil.copytree(runs[0], copied, ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
+    with serving(tmp_path) as client:
+        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+        page.open(f"compare?run={copied.name}")
+        page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
+        top = "return document.querySelector('[data-chart]').getBoundingClientRect().top"
+        assert page.browser.execute_script(top) < 650
+        assert page.titles("#head, .filters button")[0] == copied.name  # the chosen runs come first
+        names = page.texts("[data-chart] .legendtext")[:4]
+        assert len(set(names)) == 4  # cut in the middle, so that they differ
+        assert max(map(len, names)) <= 36
+        plot = "return document.querySelector('[data-chart] .js-plotly-plot')._fullLayout.yaxis._length"
+        assert page.browser.execute_script(plot) > 100
         browser.get("about:blank")
     assert page.errors() == []
 
@@ -472,6 +573,8 @@ def test_a_sheet_has_every_chart_as_wide_as_itself_and_nothing_to_press(page):
         page.browser.execute_cdp_cmd("Page.printToPDF", {})
         assert all(page.browser.execute_script(has_charts))
         page.browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+        head = page.texts("#print-head")[0]
+        assert all(text in head for text in ("first, finished", *page.texts(".headline"), *page.texts(".change")))
         page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
         shown = (
             "return [...document.querySelectorAll('header, button, input')].filter((e) => e.checkVisibility()).length"

@@ -35,10 +35,13 @@ const wrongAddress = (state) => {
 
 View.show = async () => {
   const state = View.state(), mine = ++turn, main = document.getElementById("main");
+  const focused = document.activeElement && document.activeElement.id;
+  const keepFocus = () => { const element = focused && document.activeElement === document.body && document.getElementById(focused); if (element) element.focus({ preventScroll: true }); };
   if (!state.run && runs.length) return View.go({ run: (View.wholeRuns()[0] || runs[0]).name }, true);
   if (!isKnown(state.run) && !View.report) await loadRuns().catch(() => {});
   if (mine !== turn) return;
   drawHead(state);
+  keepFocus();
   if (shown && shown.leave) shown.leave();
   const wrong = wrongAddress(state);
   if (wrong) { shown = null; main.replaceChildren(View.empty(wrong)); document.title = "dapo view"; return; }
@@ -49,12 +52,11 @@ View.show = async () => {
     const next = (await View.pages[state.page].show(stage, state, () => mine === turn)) || {};
     if (mine !== turn) return;
     const samePage = shown && shown.page === state.page, scroll = scrollY;
-    const focus = samePage && document.activeElement && document.activeElement.id;
     shown = { ...next, page: state.page };
     main.replaceChildren(stage);
     if (shown.redraw) shown.redraw();
     scrollTo(0, samePage ? scroll : 0);
-    if (focus && document.getElementById(focus)) document.getElementById(focus).focus();
+    keepFocus();
     document.title = `${View.pages[state.page].title}: ${state.run} – dapo`;
   } catch (error) {
     if (mine === turn) { shown = null; main.replaceChildren(View.empty(error.message)); }
@@ -69,7 +71,7 @@ const drawHead = (state) => {
   select.value = select.title = state.run;
   const tabs = TABS.filter(([page]) => !(View.report && NOT_IN_REPORTS.includes(page)));
   document.getElementById("tabs").replaceChildren(...tabs.map(([page, title]) =>
-    View.h("a", { href: View.link(page), "aria-current": page === state.page || (page === "rollouts" && state.page === "group") ? "page" : null }, title)));
+    View.h("a", { id: `tab-${page}`, href: View.link(page), "aria-current": page === state.page || (page === "rollouts" && state.page === "group") ? "page" : null }, title)));
   drawSummary(runs.find((r) => r.name === state.run), known.get(state.run));
   if (isKnown(state.run)) View.metrics(state.run).then((m) => drawChange(state.run, m), () => {});
 };
@@ -91,7 +93,7 @@ const drawChange = async (run, metrics) => {
   if (mine === turn && change) document.querySelector(".headline").after(changeLink(change, isFraction(evaluated(metrics))));
 };
 const changeLink = (change, binary) => View.h("a", { class: "change", href: View.link("evaluation"), title: `Mean difference on the same ${View.count(change.problems)} problems, with its 95 % interval: better on ${change.better}, worse on ${change.worse}` },
-  "paired ", View.h("b", { class: change.low > 0 || change.high < 0 ? View.signClass(change.difference) : "" }, View.points(change.difference, binary)), change.low === null ? "" : ` (${View.points(change.low, binary, "")} to ${View.points(change.high, binary, "")})`);
+  "paired ", View.h("b", { class: View.changeClass(change) }, View.points(change.difference, binary)), change.low === null ? "" : ` (${View.points(change.low, binary, "")} to ${View.points(change.high, binary, "")})`);
 
 // The evaluations in the metrics: where they are, and the column of accuracies.
 const evaluated = (metrics) => {
@@ -114,10 +116,9 @@ const headline = (metrics) => {
 
 const drawSummary = (s, metrics) => {
   const head = document.getElementById("summary");
-  document.getElementById("print-head").textContent = s ? `${s.name}: ${s.model} on ${s.data}, ${s.state}, step ${s.steps}` : "";
   if (!s) { head.replaceChildren(); return; }
   const kind = { running: "live", finished: "good", solved: "good", stopped: "warn", failed: "bad", damaged: "bad" }[s.state] || "plain";
-  const facts = [["model", s.model], ["data", s.data || "–"], ...(s.held_out === s.data ? [] : [["held-out data", s.held_out || "none"]]), ["tokens", View.big(s.tokens)], ["time", View.seconds(s.seconds)]];
+  const facts = [["model", s.model || "–"], ["data", s.data || "–"], ...(s.held_out === s.data ? [] : [["held-out data", s.held_out || "none"]]), ["tokens", View.big(s.tokens)], ["time", View.seconds(s.seconds)]];
   head.replaceChildren(
     View.badge(s.state, kind, s.note && s.note !== s.state ? s.note : undefined),
     headline(metrics),

@@ -39,10 +39,10 @@ View.metricOf = (name) => {
 View.unitOf = (name) => { const m = View.metricOf(name); return !m || m.unit === "1" ? "" : m.unit === "fraction" ? "%" : m.unit; };
 View.scaleOf = (name) => { const m = View.metricOf(name); return m && m.unit === "fraction" ? 100 : 1; };
 
-// The layout of the x axis: from 0 to the last value, with room for the markers at both ends.
+// The layout of the x axis: from 0 to the last value in each chart of a page, with room for the markers at both ends.
 View.xAxis = (axis, ...xs) => {
   const last = xs.flat().reduce((a, b) => Math.max(a, b), 0) || 1;
-  return { title: View.axes[axis], autorangeoptions: { include: [-0.03 * last, 1.03 * last] } };
+  return { title: View.axes[axis], autorangeoptions: { minallowed: -0.06 * last, maxallowed: 1.06 * last } };
 };
 // Steps are whole numbers: a short stretch of them has a tick at each.
 const wholeTicks = (plot) => {
@@ -72,6 +72,7 @@ const drawWhenIdle = () => { idle ||= (window.requestIdleCallback || setTimeout)
 const printing = (now) => {
   isPrinting = now;
   document.documentElement.classList.toggle("printing", now);
+  document.getElementById("print-head").textContent = [View.state().run, ...[...document.getElementById("summary").children].map((e) => e.textContent)].join(", ");
   for (const card of allCards()) card.update(undefined, true);
   for (const svg of document.querySelectorAll(".main-svg")) { // scaled to the sheet, whose width is not known here
     if (now) svg.setAttribute("viewBox", `0 0 ${svg.getAttribute("width")} ${svg.getAttribute("height")}`); else svg.removeAttribute("viewBox");

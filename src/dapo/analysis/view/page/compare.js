@@ -6,8 +6,8 @@ const RUN_COLOURS = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"];
 
 const metricTraces = (name, runs, all, axis) => runs.flatMap((run, i) => {
   const metrics = all[i], x = View.xOf(metrics, axis), colour = RUN_COLOURS[i % RUN_COLOURS.length];
-  if (name === "eval accuracy") return View.evaluationNames(metrics).slice(0, 1).flatMap((n) => View.heldOut(metrics, x, n, colour, run));
-  return View.curve(metrics, x, name, { label: run, colour, scale: View.scaleOf(name) });
+  if (name === "eval accuracy") return View.evaluationNames(metrics).slice(0, 1).flatMap((n) => View.heldOut(metrics, x, n, colour, View.short(run)));
+  return View.curve(metrics, x, name, { label: View.short(run), colour, scale: View.scaleOf(name) });
 });
 
 const unitOf = (name) => (name === "eval accuracy" ? "held out (%)" : View.unitOf(name));
@@ -33,7 +33,7 @@ const pairedWithFirst = async (runs) => {
 const pairedColumns = (first) => [
   { name: "run", cell: (r) => (r.error ? r.run : View.h("a", { href: View.link("evaluation", { a_run: first, a_step: r.a.step, b_run: r.run, b_step: r.b.step }), title: "the same difference by problem" }, r.run)) },
   { name: "accuracy", number: true, cell: (r) => (r.a && r.b ? `${View.score(r.a.accuracy, r.a.binary)} → ${View.score(r.b.accuracy, r.b.binary)}` : "") },
-  { name: "difference", number: true, cell: (r) => (r.error ? "" : View.h("b", {}, View.points(r.difference, r.a.binary))) },
+  { name: "difference", number: true, cell: (r) => (r.error ? "" : View.h("b", { class: View.changeClass(r) }, View.points(r.difference, r.a.binary))) },
   { name: "95 % interval", number: true, cell: (r) => (r.error ? "" : r.low === null ? "none" : `${View.points(r.low, r.a.binary, "")} to ${View.points(r.high, r.a.binary, "")}`) },
   { name: "verdict", cell: (r) => (r.error ? View.h("span", { class: "note problem" }, `not paired: ${r.error}`) : View.verdict(r, r.run)) },
   { name: "problems", cell: (r) => (r.error ? "" : `${View.count(r.problems)}: better on ${r.better}, worse on ${r.worse}`) },
@@ -59,12 +59,12 @@ View.pages.compare = {
     picker.value = state.metric || "";
     const rows = difference.rows;
     main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Compare"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
-      View.h("div", { class: "filters" }, View.choices("Runs", names.map((n) => [n, n]), chosen.join(","), (runs) => View.go({ runs: runs || names[0] }), { several: true }), View.h("label", { class: "field" }, "First chart", picker)),
+      View.h("div", { class: "filters" }, View.choices("Runs", [...chosen, ...names.filter((n) => !chosen.includes(n))].map((n) => [n, View.short(n), n]), chosen.join(","), (runs) => View.go({ runs: runs || names[0] }), { several: true }), View.h("label", { class: "field" }, "First chart", picker)),
       absent.length ? View.h("p", { class: "note problem" }, `There is no run ${absent.join(", ")} here, or it is damaged.`) : "",
       ...(paired.length ? [View.h("div", { class: "head-row" }, View.h("h2", {}, `Held-out accuracy, compared with ${chosen[0]}`), View.note("last evaluations, paired by problem: the difficulty of the problems does not widen the interval")), heldOut, View.h("p", {}, " ")] : []),
       View.h("div", { class: "grid" }, cards),
       View.h("div", { class: "head-row" }, View.h("h2", {}, "Options that differ"), View.h("span", { class: "note" }, `${rows.length} of ${difference.options} options`)),
-      rows.length ? View.h("div", { id: "differing" }, View.table([{ name: "option", cell: (r) => View.h("code", {}, r.name) }, ...chosen.map((n, i) => ({ name: n, cell: (r) => View.optionValue(r.values[i]) }))], rows)) : View.empty(chosen.length < 2 ? "Choose a second run to see where the options differ." : "These runs have the same options."));
+      rows.length ? View.h("div", { id: "differing" }, View.table([{ name: "option", cell: (r) => View.h("code", {}, r.name) }, ...chosen.map((n, i) => ({ name: View.short(n), title: n, cell: (r) => View.optionValue(r.values[i]) }))], rows)) : View.empty(chosen.length < 2 ? "Choose a second run to see where the options differ." : "These runs have the same options."));
     const draw = () => cards.forEach((card, i) => { const traces = metricTraces(order[i], chosen, all, axis); card.update({ traces: () => metricTraces(order[i], chosen, all, axis), empty: traces.length ? null : "None of these runs logged this metric." }); });
     if (paired.length) drawPaired();
     return { redraw: draw, runs: chosen, async follow() { [all, paired] = await Promise.all([Promise.all(chosen.map(View.metrics)), pairedWithFirst(chosen)]); draw(); if (paired.length) drawPaired(); } };

@@ -124,6 +124,9 @@ View.h = (tag, properties = {}, ...children) => {
 };
 
 View.empty = (text) => View.h("p", { class: "empty" }, text);
+// A name that fits into a legend or a button: its beginning and its end, where names of runs differ.
+View.short = (name) => (name.length > 36 ? `${name.slice(0, 20)}…${name.slice(-15)}` : name);
+View.plural = (count, noun) => `${View.count(count)} ${noun}${count === 1 ? "" : "s"}`;
 View.note = (text) => (text ? View.h("p", { class: "note" }, text) : null);
 
 // A row of buttons; one or several of them are chosen.
@@ -135,7 +138,7 @@ View.choices = (label, options, chosen, onchange, { several = false } = {}) => {
     onchange([...values].join(","));
   };
   return View.h("span", { class: "field" }, label, View.h("span", { class: several ? "choices" : "choices joined", role: "group", "aria-label": label },
-    options.map(([value, text, title]) => View.h("button", { type: "button", title, "data-value": value, "aria-pressed": String(values.has(value)), onclick: () => press(value) }, text))));
+    options.map(([value, text, title]) => View.h("button", { type: "button", id: `${label}-${value}`.replace(/\s/g, "-"), title, "data-value": value, "aria-pressed": String(values.has(value)), onclick: () => press(value) }, text))));
 };
 
 View.table = (columns, rows, onopen) => View.h("div", { class: "table-wrap" }, View.h("table", {},
@@ -146,8 +149,8 @@ View.table = (columns, rows, onopen) => View.h("div", { class: "table-wrap" }, V
 View.pager = (offset, limit, total, go, more) => View.h("div", { class: "pager" },
   View.h("span", {}, total ? `${View.count(offset + 1)} to ${View.count(Math.min(total, offset + limit))} of ${View.count(total)}${more || ""}` : ""),
   View.h("span", { class: "choices" },
-    View.h("button", { type: "button", disabled: offset <= 0, onclick: () => go(Math.max(0, offset - limit)) }, "← previous"),
-    View.h("button", { type: "button", disabled: offset + limit >= total && !more, onclick: () => go(offset + limit) }, "next →")));
+    View.h("button", { type: "button", id: "page-previous", disabled: offset <= 0, onclick: () => go(Math.max(0, offset - limit)) }, "← previous"),
+    View.h("button", { type: "button", id: "page-next", disabled: offset + limit >= total && !more, onclick: () => go(offset + limit) }, "next →")));
 
 // A field that filters as one types.
 View.searchBox = (id, label, value, oninput) => View.h("label", { class: "field" }, label, View.h("input", { id, type: "search", value: value || "", oninput: (event) => oninput(event.target.value.trim().toLowerCase()) }));

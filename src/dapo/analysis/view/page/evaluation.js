@@ -13,12 +13,16 @@ const evaluationColumns = (binary) => [
 ];
 
 View.verdict = (found, name) => (found.low === null ? "" : found.low <= 0 && found.high >= 0 ? "no significant difference" : `${name} is ${found.low > 0 ? "better" : "worse"}`);
+// Green or red only where the interval excludes 0.
+View.changeClass = (found) => (found.low > 0 || found.high < 0 ? View.signClass(found.difference) : "");
 
-const verdictLine = (found, binary) => {
+const verdictLine = (found, binary, isSame) => {
+  if (isSame) return View.h("p", { id: "paired" }, "A and B are the same evaluation: choose another one to see the difference.");
   const unit = (v) => View.points(v, binary);
   const sure = found.low === null ? "no interval: fewer than two problems, or the same difference on all" : `95 % interval ${unit(found.low)} to ${unit(found.high)}`;
   const verdict = View.verdict(found, "B");
-  return View.h("p", { id: "paired" }, View.h("span", { class: `number ${View.signClass(found.difference)}` }, unit(found.difference)), `  ${sure}`, verdict ? View.h("b", {}, `: ${verdict}`) : "", ". ",
+  if (!found.problems) return View.h("p", { id: "paired" }, "No problem has a verdict in both evaluations.");
+  return View.h("p", { id: "paired" }, View.h("span", { class: `number ${View.changeClass(found)}` }, unit(found.difference)), `  ${sure}`, verdict ? View.h("b", {}, `: ${verdict}`) : "", ". ",
     `Paired over ${View.count(found.problems)} problems: better on ${found.better}, worse on ${found.worse}, equal on ${found.equal}.`);
 };
 
@@ -68,7 +72,7 @@ View.pages.evaluation = {
     const notes = damaged.map((e) => View.h("p", { class: "note problem" }, e.problem));
     if (!own.length) {
       const held = View.runs().find((r) => r.name === state.run).held_out;
-      main.replaceChildren(head, ...notes, View.empty(held ? "No evaluation yet: the first comes before step 1, the next ones every train.eval_every steps." : "This run has no held-out problems: data.eval is not set, so nothing was evaluated."));
+      main.replaceChildren(head, ...notes, View.empty(held ? "No evaluation is stored: the first comes before step 1, the next ones every train.eval_every steps." : "This run has no held-out problems: data.eval is not set, so nothing was evaluated."));
       return { follow: View.show };
     }
     const chosen = { a_run: state.a_run || state.run, a_step: state.a_step ?? String(own[0].step), b_run: state.b_run || state.run, b_step: state.b_step ?? String(own[own.length - 1].step) };
@@ -83,7 +87,7 @@ View.pages.evaluation = {
     if (state.problem) main.append(await problemDetail(now));
     try {
       const found = await View.get("paired", chosen);
-      main.querySelector("#difference").replaceChildren(verdictLine(found, binary));
+      main.querySelector("#difference").replaceChildren(verdictLine(found, binary, chosen.a_run === chosen.b_run && chosen.a_step === chosen.b_step));
       main.append(View.h("div", { class: "head-row" }, View.h("h2", {}, "By problem"), View.choices("Order", [["worse", "most worsened"], ["better", "most improved"], ["hardest", "hardest in B"]], state.order || "worse", (order) => View.go({ order, offset: "" }))), ...pairedTable(found, binary, state));
     } catch (error) { main.querySelector("#difference").replaceChildren(View.h("p", { class: "note problem" }, error.message)); }
     return { redraw: () => chart.update(), async follow() {

@@ -7,7 +7,11 @@ View.evaluationNames = (metrics) => {
   return whole.length ? whole : all;
 };
 
-View.missing = (metrics, why) => (metrics.steps.filter((s) => s > 0).length ? why : "No step is finished yet: the first curve begins with step 1.");
+View.missing = (metrics, why) => {
+  if (metrics.steps.some((s) => s > 0)) return why;
+  if (metrics.problem) return "The metrics of this run cannot be read.";
+  return metrics.summary.state === "running" ? "No step is finished yet: the first curve begins with step 1." : "This run ended before its first step.";
+};
 
 View.heldOut = (metrics, x, name, colour, label) => {
   const columns = metrics.columns, scaled = (n) => (columns[`eval/${name}/${n}`] || []).map((v) => (v === null ? null : 100 * v));
@@ -52,7 +56,7 @@ View.withoutJudging = (m) => {
 
 View.specEmpty = (spec, m) => {
   const names = typeof spec.names === "function" ? spec.names(m) : spec.names;
-  return names.some((n) => (m.columns[n] || []).some((v) => v !== null)) ? null : View.missing(m, `This run did not log ${names.join(" or ")}.`);
+  return names.some((n) => (m.columns[n] || []).some((v) => v !== null)) ? null : View.missing(m, names.some((n) => m.columns[n]) ? `No value of ${names.filter((n) => m.columns[n]).join(" or ")} is finite.` : `This run did not log ${names.join(" or ")}.`);
 };
 
 View.pages.overview = {

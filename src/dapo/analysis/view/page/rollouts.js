@@ -5,7 +5,7 @@ const PAGE_ROWS = 50;
 
 View.indexNote = (found) => {
   const { index } = found, notes = [];
-  if (found.note) notes.push(found.note);
+  if (found.note && index.steps) notes.push(found.note);
   if (index.indexed < index.steps) notes.push(`Reading the tables: ${View.count(index.indexed)} of ${View.count(index.steps)} steps so far, the newest first.`);
   notes.push(...index.problems);
   return notes.length ? View.h("p", { class: "note", role: "status" }, notes.join(" ")) : null;
@@ -170,7 +170,7 @@ const drawGroup = (main, state, group, explained) => {
   const largest = Math.max(1e-9, ...group.responses.map((r) => Math.abs(r.advantage || 0)));
   const correct = group.responses.filter((r) => r.correct).length, decided = group.responses.some((r) => r.correct !== null);
   const order = state.by === "advantage" ? [...group.responses].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)) : group.responses;
-  const neighbour = (id, text) => View.h("button", { type: "button", disabled: id === null, onclick: () => View.go({ group: id }) }, text);
+  const neighbour = (id, text) => View.h("button", { type: "button", id: text.replace(" ", "-"), disabled: id === null, onclick: () => View.go({ group: id }) }, text);
   const colours = View.choices("Colour tokens by", COLOURINGS, colouring, (colour) => View.go({ colour }, true));
   for (const button of colours.querySelectorAll("button")) {
     const value = button.dataset.value;

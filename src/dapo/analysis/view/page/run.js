@@ -17,7 +17,7 @@ View.pages.findings = {
   async show(main, state) {
     const draw = async () => {
       const found = await View.get("findings", { run: state.run });
-      const seen = `${View.count(found.steps)} steps, ${View.count(found.evaluations)} evaluations and ${View.count(found.rollout_tables)} tables of responses, by the ${found.rules.length} rules of dapo doctor`;
+      const seen = `${View.plural(found.steps, "step")}, ${View.plural(found.evaluations, "evaluation")} and ${View.plural(found.rollout_tables, "table")} of responses, by the ${found.rules.length} rules of dapo doctor`;
       main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Findings"), View.h("span", { class: "note" }, seen)),
         found.findings.length ? View.h("div", { class: "stack" }, found.findings.map(findingCard)) : View.empty(found.steps ? "Nothing wrong found." : "No step has been logged yet."));
     };
