@@ -353,7 +353,10 @@ def test_one_gpu_is_one_gpu_whose_processes_get_what_the_run_gives_them():
     config = load_config(CONFIGS / "gsm8k_0.5b.yaml", overrides)
     alone, shared = ("\n".join(describe_estimate(config, ["device=gpu", f"devices_per_node={n}"])) for n in (2, 1))
     assert "GPUs         2 = 1 node of 2\n" in alone
-    assert "GPUs         1 = 1 node of 1, each shared by 1 trainer rank and one engine, which use it in turn" in shared
+    assert (
+        "GPUs         1 = 1 node of 1, each shared by 1 trainer rank and 1 engine process, which use it in turn"
+        in shared
+    )
     assert "total, of 76.0 GiB" in shared
     kept = (2 + 4 + 8) * sizes_of("qwen2.5-0.5b").parameters / GIB + 4
     assert f"GiB  total, of {80 - kept:.1f} GiB" in shared

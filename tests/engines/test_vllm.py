@@ -203,6 +203,8 @@ PAPER = {
     "cache_bytes": 48 * 2**30,
     "memory": 0.01,
     "prefix_caching": True,
+    "transfer": "nccl",
+    "sleeps": False,
 }
 
 
@@ -211,6 +213,7 @@ PAPER = {
     [
         ([], PAPER),
         (["rollout.vllm.cache_gib=auto"], PAPER | {"cache_bytes": None, "memory": 0.9}),
+        (["distributed={trainer_ranks: 64, gpus_per_process: 0.5}"], PAPER | {"transfer": "ipc", "sleeps": True}),
         (
             ["rollout.vllm={tensor_parallel: 1, eager: true, cache_gib: auto}", "rollout.reproducible=true"],
             PAPER
@@ -235,6 +238,19 @@ def test_vllms_own_classes_take_the_papers_layout_as_it_is_meant(
     assert (found["seed"] == 0) == config.rollout.reproducible
     weights = 2 * PARAMETERS / found["tensor_parallel"]
     assert found["cache_bytes"] is None or weights + found["cache_bytes"] < 0.9 * 80 * 2**30
+
+
+def test_vllms_own_classes_read_the_calls_of_a_transfer_and_one_buffer_per_chunk() -> None:
+    command = [sys.executable, "-P", "-m", "helpers.vllm_receives"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(TESTS), str(ROOT)])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "ranks": [[1, 5], [3, 5]],
+        "buffers": [[600], [900], [40]],  # two small weights together, a large one alone
+        "received": True,
+        "ipc": True,
+    }
 
 
 def test_without_seeds_of_requests_responses_differ_and_their_logprobs_are_right() -> None:

@@ -15,7 +15,7 @@ import torch
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
 from dapo.cli.train import start_run
-from dapo.config import Config, load_config
+from dapo.config import Config, GpuShares, load_config
 from dapo.core.errors import ConfigError, EngineError, OutOfMemory
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.vllm_spec import require_vllm, vllm_engine_spec, vllm_options, weight_shapes
@@ -138,11 +138,11 @@ def test_a_seeded_request_never_meets_a_chunked_prefill_on_a_cpu() -> None:
 
 
 def test_threads_are_settled_before_the_interpreter_starts() -> None:
-    environment = vllm_engine_spec(tiny(), threads=3).environment
+    environment = vllm_engine_spec(tiny(), threads=3, shares=GpuShares()).environment
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
-    divided = vllm_engine_spec(tiny("rollout.vllm.tensor_parallel=2"), threads=6)
+    divided = vllm_engine_spec(tiny("rollout.vllm.tensor_parallel=2"), threads=6, shares=GpuShares())
     assert (divided.cpus, divided.environment["OMP_NUM_THREADS"]) == (6, "3")
 
 
@@ -150,7 +150,8 @@ def test_another_interpreter_sees_this_package_and_none_of_its_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DAPO_CACHE", str(tmp_path))
-    specs = [vllm_engine_spec(tiny(f"rollout.vllm.python={sys.executable}"), threads=1) for _ in range(2)]
+    config = tiny(f"rollout.vllm.python={sys.executable}")
+    specs = [vllm_engine_spec(config, threads=1, shares=GpuShares()) for _ in range(2)]
     folder = Path(specs[0].environment["PYTHONPATH"])
     assert specs[0] == specs[1]
     assert [path.name for path in folder.iterdir()] == ["dapo"]
@@ -185,7 +186,7 @@ def test_the_engines_process_needs_no_package_that_vllm_does_not_bring() -> None
 
 def test_an_interpreter_that_is_not_there_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.vllm\.python=/nowhere/python"):
-        vllm_engine_spec(tiny("rollout.vllm.python=/nowhere/python"), threads=1)
+        vllm_engine_spec(tiny("rollout.vllm.python=/nowhere/python"), threads=1, shares=GpuShares())
 
 
 @pytest.mark.parametrize("has_ray", [True, False])
@@ -249,7 +250,7 @@ class FakeVllm:
     def wake_up(self, tags: list[str]) -> None:
         self.calls += tags
 
-    def collective_rpc(self, method: str, args: tuple[object, ...]) -> list[list[str]]:
+    def collective_rpc(self, method: str, args: object = (), kwargs: object = None) -> list[list[str]]:
         self.calls.append(method)
         if self._left_out == ["everything"]:
             raise RuntimeError("out of memory")
@@ -288,6 +289,41 @@ def test_an_engine_that_shares_its_gpu_sleeps_until_weights_come_and_its_cache_w
     awake = FakeVllm()
     engine_on(awake).drop_weights()
     assert awake.calls == []
+
+
+def test_sent_weights_wake_an_engine_in_order_and_count_when_all_have_come() -> None:
+    vllm = FakeVllm()
+    engine, weights = engine_on(vllm, sleeps=True), ModelWeights(wide_model("llama"))
+    engine.load_weights(weights, 0)
+    engine.drop_weights()
+    del vllm.calls[:]
+    engine.connect_weights({"packed": True})
+    engine.receive_weights({"names": ["a"]}, weights.layout(), None)
+    with pytest.raises(EngineError, match="incomplete"):
+        engine.submit([GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())])
+    engine.receive_weights({"names": ["b"]}, None, 1)
+    received = ["weights", "start_weight_update", "update_weights", "update_weights", "finish_weight_update"]
+    assert vllm.calls == ["init_weight_transfer_engine", *received, "kv_cache"]
+    engine.submit([GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())])
+    assert [one.version for one in engine.poll()] == [1]
+
+
+def test_an_engine_is_closed_by_half_a_transfer_and_not_by_a_failed_connection() -> None:
+    engine, weights = engine_on(FakeVllm()), ModelWeights(wide_model("llama"))
+    engine.load_weights(weights, 0)
+    engine._engine.collective_rpc = fail
+    with pytest.raises(RuntimeError, match="no such interface"):
+        engine.connect_weights({})
+    engine.submit([GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())])
+    assert [one.version for one in engine.poll()] == [0]
+    with pytest.raises(EngineError, match="failed to load the weights: no such interface"):
+        engine.receive_weights({}, weights.layout(), None)
+    with pytest.raises(EngineError, match="closed"):
+        engine.poll()
+
+
+def fail(*_: object, **__: object) -> None:
+    raise RuntimeError("no such interface")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ def main(folder: str, arguments: str) -> None:
         "graphs": made.compilation_config.cudagraph_mode.name,
         "seed": made.model_config.seed,
         "cache_bytes": made.cache_config.kv_cache_memory_bytes,
+        "transfer": made.weight_transfer_config and made.weight_transfer_config.backend,
+        "sleeps": made.model_config.enable_sleep_mode,
         "memory": made.cache_config.gpu_memory_utilization,
         "prefix_caching": made.cache_config.enable_prefix_caching,
     }

@@ -322,6 +322,8 @@ ALLOWED = {
     "strict_math": {"mpmath"},
     "code_sandbox": {"remote", "rpc", "test_runner", "pytest_subset"},
     "foreign_options": {"yaml"},
+    "gated_store": {"torch"},
+    "vllm_weights": {"torch"},
 }
 """Other packages that a library imports; those of `code_sandbox` are scripts beside the one that a process runs."""
 

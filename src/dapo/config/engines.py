@@ -19,6 +19,7 @@ class EngineKind:
     resolve: str | None = None  # resolves `auto` in the engine's section: `(section, model, dtype=, device=)`
     temperatures: tuple[float, float] = (0.0, float("inf"))  # lowest and highest temperature, besides 0 (greedy)
     rounds_as_trainer: bool = False  # whether log-probabilities equal the trainer's up to rounding in float32
+    receives_weights: bool = False  # whether weights can be sent to it from GPU to GPU
     pages_cache: bool = False  # whether keys and values are in pages: a sequence takes memory for its tokens only
     cache_option: str | None = None
     """The option of the engine's section that bounds its cache: GiB if it is paged, else sequences."""
@@ -39,6 +40,7 @@ ENGINES: Mapping[str, EngineKind] = {
         worker_spec="dapo.distributed.vllm_spec:vllm_engine_spec",
         require="dapo.distributed.vllm_spec:require_vllm",
         temperatures=(0.01, 2.0),
+        receives_weights=True,
         pages_cache=True,
         cache_option="cache_gib",
     ),

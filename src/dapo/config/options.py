@@ -1,6 +1,6 @@
 """The configuration of a run: its sections, derived values, and checks across sections."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -38,6 +38,7 @@ class GpuShares:
     engines: float = 1  # processes of engines per GPU
     is_shared: bool = False  # whether ranks and engines compute on the same GPUs
     alternates: bool = False  # whether engines give their memory up while the policy updates
+    transfer: Literal["nccl", "ipc"] | None = None  # how weights go from GPU to GPU; None: as files
 
     @property
     def processes(self) -> float:
@@ -187,12 +188,17 @@ class Config(Section):
             return GpuShares()
         if self.uses_ray:
             part = min(1.0, self.distributed.gpus_per_process or 1.0)
-            is_paired = part == 0.5 and ranks == engines and self.engine_processes > 0
-            return GpuShares(0.5 / part, 0.5 / part, part < 1, is_paired and self.schedule == "sync")
-        if self.gpus_wanted <= gpus:
-            return GpuShares()
-        per_gpu = [ceil(count / max(1, gpus)) for count in (ranks, engines)]
-        return GpuShares(per_gpu[0], per_gpu[1], is_shared=True, alternates=self.schedule == "sync")
+            is_shared, is_paired = part < 1, part == 0.5 and ranks == engines and self.engine_processes > 0
+            per_gpu: Sequence[float] = (0.5 / part, 0.5 / part)
+        else:
+            is_shared, is_paired = self.gpus_wanted > gpus, ranks >= gpus  # a rank on the GPU of every engine
+            per_gpu = [ceil(count / max(1, gpus)) for count in (ranks, engines)] if is_shared else (1, 1)
+        # with `one_step_off` the policy changes while a lost engine would need the weights of the step before
+        alternates = self.schedule == "sync" and is_shared and (is_paired or not self.uses_ray)
+        transfer: Literal["nccl", "ipc"] | None = None
+        if self.schedule == "sync" and self.rollout.engine_kind.receives_weights and (is_paired or not is_shared):
+            transfer = "ipc" if is_shared else "nccl"
+        return GpuShares(per_gpu[0], per_gpu[1], is_shared, alternates, transfer)
 
     @property
     def is_multiprocess(self) -> bool:

@@ -6,8 +6,8 @@ import socket
 INTERFACES = ("lo", "lo0")
 
 
-def use_loopback_interface() -> None:
-    """Have gloo and NCCL listen for other ranks on the loopback interface; variables that are set stay."""
+def use_loopback_interface(*libraries: str) -> None:
+    """Have `GLOO` or `NCCL` listen for other ranks on the loopback interface; variables that are set stay."""
     names = [name for _, name in socket.if_nameindex() if name in INTERFACES]
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if names else ():
-        os.environ.setdefault(variable, names[0])
+    for library in libraries if names else ():
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", names[0])

@@ -18,14 +18,17 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dapo.core.errors import DapoError, EngineError, WorkerDied, WorkerFault
+from dapo.core.errors import DapoError, EngineError, NumericsError, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.terminal import print_text
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest
+
+if TYPE_CHECKING:
+    from vllm_weights import WeightTransfer
 
 CLOSE_TIMEOUT_S = 2.0
 MAX_RESTARTS = 10
@@ -39,6 +42,8 @@ class EngineWorker:
         self._engine = engine
         self.submit, self.poll, self.abort, self.close = engine.submit, engine.poll, engine.abort, engine.close
         self.drop_weights = engine.drop_weights
+        for method in ("connect_weights", "receive_weights"):  # of vLLM: see weight_transfer.py
+            setattr(self, method, getattr(engine, method, None))
         self._has_loaded = False
 
     def load_weights(self, handle: WeightsHandle) -> int:
@@ -63,6 +68,7 @@ class Call(NamedTuple):
 
 
 POLL = Call("poll")
+SENT = Call("receive_weights")  # in a log, the place of weights that were sent from GPU to GPU
 
 
 @dataclass(eq=False)
@@ -79,16 +85,16 @@ class EngineHandle:
     call_log: list[Call] = field(default_factory=list)
     """Every call since the last load_weights, which is included; calls that raised changed nothing and are omitted."""
     pending_call: "Future[Any] | None" = None  # the last call, until its answer is received
-    sent_at: float = 0.0
-
-    @property
-    def deadline(self) -> float:
-        """The `time.monotonic` at which an answer is overdue."""
-        return self.sent_at + self.timeout_s
+    allowed_s: float = 0.0
+    deadline: float = 0.0  # the `time.monotonic` at which its answer is overdue
 
     def send(self, call: Call) -> None:
-        self.pending_call = self.worker.call(call.method, *call.arguments)
-        self.sent_at = time.monotonic()
+        self.request(call.method, *call.arguments, timeout_s=self.timeout_s)
+
+    def request(self, method: str, *arguments: Any, timeout_s: float) -> None:
+        """Call the process; not for replay."""
+        self.pending_call = self.worker.call(method, *arguments)
+        self.allowed_s, self.deadline = timeout_s, time.monotonic() + timeout_s
 
     def log_and_send(self, call: Call) -> None:
         """Call the process, and keep the call for replay."""
@@ -103,7 +109,7 @@ class EngineHandle:
         except TimeoutError:
             if self.pending_call.done():  # the method itself raised it
                 raise
-            raise WorkerDied(f"{self.name} gave no answer within {self.timeout_s:g} s") from None
+            raise WorkerDied(f"{self.name} gave no answer within {self.allowed_s:g} s") from None
         except WorkerFault as error:
             raise EngineError(
                 f"{self.name} failed with {len(self.in_flight)} requests in flight: {error} (its log has the traceback)"
@@ -111,6 +117,18 @@ class EngineHandle:
         finally:
             if self.pending_call.done():  # not if the wait was interrupted
                 self.pending_call = None
+
+    def answer(self) -> Exception | None:
+        """Wait for the pending answer, if any; returns its error. A process that does not answer in time is ended."""
+        try:
+            if self.pending_call is not None:
+                self.receive()
+        except DapoError as error:
+            if isinstance(error, WorkerDied):
+                self.worker.kill()
+                self.pending_call = None
+            return error
+        return None
 
     def compact_call_log(self) -> None:
         """Shorten the log to the unanswered requests, which are then sampled again, equal up to rounding."""
@@ -163,20 +181,23 @@ class EnginePool(EngineState):
         log: Callable[[str], None],
         reproducible: bool = True,
         shares_gpus: bool = False,
+        transfer: "WeightTransfer | None" = None,
         call_timeout_s: float = CALL_TIMEOUT_S,
         max_restarts: int = MAX_RESTARTS,
     ) -> None:
         """Start an engine per spec; the caller closes the launcher after the pool. `log` gets a line per replacement.
 
         `reproducible` means lockstep and full replay. Engines that share GPUs with trainers drop their weights during
-        updates. A process counts as lost `call_timeout_s` after an unanswered call; the loss after `max_restarts`
-        replacements is an EngineError.
+        updates. With `transfer` all weights but the first are sent from GPU to GPU, until that fails once. A process
+        counts as lost `call_timeout_s` after an unanswered call; the loss after `max_restarts` replacements is an
+        EngineError.
         """
         super().__init__(version=0)
         self._launcher, self._log = launcher, log
         self._reproducible, self._max_restarts = reproducible, max_restarts
         self.restarts = 0  # the number of processes replaced so far
-        self._shares_gpus, self._call_timeout_s = shares_gpus, call_timeout_s
+        self._shares_gpus, self._transfer, self._call_timeout_s = shares_gpus, transfer, call_timeout_s
+        self._weights: tuple[WeightSource, int] | None = None  # the last loaded ones, with their version
         self._owner: dict[str, EngineHandle] = {}
         names = [f"engine-{i}" for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
@@ -190,16 +211,46 @@ class EnginePool(EngineState):
         return self._owner.keys()
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
-        """Publish the weights once, and have all engines read them at the same time."""
+        """Send the weights to all engines, or publish them once for all to read at the same time."""
         self._require_idle("load_weights")
-        handle = self._launcher.publish_weights(weights, version)
-        self._version = None
+        is_first, self._version, self._weights = self._weights is None, None, (weights, version)
         for engine in self._engines:
             engine.call_log.clear()
-        for engine, loaded in self._call(dict.fromkeys(self._engines, Call("load_weights", (handle,)))).items():
-            if loaded != version:
-                raise EngineError(f"{engine.name} has loaded weights of version {loaded}, expected {version}")
+        if self._has_sent(weights, version, is_first=is_first):
+            for engine in self._engines:
+                engine.call_log.append(SENT)
+        else:
+            for engine, loaded in self._call(dict.fromkeys(self._engines, self._load_call())).items():
+                if loaded != version:
+                    raise EngineError(f"{engine.name} has loaded weights of version {loaded}, expected {version}")
         self._version = version
+
+    def _has_sent(self, weights: WeightSource, version: int, *, is_first: bool) -> bool:
+        """Send the weights from GPU to GPU. After one failure, whoever survives it, the run goes on with files.
+
+        The first weights go as a file: an engine then checks that they are all of its own.
+        """
+        if self._transfer is None or is_first:
+            return False
+        ranks = getattr(weights, "send", None)
+        try:
+            self._transfer.run(weights if ranks is None else None, self._engines, version, ranks)
+            return True
+        except (TrainerLost, NumericsError):
+            raise
+        except Exception as error:  # devices fail in many ways, and files do not depend on them
+            self._log(f"weights could not be sent from GPU to GPU; they go through files from now on: {error}")
+            self._max_restarts += len(self._engines)  # what the transfer has cost is replaced, and does not count
+            self._transfer = None
+            return False
+
+    def _load_call(self) -> Call:
+        """The call that loads the newest weights from a file, which is written now unless it was."""
+        assert self._weights is not None
+        weights, version = self._weights
+        if (export := getattr(weights, "export", None)) is not None:
+            export()
+        return Call("load_weights", (self._launcher.publish_weights(weights, version),))
 
     def drop_weights(self) -> None:
         """Free memory of engines that share a GPU with a trainer; other engines keep their weights."""
@@ -328,6 +379,8 @@ class EnginePool(EngineState):
         while lost:
             for engine, error in lost.items():
                 self._count_restart(engine, error)
+                if engine.call_log[0] is SENT:
+                    engine.call_log[0] = self._load_call()
                 if not self._reproducible:
                     engine.compact_call_log()
             try:

@@ -17,8 +17,6 @@ from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.engines.engine import RolloutEngine
 from dapo.policy.model import device_of, load_model
 
-_ALONE = GpuShares()
-
 
 def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]:
     """One spec per engine process; without nodes of the launcher, this machine's GPUs are divided here."""
@@ -44,7 +42,7 @@ def _engine_spec(config: Config, *, threads: int, gpus: int) -> WorkerSpec:
     return make(config, threads=threads, shares=config.gpu_shares(gpus))
 
 
-def engine_spec(config: Config, *, threads: int, shares: GpuShares = _ALONE) -> WorkerSpec:
+def engine_spec(config: Config, *, threads: int, shares: GpuShares) -> WorkerSpec:
     """The spec of a process that loads the model by its name and opens the engine around it.
 
     The policy's weights are loaded later.

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dapo.core.secrets import HUB_VARIABLES
 from dapo.distributed.launch import allocator_environment, gpus_per_worker, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
-from dapo.distributed.weight_files import PIECE_BYTES, WeightsFile, WeightsFolder, write_chunks
+from dapo.distributed.weight_files import PIECE_BYTES, RankWeights, WeightsFile, WeightsFolder, write_chunks
 from dapo.policy.minibatch import partition_minibatch
 from dapo.policy.packing import RankMicrobatch, first_groups, partition
 from dapo.types import RankRecord, Sample
@@ -47,6 +48,7 @@ class TrainerGroup:
         self._rank_of: dict[int, int] = {}  # the rank that holds each of those samples, by number
         self.skipped_in_a_row = 0  # the number of updates skipped since the last one that was not
         self._folder = WeightsFolder()
+        self._sends_weights = config.gpu_shares(torch.cuda.device_count()).transfer is not None
         specs = trainer_specs(config, launcher.nodes)
         names = [f"trainer-{rank}" for rank in range(len(specs))]
         try:
@@ -149,7 +151,16 @@ class TrainerGroup:
         return moved if any(numbers for by_rank in moved for numbers in by_rank) else None
 
     def weights(self, *, version: int) -> WeightsFile:
-        """The current weights in a file, readable until the next version but one. Raises NumericsError."""
+        """The current weights, readable until the next version but one. Raises NumericsError.
+
+        They are in a file, unless engines on GPUs may get them from the ranks.
+        """
+        if self._sends_weights:
+            send, export = partial(self._all, "send_weights"), partial(self._export, version)
+            return RankWeights(self._folder.path_of(version), version, send, export)
+        return self._export(version)
+
+    def _export(self, version: int) -> WeightsFile:
         path = self._folder.path_of(version)
         if self._has_shared_memory:
             self._all("export_weights", path, version)

@@ -13,15 +13,17 @@ import torch.distributed as dist
 
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
+from dapo.core.errors import EngineError, LaunchError
 from dapo.core.loading import use_import_locations
 from dapo.core.loopback import use_loopback_interface
 from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples, decode, microbatches_of
-from dapo.distributed.rendezvous import Gate, connect_store, serve_store
 from dapo.distributed.weight_files import WeightsFolder, write_weights
 from dapo.policy.fsdp.policy import ShardedPolicy
 from dapo.policy.fsdp.ranks import Ranks
 from dapo.policy.model import LoadedModel, device_of, load_for_sharding
+from gated_store import Gate, GateError, connect_store, serve_store
+from vllm_weights import TransferFailed, WeightSender
 
 
 class TrainerWorker:
@@ -31,6 +33,8 @@ class TrainerWorker:
         self, config: Config, *, rank: int, threads: int, path: Sequence[str] = (), code_folders: Sequence[str] = ()
     ) -> None:
         """`path`, `code_folders`: the folders in which the controller finds modules, including the user's."""
+        if config.ray_address is None:
+            use_loopback_interface("NCCL")  # before its first use: it takes an interface once, also to reach engines
         use_import_locations(path, code_folders)
         torch.set_num_threads(threads)
         self._config, self._rank = config, rank
@@ -45,6 +49,7 @@ class TrainerWorker:
         self._policy: Any = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="dapo-checkpoint")
         self._written: Any = None
+        self._sender = WeightSender(rank=rank, device=self._device.type)
         self._folder = WeightsFolder()
         self._exported: Path | None = None
 
@@ -61,11 +66,14 @@ class TrainerWorker:
         """
         size = self._config.distributed.trainer_ranks
         if isinstance(rendezvous, Path):
-            use_loopback_interface()
+            use_loopback_interface("GLOO")
             self._store = dist.FileStore(str(rendezvous), size)
             self._store.set_timeout(self._start_timeout)
         elif self._store is None:
-            self._store = connect_store(rendezvous, self._start_timeout)
+            try:
+                self._store = connect_store(rendezvous, self._start_timeout)
+            except GateError as error:
+                raise LaunchError(str(error)) from error
         dist.init_process_group(
             "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=self._store,
@@ -134,6 +142,15 @@ class TrainerWorker:
             write_weights(path, weights, version)
         torch.cuda.empty_cache()  # an engine on this GPU wakes next
         return path.stat().st_size
+
+    def send_weights(self, method: str, *arguments: Any) -> Any:
+        """Call the rank's end of a transfer from GPU to GPU, which begins with the rank's own weights."""
+        if method == "begin":
+            arguments = *arguments[:-1], self._policy.weights()
+        try:
+            return self._sender.call(method, *arguments)
+        except TransferFailed as error:  # not a fault, which would end the group
+            raise EngineError(str(error)) from error
 
     def read_weights(self, start: int, size: int) -> bytes:
         """A part of the file that `export_weights` wrote on this machine."""

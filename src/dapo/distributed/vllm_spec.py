@@ -22,17 +22,16 @@ from dapo.policy.memory_model import ResponseLengths, TrainerMemory
 from dapo.policy.model import load_meta_model
 from dapo.policy.model_dimensions import find_dimensions
 
-_ALONE = GpuShares()
 
-
-def vllm_engine_spec(config: Config, *, threads: int, shares: GpuShares = _ALONE) -> WorkerSpec:
+def vllm_engine_spec(config: Config, *, threads: int, shares: GpuShares) -> WorkerSpec:
     """A vLLM engine for the model of `config`; the policy's weights are loaded later.
 
     The processes of `rollout.vllm.tensor_parallel` divide the threads. Raises ConfigError for a model with tensors
     other than weights, and for a missing interpreter.
     """
     vllm, options = config.rollout.vllm, vllm_options(config)
-    options = replace(options, gpu_processes=shares.processes, sleeps=shares.alternates)
+    options = replace(options, gpu_processes=shares.processes, sleeps=shares.alternates, transfer=shares.transfer)
+    options = replace(options, on_one_machine=config.ray_address is None)
     if shares.alternates and (dimensions := find_dimensions(config.model)) is not None:
         memory = TrainerMemory(config, dimensions, ResponseLengths.expected(config))
         options = replace(options, gpu_processes=shares.engines, trainer_bytes=shares.trainers * memory.kept_bytes())

@@ -72,6 +72,14 @@ class WeightsFile:
                 yield name, file.get_tensor(stored)
 
 
+@dataclass(frozen=True)
+class RankWeights(WeightsFile):
+    """The weights of a trainer group: `send` calls all ranks' `send_weights`, `export` writes the file."""
+
+    send: Callable[..., list[Any]]
+    export: Callable[[], Any]
+
+
 def shared_folder() -> Path:
     """The folder for files that processes of this machine share: `/dev/shm`, or the temporary folder."""
     return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())

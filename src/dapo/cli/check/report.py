@@ -123,9 +123,8 @@ def _shared(estimate: ResourceEstimate) -> str:
     shares = estimate.shares
     if not shares.is_shared:
         return ""
-    order = ", which use it in turn" if shares.alternates else ""
-    engines = "one engine" if shares.engines == 1 else f"{shares.engines:g} engines"
-    return f", each shared by {plural(round(shares.trainers), 'trainer rank')} and {engines}{order}"
+    counts = plural(round(shares.trainers), "trainer rank"), plural(round(shares.engines), "engine process")
+    return f", each shared by {' and '.join(counts)}" + ", which use it in turn" * shares.alternates
 
 
 def _adapters(lora: LoraConfig, linears: int, trained: int, parameters: int) -> str:

@@ -1,7 +1,8 @@
 """The engine of `rollout.engine: vllm`: samples with vLLM, one step per poll. `start.py` starts vLLM."""
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from dapo.core.errors import EngineError
 from dapo.core.memory import explain_out_of_memory
 from dapo.engines import request_checks as checks
 from dapo.engines.engine import WeightSource, float_array
-from dapo.types import Finish, Generation, GenerationRequest
+from dapo.types import Finish, Generation, GenerationRequest, WeightLayout
 
 LOAD = "dapo_load_weights"
 """Method that `start.WeightReader` adds to vLLM's workers: takes a WeightSource, returns names of unset weights."""
@@ -52,7 +53,8 @@ class VllmEngine(checks.EngineState):
         """Wrap a started `vllm.LLMEngine`, whose own weights are never sampled from; see VllmOptions."""
         super().__init__(version=None)
         self._engine: Any = llm_engine
-        self._sleeps, self._is_asleep = sleeps, False
+        self._sleeps = sleeps
+        self._asleep: set[str] = set()  # the parts of vLLM's memory that the GPU has back
         self._sampling_params, self._weight_shapes, self._max_sequences = sampling_params, weight_shapes, max_sequences
         config = llm_engine.model_config
         self._vocabulary: int = config.get_vocab_size()
@@ -74,34 +76,66 @@ class VllmEngine(checks.EngineState):
         or leaves a weight out, closes the engine and raises EngineError.
         """
         self._require_idle("load_weights")
-        self._require_complete(weights)
-        engine = self._engine
-        try:
+        self._require_complete(weights.layout())
+        with self._closed_on_failure(version):
             self._wake("weights")
-            left_out = sorted({name for names in engine.collective_rpc(LOAD, args=(weights,)) for name in names})
-            self._wake("kv_cache")
-            self._is_asleep = False
-            is_reset = engine.reset_prefix_cache()
-        except Exception as error:  # vLLM fails in many ways; half of the weights may be old
+            self._use(self._engine.collective_rpc(LOAD, args=(weights,)), version)
+
+    def connect_weights(self, init_info: Mapping[str, Any]) -> None:
+        """Join a transfer of weights from the trainer (library `vllm_weights`); the old weights stay in use."""
+        self._require_idle("connect_weights")
+        self._engine.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": dict(init_info)})
+
+    def receive_weights(self, update: Mapping[str, Any], layout: WeightLayout | None, version: int | None) -> None:
+        """Receive a chunk of weights: the first with the layout of all, the last with their version.
+
+        As `load_weights`, but a set that is complete may leave weights of vLLM out: `load_weights` has found that.
+        """
+        self._require_idle("receive_weights")
+        if layout is not None:
+            self._require_complete(layout)
+        with self._closed_on_failure(version):
+            if layout is not None:
+                self._version = None
+                self._wake("weights")
+                self._engine.collective_rpc("start_weight_update")
+            self._engine.collective_rpc("update_weights", kwargs={"update_info": dict(update)})
+            if version is not None:
+                self._engine.collective_rpc("finish_weight_update")
+                self._use((), version)
+
+    @contextmanager
+    def _closed_on_failure(self, version: int | None) -> Iterator[None]:
+        """Close the engine if the block fails: vLLM fails in many ways, and half of the weights may be old."""
+        try:
+            yield
+        except Exception as error:
             self.close()
-            raise EngineError(f"vLLM failed to load the weights of version {version}: {error}") from error
+            of = "" if version is None else f" of version {version}"
+            raise EngineError(f"vLLM failed to load the weights{of}: {error}") from error
+
+    def _use(self, left_out_by_worker: Sequence[Sequence[str]], version: int) -> None:
+        """Sample from the weights that have been loaded, if they are complete."""
+        left_out = sorted({name for names in left_out_by_worker for name in names})
+        self._wake("kv_cache")
+        is_reset = self._engine.reset_prefix_cache()
         if left_out or not is_reset:
-            self.close()
             old = f"the weights {checks.format_names(left_out)}" if left_out else "keys and values of its prefix cache"
             raise EngineError(f"vLLM still holds values older than the weights of version {version}: {old}")
-        engine.set_weight_version(str(version))
+        self._engine.set_weight_version(str(version))
         self._version = version
 
     def drop_weights(self) -> None:
         """Give weights and cache back to the GPU until `load_weights`, if a trainer's rank shares it."""
         super().drop_weights()
-        if self._sleeps and not self._is_asleep:
+        if self._sleeps and not self._asleep:
             self._engine.sleep(level=2)  # nothing is copied to main memory; the prefix cache is reset
-            self._version, self._is_asleep = None, True
+            self._version, self._asleep = None, {"weights", "kv_cache"}
 
     def _wake(self, part: str) -> None:
-        if self._is_asleep:
+        if part in self._asleep:
             self._engine.wake_up([part])
+            self._asleep.remove(part)
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
         self._require_weights()
@@ -158,10 +192,10 @@ class VllmEngine(checks.EngineState):
             prompt = {"type": "token", "prompt_token_ids": list(request.prompt_ids)}
             self._engine.add_request(request.id, prompt, self._sampling_params(request))
 
-    def _require_complete(self, weights: WeightSource) -> None:
+    def _require_complete(self, layout: WeightLayout) -> None:
         """Check names and shapes: vLLM would silently keep the old values of missing weights."""
         expected = self._weight_shapes
-        given = weights.layout().shapes
+        given = layout.shapes
         missing = [name for name in expected if name not in given]
         unexpected = [name for name in given if name not in expected]
         checks.require_all_weights(len(expected), missing=missing, unexpected=unexpected)

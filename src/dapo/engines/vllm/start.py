@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -60,6 +60,8 @@ class VllmOptions:
     reproducible: bool = True  # every request has a seed of its own, and a step ends before the next is scheduled
     gpu_processes: float = 1  # processes that divide the memory of each GPU while this one samples
     trainer_bytes: float = 0  # memory of each GPU that trainer ranks keep meanwhile
+    transfer: Literal["nccl", "ipc"] | None = None  # how a trainer sends it weights from GPU to GPU; None: as files
+    on_one_machine: bool = True  # whether trainer and engines are
     sleeps: bool = False  # whether it gives weights and cache back to the GPU while the policy updates
     trust_remote_code: bool = False
 
@@ -82,7 +84,7 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         raise EngineError(
             f"rollout.engine=vllm needs the Python package vllm, which cannot be imported here ({error}); {INSTALL}"
         ) from None
-    listen_on_loopback()
+    listen_on_loopback(on_one_machine=options.on_one_machine)
     try:
         # processes of tensor_parallel connect through sockets in this folder, which no other user may enter
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-", dir="/tmp" if os.path.isdir("/tmp") else None) as folder:
@@ -116,9 +118,9 @@ def is_eager(options: VllmOptions, *, on_cpu: bool) -> bool:
     return on_cpu if options.eager is None else options.eager
 
 
-def listen_on_loopback() -> None:
+def listen_on_loopback(*, on_one_machine: bool = True) -> None:
     """Make torch's store, which even one process needs and which checks no secret, listen on one address alone."""
-    use_loopback_interface()
+    use_loopback_interface(*(("GLOO", "NCCL") if on_one_machine else ("GLOO",)))
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     original = rendezvous.TCPStore
 
@@ -155,6 +157,8 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool, gpu_byt
         "async_scheduling": False if options.reproducible else None,
         "worker_extension_cls": f"{WeightReader.__module__}.{WeightReader.__qualname__}",
         "enable_sleep_mode": options.sleeps and not on_cpu,
+        # a dict, for vLLM's own class
+        "weight_transfer_config": None if on_cpu or not options.transfer else {"backend": options.transfer},
         "disable_log_stats": True,
         # requests without seeds of their own draw from the engine's: engines of one run must not draw the same
         "seed": 0 if options.reproducible else secrets.randbits(32),

@@ -40,6 +40,7 @@ from dapo.training.second_verifier import Audit
 from dapo.training.state import Run, TrainablePolicy
 from dapo.training.stopping import reward_test_command
 from dapo.types import Problem
+from vllm_weights import WeightSender, WeightTransfer
 
 
 @contextmanager
@@ -144,13 +145,14 @@ def build_engine(
     shares = config.gpu_shares(torch.cuda.device_count())
     if config.engine_processes:
         assert launcher is not None, "engine processes need a launcher"
-        specs = engine_specs(config, launcher.nodes)
+        specs, kind = engine_specs(config, launcher.nodes), shares.transfer
         engine = EnginePool(
             launcher,
             specs,
             log=log,
             reproducible=config.rollout.reproducible,
-            shares_gpus=config.train.device != "cpu" and shares.is_shared,
+            shares_gpus=shares.is_shared,
+            transfer=kind and WeightTransfer(kind, WeightSender(), processes_per_engine=config.gpus_per_engine),
         )
     else:
         engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), shares.sampling)

@@ -1,8 +1,9 @@
-"""The store through which trainer ranks of several machines meet, reached only with a secret of the group.
+"""torch's store for processes of several machines, reached only with a secret of their group.
 
-torch's store checks no secret: whoever connects may read and write it. So it listens on rank 0's loopback interface,
-and a gate on the network passes connections on to it once both ends have proved that they know the secret. Other ranks
-go through the gate from their own loopback interface. Nothing is encrypted, and loopback is open to a machine's users.
+torch's store checks no secret: whoever connects may read and write it. So it listens on one process's loopback
+interface, and a gate on the network passes connections on to it once both ends have proved that they know the secret.
+Other processes go through the gate from their own loopback interface. Nothing is encrypted, and loopback is open to a
+machine's users.
 """
 
 import contextlib
@@ -18,13 +19,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dapo.core.errors import LaunchError
+__all__ = ["Gate", "GateError", "connect_store", "require_secret", "serve_store"]
 
 LOOPBACK = "127.0.0.1"
 # nothing is sent to it: connecting a UDP socket only selects the local address of the default route
 UNROUTED_ADDRESS = ("10.255.255.255", 1)
 HANDSHAKE_TIMEOUT_S = 10.0
 PROOF_BYTES = 32  # of nonces and of SHA-256
+
+
+class GateError(ConnectionError):
+    """The gate cannot be reached, refuses the secret, or does not know it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ def serve_store(timeout: timedelta) -> tuple[Any, Gate]:
 
 
 def connect_store(gate: Gate, timeout: timedelta) -> Any:
-    """The store behind the gate. Raises LaunchError if the gate refuses the secret or does not know it."""
+    """The store behind the gate. Raises GateError if the gate refuses the secret or does not know it."""
     _connect(gate).close()  # so that a refusal is an error here, and not a timeout of the store
     listener = socket.create_server((LOOPBACK, 0))
     _forward(listener, lambda inner: _connect(gate))
@@ -81,11 +86,11 @@ def _connect(gate: Gate) -> socket.socket:
             nonces = _receive(peer, PROOF_BYTES) + nonce
             peer.sendall(nonce + _proof(gate.secret, b"rank", nonces))
             if not hmac.compare_digest(_receive(peer, PROOF_BYTES), _proof(gate.secret, b"gate", nonces)):
-                raise ConnectionError("it does not know the secret of this trainer group")
+                raise ConnectionError("it does not know the secret of this group")
             stack.pop_all()
             return peer
     except OSError as error:
-        raise LaunchError(f"the trainer ranks cannot meet at {gate.host}, port {gate.port}: {error}") from error
+        raise GateError(f"the processes cannot meet at {gate.host}, port {gate.port}: {error}") from error
 
 
 def _proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
@@ -105,7 +110,7 @@ def _forward(listener: socket.socket, connect: Callable[[socket.socket], socket.
     """Forward every accepted connection to what `connect` returns for it, in background threads."""
 
     def serve(peer: socket.socket) -> None:
-        with contextlib.suppress(OSError, LaunchError), peer, connect(peer) as other:
+        with contextlib.suppress(OSError), peer, connect(peer) as other:
             for end in (peer, other):
                 end.settimeout(None)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

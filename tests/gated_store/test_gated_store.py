@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dapo.core.errors import LaunchError
-from dapo.distributed import rendezvous
+import gated_store
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.protocol import Worker
-from dapo.distributed.rendezvous import PROOF_BYTES, Gate, connect_store
 from dapo.distributed.trainer_group import trainer_specs
+from gated_store import PROOF_BYTES, Gate, GateError, connect_store
 from helpers.sockets import listeners
 from helpers.tiny_runs import tiny
 
@@ -74,7 +73,7 @@ def test_a_stranger_reads_and_writes_nothing_through_the_gate(gate: Gate) -> Non
 
 
 def test_a_rank_of_another_group_is_refused_with_the_address(gate: Gate) -> None:
-    with pytest.raises(LaunchError, match=rf"cannot meet at {gate.host}, port {gate.port}: .*before the handshake"):
+    with pytest.raises(GateError, match=rf"cannot meet at {gate.host}, port {gate.port}: .*before the handshake"):
         connect_store(replace(gate, secret=b"another" * 5), TIMEOUT)
 
 
@@ -83,7 +82,7 @@ def test_a_gate_that_does_not_know_the_secret_gets_no_connection(gate: Gate) -> 
     with socket.create_server(("127.0.0.1", 0)) as impostor:
         found = replace(gate, host="127.0.0.1", port=impostor.getsockname()[1])
         threading.Thread(target=answer_one, args=(impostor,), daemon=True).start()
-        with pytest.raises(LaunchError, match="does not know the secret"):
+        with pytest.raises(GateError, match="does not know the secret"):
             connect_store(found, TIMEOUT)
 
 
@@ -91,10 +90,10 @@ def test_an_answer_of_one_connection_is_refused_in_the_next(gate: Gate) -> None:
     """Replayed and reflected proofs are worth nothing, because each side has a nonce and a role."""
     with socket.create_connection((gate.host, gate.port), 5) as first:
         nonce = first.recv(PROOF_BYTES)
-        valid = rendezvous._proof(gate.secret, b"rank", nonce + nonce)
+        valid = gated_store._proof(gate.secret, b"rank", nonce + nonce)
         first.sendall(nonce + valid)
         reply = first.recv(PROOF_BYTES)
-        assert reply == rendezvous._proof(gate.secret, b"gate", nonce + nonce)
+        assert reply == gated_store._proof(gate.secret, b"gate", nonce + nonce)
     for replayed in (valid, reply):
         with socket.create_connection((gate.host, gate.port), 5) as second:
             second.recv(PROOF_BYTES)

@@ -1,0 +1,137 @@
+"""Laws of weights that go from GPU to GPU: they arrive, and one failure, whoever survives it, costs one line."""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.local import LocalLauncher
+from dapo.distributed.protocol import WorkerSpec
+from dapo.policy.hf_io import layout_of
+from dapo.types import GenerationRequest
+from helpers.file_group import FileGroup
+from helpers.launchers import ENVIRONMENT
+from vllm_weights import WeightSender, WeightTransfer, chunks
+
+
+class Weights:
+    """Of three tensors, in three chunks."""
+
+    def __init__(self, version: int) -> None:
+        generator = torch.Generator().manual_seed(version)
+        self.tensors = {name: torch.randn(3, 50, generator=generator).bfloat16() for name in "abc"}
+
+    def layout(self) -> Any:
+        return layout_of(self.tensors, {})
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.tensors.items()
+
+    @property
+    def token(self) -> int:
+        checksum = 0
+        for name, tensor in self.tensors.items():
+            checksum = zlib.crc32(name.encode() + tensor.view(torch.uint8).numpy().tobytes(), checksum)
+        return checksum % 197
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[LocalLauncher]:
+    launcher = LocalLauncher(tmp_path / "logs", timeout_s=60)
+    yield launcher
+    launcher.close()
+
+
+def pool_of(
+    launcher: LocalLauncher, folder: Path, *, engines: int = 2, fault: str | None = None, **options: Any
+) -> tuple[EnginePool, list[str]]:
+    """The last engine has the fault."""
+    messages: list[str] = []
+    environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    specs = [
+        WorkerSpec(
+            "helpers.file_group:ReceivingEngine",
+            {"folder": str(folder), "processes": 2, "fault": fault if i == engines - 1 else None},
+            environment,
+        )
+        for i in range(engines)
+    ]
+    sender = WeightSender(group=lambda: FileGroup(folder), device="cpu", timeout_s=3)
+    transfer = WeightTransfer("nccl", sender, processes_per_engine=2, timeout_s=3)
+    return EnginePool(launcher, specs, log=messages.append, transfer=transfer, **options), messages
+
+
+def tokens_of(pool: EnginePool, version: int) -> list[list[int]]:
+    """Of every engine: a function of its weights, and whether they came from GPU to GPU."""
+    size = len(pool._engines)
+    pool.submit([GenerationRequest(f"{version}/{i}", (i,), 2, 1.0, 1.0, 0, ()) for i in range(size)])
+    done: list[Any] = []
+    while len(done) < size:
+        done += pool.poll()
+    return [list(one.token_ids) for one in sorted(done, key=lambda one: one.request_id)]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 400)
+
+
+def test_after_the_first_weights_all_come_from_gpu_to_gpu(launcher: LocalLauncher, tmp_path: Path) -> None:
+    pool, messages = pool_of(launcher, tmp_path)
+    for version in range(3):
+        weights = Weights(version)
+        pool.load_weights(weights, version)
+        assert tokens_of(pool, version) == [[weights.token, int(version > 0)]] * 2
+    # engines of two processes each, after the trainer's; connected once
+    assert sorted((tmp_path / "connected").read_text().splitlines()) == ["1 of 5", "3 of 5"]
+    assert messages == []
+
+
+@pytest.mark.parametrize(("fault", "restarts"), [("connect", 0), ("raise", 1), ("die", 1), ("hang", 1)])
+def test_after_a_failed_transfer_the_run_continues_with_files_and_one_line(
+    launcher: LocalLauncher, tmp_path: Path, fault: str, restarts: int
+) -> None:
+    pool, messages = pool_of(launcher, tmp_path, fault=fault, max_restarts=0)
+    for version in range(4):
+        weights = Weights(version)
+        pool.load_weights(weights, version)
+        assert tokens_of(pool, version) == [[weights.token, 0]] * 2
+    lines = [message for message in messages if "through files from now on" in message]
+    assert len(lines) == 1
+    assert pool.restarts == restarts
+    assert len(messages) == 1 + restarts
+
+
+def test_an_engine_lost_between_transfers_gets_a_file_and_is_connected_again(
+    launcher: LocalLauncher, tmp_path: Path
+) -> None:
+    pool, messages = pool_of(launcher, tmp_path)
+    for version in range(2):
+        pool.load_weights(Weights(version), version)
+    pool._engines[0].worker.kill()
+    assert tokens_of(pool, 1) == [[Weights(1).token, 0], [Weights(1).token, 1]]
+    assert len(messages) == 1
+    assert "is replaced" in messages[0]
+    pool.load_weights(Weights(2), 2)
+    assert tokens_of(pool, 2) == [[Weights(2).token, 1]] * 2
+    assert len((tmp_path / "connected").read_text().splitlines()) == 4
+
+
+def test_a_trainer_whose_end_fails_continues_with_files(launcher: LocalLauncher, tmp_path: Path) -> None:
+    pool, messages = pool_of(launcher, tmp_path, engines=1)
+    pool.load_weights(Weights(0), 0)
+
+    class Broken(FileGroup):
+        def broadcast(self, buffer: Any) -> None:
+            raise RuntimeError("unhandled cuda error")
+
+    groups: list[Broken] = []
+    pool._transfer._sender._make_group = lambda: groups.append(Broken(tmp_path)) or groups[-1]
+    pool.load_weights(Weights(1), 1)
+    assert tokens_of(pool, 1) == [[Weights(1).token, 0]]
+    assert "unhandled cuda error" in messages[0]
+    assert groups[0].is_aborted
