@@ -619,6 +619,7 @@ def test_a_value_for_a_section_is_answered_with_an_option_in_it():
         ("model:\n\tname: m\n", "line 2: a tab, or a sign that cannot begin a value"),
         ("model: a: b\n", "line 1: a colon where no value can begin"),
         ("model: m\nmodel: n\n", "line 2: model is set twice"),
+        ("model: m\ndata: x\n\ttrain: 3\n", "line 3: a tab indents the line; indent with spaces"),
         ("train:\n  seed: 1\n lr: 2\n", "line 3: the indentation differs from that of the lines above"),
         ("a: 1\nmodel: 'x\n", "line 2: a quote is not closed"),
         ("a: 1\ntrain: {seed: 1\nb: 2\n", "line 2: a mapping is not closed"),

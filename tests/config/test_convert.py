@@ -282,6 +282,7 @@ def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():
     ("option", "value", "answer"),
     [
         ("mask_truncated_completions", True, "TRL's mask_truncated_completions=true is overlong.mode=filter here"),
+        ("actor_rollout_ref.actor.use_kl_loss", False, "actor.use_kl_loss=false is loss.kl_coef=0 here"),
         ("loss_type", "dapo", "TRL's loss_type=dapo is loss.surrogate=clip and loss.aggregate=token here"),
         ("loss_type", "vespo", "has no option here"),
         ("learning_rate", 2e-6, "is optim.lr=2e-06 here"),

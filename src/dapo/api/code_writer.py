@@ -108,7 +108,8 @@ class CodeWriter:
         head = '"""Functions of the session that started this run, for its verifier processes."""'
         imports = sorted(dict.fromkeys(self._imports.values()))
         text = "\n\n".join(filter(None, [head, "\n".join(future), "\n".join(imports)]))
-        text += "".join(f"\n\n{'' if _is_constant(part) else chr(10)}{part}" for part in self._parts) + "\n"
+        blocks = ("def ", "class ", "async def ", "@")
+        text += "".join(f"\n\n{chr(10) if part.startswith(blocks) else ''}{part}" for part in self._parts) + "\n"
         return WrittenModule(f"{self._kind}_{text_checksum(text.encode())}", text)
 
     def _define(self, name: str, value: Any) -> None:
@@ -276,7 +277,3 @@ _RESTORED = '''def _restored(kind, attributes):
 
 def _equal(first: Any, second: Any) -> bool:
     return type(first) is type(second) and isinstance(first, (*_PLAIN, float, list, tuple, dict)) and first == second
-
-
-def _is_constant(part: str) -> bool:
-    return not part.startswith(("def ", "class ", "async def ", "@"))
