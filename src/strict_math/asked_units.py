@@ -39,7 +39,7 @@ _VERBS_AFTER_NOUN = word_set(
     "that"
 )
 _TAKES_TIME = re.compile(r"\bhow (?:much )?long(?:er)?(?= [^.?!]{0,200}\b(?:takes?|lasts?)\b)", re.IGNORECASE)
-_AMOUNT = re.compile(r"\\[$]|[$](?=\d[\d.,]*(?:[.?!]?$|[.,;?!]? +[A-Za-z]{2}))|[€£¥¢]", re.MULTILINE)
+_AMOUNT = re.compile(r"\\[$]|[$](?=\d[\d.,]*(?:[.?!]?$|[.,;?!]? +(?:a |[A-Za-z]{2})))|[€£¥¢]", re.MULTILINE)
 """A sign of money; `$3$` is mathematics."""
 _PERSONS = word_set("people person")
 

@@ -43,6 +43,8 @@ _DECIMAL_COMMA = re.compile(
     r"(?<![\d.,])(?:(?=0,|\d{4}|\d+(?:,|\{,\})(?!\d{3}(?!\d))))(\d+)(?:,|\{,\})(\d+)(?![\d,]|\.\d)"
 )
 _VALUE_OF_FUNCTION = re.compile(r"[A-Za-z]'*\([-\d,./]+\)")
+_CUT_OFF = re.compile(r"\.\d+ ?(?:\.\.+|…|\\[lc]?dots)[^\w]*$")
+"""A decimal whose digits go on."""
 _BRACKET = frozenset("()[]{}<>|")
 _DEGREE: Unit = (("degree", 1),)
 _MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
@@ -91,6 +93,12 @@ class Reference:
         return Nouns(frozenset(known if self.question.is_known else known | COUNTED), self.question.asked)
 
     @cached_property
+    def _is_number(self) -> bool:
+        """Whether it is one rational number in a usual notation."""
+        values = [part.value for part in self.answer.parts]
+        return [isinstance(value, Quantity) and is_literal(value.node) for value in values] == [True]
+
+    @cached_property
     def normal_form(self) -> str:
         """The vote of every matching answer: the value without unit and name."""
         is_equation = any(part.left for part in self.answer.parts)
@@ -103,7 +111,7 @@ class Reference:
             answer: LaTeX or plain text, or a sentence with one reading, such as `The number of ways is 13.`
         """
         text = " ".join(answer.split())
-        if len(text) > self.length + _EXTRA_CHARS:
+        if len(text) > self.length + _EXTRA_CHARS or (_CUT_OFF.search(text) and self._is_number):
             return False
         forms = dict.fromkeys((text, digits_for_words(text), *self._with_decimal_point(text)))
         stated = (value for form in forms if (value := value_in_sentence(form, self.question)))
@@ -127,9 +135,7 @@ class Reference:
 
     def _with_decimal_point(self, text: str) -> Sequence[str]:
         """The text with `2,75` as `2.75`, where the reference is one number and the comma separates no thousands."""
-        values = [part.value for part in self.answer.parts]
-        is_number = [isinstance(value, Quantity) and is_literal(value.node) for value in values] == [True]
-        if not is_number or text.count(",") != 1:
+        if not self._is_number or text.count(",") != 1:
             return ()
         pointed = _DECIMAL_COMMA.sub(r"\1.\2", text)
         return (pointed,) if _BRACKET.isdisjoint(pointed) else ()

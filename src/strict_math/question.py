@@ -98,7 +98,7 @@ class Question:
 
     def _quotes(self, phrase: str) -> bool:
         head, of, rest = phrase.partition(" of ")
-        whole, first = _content(phrase.split()), _content(head.split())
+        whole, first = _content(_WORD.findall(phrase)), _content(_WORD.findall(head))
         moved = [*whole[:-1], ("of", False), (f"{whole[-1][0]}s", False)] if len(whole) > 1 and not of else whole
         for sentence in self._asking_sentences:
             if whole and any(True for words in (whole, moved) for _ in _starts(sentence, words)):
@@ -133,9 +133,9 @@ class Question:
         return [_plain_words(self._asking_text[start : start + _MAX_COUNTED]) for start in starts]
 
     def ends_with(self, words: str) -> bool:
-        """Whether a sentence that asks ends with these words."""
+        """Whether a sentence that asks ends with these words, at least two of them."""
         given = _plain_words(words)
-        return bool(given) and any(ending[-len(given) :] == given for ending in self._endings)
+        return len(given) > 1 and any(ending[-len(given) :] == given for ending in self._endings)
 
     @cached_property
     def _endings(self) -> list[list[str]]:

@@ -30,8 +30,8 @@ _STATED = re.compile(
     re.IGNORECASE,
 )
 _DONE = re.compile(
-    rf"{_SUBJECT}(?: {_ADVERB})? (?P<verb>will have|[a-z]+)(?: (?:him|her|them|it|us|me|you))?(?P<by> by)?"
-    rf"(?: {_ADVERB})? {_VALUE}",
+    rf"{_SUBJECT}(?: {_ADVERB})? (?P<verb>will have|is left with|ends? up with|[a-z]+)"
+    rf"(?: (?:him|her|them|it|us|me|you))?(?P<by> by)?(?: {_ADVERB})? {_VALUE}",
     re.IGNORECASE,
 )
 _COMPUTED = re.compile(rf"(?P<left>\d[\d .,+*/×÷^()−-]*?)(?: {_NOTATION})? (?:{_IS}|=) {_VALUE}", re.IGNORECASE)
@@ -65,7 +65,8 @@ _EXTREME = re.compile(
 _PREPOSITIONS = word_set("to in on at for from after before by with")
 _PERSONS = word_set("he she they it we you i")
 _ANY_VERB = re.compile(
-    r"has|have|had|will have|needs?|needed|takes?|took|costs?|makes?|made|gets?|got|totals?|travels?|traveled",
+    r"is left with|ends? up with|has|have|had|will have|needs?|needed|takes?|took|costs?"
+    r"|makes?|made|gets?|got|totals?|travels?|traveled",
     re.IGNORECASE,
 )
 _PERSONAL_VERB = re.compile(

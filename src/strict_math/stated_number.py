@@ -36,7 +36,7 @@ _DENIED = re.compile(
 _ANOTHER_VALUE = re.compile(
     r"\b(?:than|at least|at most|up to|about|around|approx\w*|roughly|nearly|almost|close to"
     r"|minus|negative|hundreds?|thousands?|[mbtr]+illions?|dozens?|twice|double|triple|half|squared|cubed|root"
-    r"|factorial|point|one of|two of)\b|\bof the\s+\d|\?",
+    r"|factorial|point|one of|two of)\b|\bof the\s+\d|\?|\.\d+ ?(?:\.\.|…)",
     re.IGNORECASE,
 )
 _SCALED = re.compile(r"[A-Za-z][(\['\"]*[-+]?\.?\d|\d(?:[A-Za-z](?![A-Za-z])|(?![A-Za-z])[^\W\d_])")
