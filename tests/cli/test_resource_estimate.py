@@ -286,7 +286,7 @@ def test_check_prints_the_cluster_of_the_paper():
         "GPUs         128 = 16 nodes of 8",
         "AdamW's moments",
         "activations",
-        "weight sync, each step: 65.53 GB, 8 times (one per node)",
+        "weight sync, each step: 65.53 GB from GPU to GPU, about 5.7 s",
         "sequences at full length (22,528)",
         "assumptions about the machine, which --assume NAME=VALUE changes:",
         "keep_rate=0.333333",
@@ -295,6 +295,14 @@ def test_check_prints_the_cluster_of_the_paper():
         assert words in output
     assert "problem:" not in output
     assert "problem: a trainer rank needs" in "\n".join(describe_estimate(paper(), ["memory_gib=24"]))
+
+
+def test_the_papers_weights_reach_all_engines_in_at_most_15_s():
+    """25 GB per second of a link of 50, and 50 ms of calls per chunk; with half of that speed, too."""
+    found = make_estimate(paper())
+    assert found.transfer_seconds == pytest.approx(65.53e9 / 25e9 + 62 * 0.05, rel=1e-3)
+    assert found.sync_bytes / 12.5e9 + 62 * 0.1 < 15
+    assert make_estimate(paper("schedule=one_step_off")).transfer_seconds is None
 
 
 def test_check_says_what_a_laptop_holds():

@@ -213,7 +213,7 @@ PAPER = {
     [
         ([], PAPER),
         (["rollout.vllm.cache_gib=auto"], PAPER | {"cache_bytes": None, "memory": 0.9}),
-        (["distributed={trainer_ranks: 64, gpus_per_process: 0.5}"], PAPER | {"transfer": "ipc", "sleeps": True}),
+        (["launcher=local"], PAPER | {"transfer": "ipc", "sleeps": True}),
         (
             ["rollout.vllm={tensor_parallel: 1, eager: true, cache_gib: auto}", "rollout.reproducible=true"],
             PAPER

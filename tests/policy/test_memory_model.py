@@ -30,7 +30,7 @@ from helpers.model_sizes import sizes_of
 from helpers.tiny_policies import groups_of
 
 H100 = FreeMemory(80 * GIB, "an H100")
-PAIRED = ["rollout.engine=vllm", "launcher=ray", "distributed.gpus_per_process=0.5", "distributed.trainer_ranks=2"]
+PAIRED = ["rollout.engine=vllm", "launcher=ray", "distributed.gpus_per_process=0.5"]
 
 
 def config_of(*overrides: str) -> Config:
@@ -193,18 +193,26 @@ def test_processes_that_share_a_gpu_are_counted(overrides: list[str], gpus: int,
 @pytest.mark.parametrize(
     ("overrides", "gpus", "expected"),
     [
-        (["rollout.engine=vllm"], 1, GpuShares(1, 1, is_shared=True, alternates=True)),
-        (["rollout.engine=vllm"], 2, GpuShares()),
+        (["rollout.engine=vllm"], 1, GpuShares(1, 1, is_shared=True, alternates=True, transfer="ipc")),
+        (["rollout.engine=vllm"], 2, GpuShares(transfer="nccl")),
+        (["rollout.engine=vllm", "rollout.engines=3"], 2, GpuShares(1, 2, is_shared=True, alternates=True)),
+        (["rollout.engines=1"], 2, GpuShares()),  # the native engine gets files
         (["rollout.engine=vllm", "schedule=one_step_off"], 1, GpuShares(1, 1, is_shared=True)),
         (["rollout.engine=vllm", "train.device=cpu"], 1, GpuShares()),
-        ([*PAIRED, "rollout.engines=2"], 8, GpuShares(1, 1, is_shared=True, alternates=True)),
-        ([*PAIRED, "rollout.engines=1"], 8, GpuShares(1, 1, is_shared=True)),  # Ray may place two ranks on a GPU
+        (PAIRED, 8, GpuShares(1, 1, is_shared=True, alternates=True, transfer="ipc")),
+        # Ray may place two ranks on a GPU
+        ([*PAIRED, "distributed.trainer_ranks=2", "rollout.engines=2"], 8, GpuShares(1, 1, is_shared=True)),
     ],
 )
 def test_ranks_and_engines_alternate_where_a_step_does_one_thing_at_a_time(
     overrides: list[str], gpus: int, expected: GpuShares
 ):
     assert config_of(*overrides).gpu_shares(gpus) == expected
+
+
+def test_an_engine_of_several_gpus_gets_no_part_of_one_on_ray():
+    with pytest.raises(ConfigError, match=r"part of one GPU.*tensor_parallel=2; leave distributed\.gpus_per_process"):
+        config_of(*PAIRED, "rollout.vllm.tensor_parallel=2")
 
 
 def test_in_turn_each_phase_has_the_gpu_but_what_the_other_keeps():

@@ -188,7 +188,8 @@ class Config(Section):
             return GpuShares()
         if self.uses_ray:
             part = min(1.0, self.distributed.gpus_per_process or 1.0)
-            is_shared, is_paired = part < 1, part == 0.5 and ranks == engines and self.engine_processes > 0
+            # Ray may place two ranks on the halves of a GPU, but not a single one and its engine's process
+            is_shared, is_paired = part < 1, part == 0.5 and ranks == engines == self.engine_processes == 1
             per_gpu: Sequence[float] = (0.5 / part, 0.5 / part)
         else:
             is_shared, is_paired = self.gpus_wanted > gpus, ranks >= gpus  # a rank on the GPU of every engine
@@ -339,6 +340,12 @@ class Config(Section):
         return values
 
     def _schedule_fits(self) -> None:
+        part = self.distributed.gpus_per_process
+        if self.uses_ray and part is not None and part < 1 < self.gpus_per_engine:
+            raise ValueError(
+                f"distributed.gpus_per_process={part:g} gives an engine a part of one GPU, and it computes on "
+                f"rollout.vllm.tensor_parallel={self.gpus_per_engine}; leave distributed.gpus_per_process out"
+            )
         if self.schedule == "one_step_off" and self.loss.engine_correction is None:
             raise ValueError(
                 "schedule=one_step_off trains on responses that the previous step's policy has sampled, which "

@@ -20,6 +20,8 @@ from dapo.policy.memory_model import GIB, ResponseLengths, TrainerMemory, traine
 from dapo.policy.model_dimensions import ModelDimensions
 
 CUDA_PROCESS_BYTES = 3 * GIB  # main memory of a process that computes on a GPU, without any weights
+TRANSFER_BYTES_PER_S = 25e9  # from GPU to GPU: half of a network link of 400 Gb/s
+TRANSFER_CHUNK_S = 0.05  # the calls of trainer and engines for each chunk of 1 GiB
 UPDATE_PARTS = ("activations", "gradients of activations", "logits (one chunk)")
 
 
@@ -216,6 +218,13 @@ class ResourceEstimate:
     def sync_bytes(self) -> int:
         """Bytes of the weights that engines get per step."""
         return self.memory.element_bytes * self.dimensions.parameters
+
+    @property
+    def transfer_seconds(self) -> float | None:
+        """Seconds of a step in which weights go from GPU to GPU; None: they go through files."""
+        if self.profile.device == "cpu" or self.shares.transfer is None:
+            return None
+        return self.sync_bytes / TRANSFER_BYTES_PER_S + ceil(self.sync_bytes / GIB) * TRANSFER_CHUNK_S
 
     @property
     def sync_copies(self) -> int:

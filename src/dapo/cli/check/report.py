@@ -184,6 +184,8 @@ def _step(estimate: ResourceEstimate) -> Iterator[str]:
     tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
     yield f"each step: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens"
     times = "" if estimate.is_colocated else f", {plural(estimate.sync_copies, 'time')} (one per node)"
+    if (seconds := estimate.transfer_seconds) is not None:
+        times = f" from GPU to GPU, about {seconds:.1f} s"
     yield f"weight sync, each step: {estimate.sync_bytes / 1e9:,.2f} GB{times}"
 
 
