@@ -584,6 +584,27 @@ def test_every_option_of_the_other_engine_is_reported():
         assert lines == [f"rollout.{other}.*: rollout.engine is {engine}"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "on_gpu", "expected"),
+    [
+        (["rollout.engine=vllm"], True, False),
+        (["rollout.engine=vllm"], False, True),
+        (["rollout.engine=vllm", "rollout.reproducible=true"], True, True),
+        (["rollout.engine=native", "rollout.engines=2"], True, None),
+        (["rollout.engine=vllm", "model.dtype=float32", "train.device=cuda"], True, False),
+    ],
+)
+def test_only_vllm_on_a_gpu_gives_up_lockstep_and_the_start_reports_it(
+    overrides: list[str], on_gpu: bool, expected: bool | None
+):
+    lines: list[str] = []
+    sizes = ["train.microbatch_tokens=64", "train.recompute=false"]
+    found = resolve_auto(config(*sizes, *overrides), cuda=on_gpu, log=lines.append)
+    assert found.rollout.reproducible is expected
+    line = "auto: rollout.reproducible=false: runs on a GPU are not equal, and vLLM schedules the next step ahead"
+    assert lines == ([line] if expected is False else [])
+
+
 def test_auto_is_settled_by_machine_and_data():
     settled = resolve_auto(config(), cuda=True)
     assert (settled.train.device, settled.model.dtype, settled.reward.verifier) == ("cuda", "bfloat16", "exact")

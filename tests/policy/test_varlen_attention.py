@@ -196,7 +196,7 @@ def test_the_lowest_pytorch_that_the_package_allows_has_the_arguments_that_are_u
 
 
 def test_16_bits_on_a_gpu_without_the_kernel_are_warned_of() -> None:
-    (note,) = padded_attention_notes(torch.bfloat16, "cuda", capability=(7, 5))
+    (note,) = padded_attention_notes(torch.bfloat16, "cuda", (7, 5))
     assert note.startswith("warning: model.dtype=bfloat16 on a GPU of compute capability 7.5, below 8.0: bfloat16 is ")
     for dtype, device, capability in (
         (torch.bfloat16, "cuda", (8, 0)),
@@ -204,7 +204,7 @@ def test_16_bits_on_a_gpu_without_the_kernel_are_warned_of() -> None:
         (torch.float32, "cuda", (7, 5)),
         (torch.bfloat16, "cpu", None),
     ):
-        assert padded_attention_notes(dtype, device, capability=capability) == []
+        assert padded_attention_notes(dtype, device, capability) == []
 
 
 def test_layers_choose_the_kernel_on_a_gpu_only_and_for_states_of_one_width() -> None:

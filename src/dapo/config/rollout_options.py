@@ -68,11 +68,11 @@ class RolloutConfig(Section):
         le=MAX_PROCESSES,
         unit="processes",
     )
-    reproducible: bool = option(
-        True,
+    reproducible: Annotated[bool | None, Auto] = option(
+        None,
         "Distribute requests to several engines by key and advance the engines in lockstep, so that two runs on CPUs "
-        "are equal. false: distribute by load; runs are equal up to rounding. With vllm, false also samples without a "
-        "seed per request, which is faster.",
+        "are equal. false: distribute by load; with vllm also sample without a seed per request and schedule steps "
+        "ahead, which is faster. none or auto: false for vllm on a GPU, where runs are not equal, else true.",
         only_with="engine_processes",
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")

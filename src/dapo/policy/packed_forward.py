@@ -57,7 +57,7 @@ def check_packed_forward(model: PreTrainedModel, plain: str, sharded: Any = None
         raise unsupported_model_error(model, f"{different}, and two plain forwards differ by {rounding:.2g}")
 
 
-def _packed_differences(model: PreTrainedModel, plain: str, sharded: Any) -> tuple[float, float]:
+def _packed_differences(model: PreTrainedModel, plain: str, sharded: Any) -> list[float]:
     """Mean differences in nats from `plain` single sequences: of packed ones, and of plain ones rounded differently."""
     run = sharded or (lambda compute: compute())
     ids = tuple((7 * i + 3) % model.config.get_text_config().vocab_size for i in range(15))
@@ -75,8 +75,7 @@ def _packed_differences(model: PreTrainedModel, plain: str, sharded: Any) -> tup
     model.set_attn_implementation(plain)
     alone = [score for sample in samples for score in _plain_logprobs(model, run, [sample])]
     model.set_attn_implementation(IMPLEMENTATION)
-    both = [fmean(abs(a - b) for a, b in zip(other, alone, strict=True)) for other in (packed, padded)]
-    return both[0], both[1]
+    return [fmean(abs(a - b) for a, b in zip(other, alone, strict=True)) for other in (packed, padded)]
 
 
 def _plain_logprobs(model: PreTrainedModel, run: Callable[..., Tensor], samples: list[Sample]) -> list[float]:

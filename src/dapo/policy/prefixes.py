@@ -49,6 +49,4 @@ def _key(sequence: np.ndarray) -> bytes:
 def _common(first: np.ndarray, second: np.ndarray) -> int:
     """The length of the longest shared prefix."""
     length = min(len(first), len(second))
-    differ = first[:length] != second[:length]
-    at = int(differ.argmax()) if length else 0
-    return at if length and differ[at] else length
+    return int(np.append(first[:length] != second[:length], True).argmax())

@@ -66,15 +66,12 @@ def supports_varlen(dtype: torch.dtype, head_width: int, capability: tuple[int, 
     )
 
 
-def padded_attention_notes(
-    dtype: torch.dtype, device_type: str, *, capability: tuple[int, int] | None = None
-) -> list[str]:
+def padded_attention_notes(dtype: torch.dtype, device_type: str, capability: tuple[int, int] | None) -> list[str]:
     """A warning if training in 16 bits on a GPU cannot use the kernel, with the reason.
 
     `capability` is the GPU's compute capability; None: the GPU is on another machine.
     """
-    is_narrow = device_type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-    if not is_narrow or capability is None or capability >= BFLOAT16_CAPABILITY:
+    if device_type != "cuda" or dtype.itemsize != 2 or (capability or BFLOAT16_CAPABILITY) >= BFLOAT16_CAPABILITY:
         return []
     name, found = str(dtype).removeprefix("torch."), ".".join(map(str, capability))
     return [

@@ -108,7 +108,8 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
                 f"takes {_gib(estimate.load_host_bytes)} of a node's main memory"
             )
     if config.engine_processes:
-        shared = "" if config.engine_processes == 1 else ", in lockstep" if config.rollout.reproducible else ", by load"
+        order = ", by load" if config.rollout.reproducible is False else ", in lockstep"
+        shared = "" if config.engine_processes == 1 else order
         each = _each(estimate, config.gpus_per_engine)
         yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {each}"
     processes = "1 process" if config.reward.workers == 1 else f"{config.reward.workers} processes"

@@ -183,7 +183,7 @@ def _gpu_bytes() -> float:
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:
-    """Arguments of `vllm.SamplingParams`; vLLM samples requests without a seed together, others in a loop."""
+    """Arguments of `vllm.SamplingParams`; a CPU samples requests with seeds in a loop, a GPU all together."""
     return {
         "temperature": request.temperature,
         "top_p": request.top_p,

@@ -150,7 +150,7 @@ def build_engine(
             launcher,
             specs,
             log=log,
-            reproducible=config.rollout.reproducible,
+            reproducible=config.rollout.reproducible is not False,
             shares_gpus=shares.is_shared,
             transfer=kind and WeightTransfer(kind, WeightSender(), processes_per_engine=config.gpus_per_engine),
         )

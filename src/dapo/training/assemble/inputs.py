@@ -101,7 +101,7 @@ def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedMod
         device = device_of(config.train.device) if config.train.device == "auto" else config.train.device
         capability = torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else None
         dtype = getattr(torch, config.model.dtype)
-        notes += padded_attention_notes(dtype, device, capability=capability)
+        notes += padded_attention_notes(dtype, device, capability)
     return stop_at_turn_end(loaded, encoder), encoder, notes
 
 

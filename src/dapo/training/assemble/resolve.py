@@ -68,8 +68,9 @@ def resolve_auto(
     not fit on the GPU.
     """
     has_sizes = not training or None not in (config.train.microbatch_tokens, config.train.recompute)
+    chooses_order = config.rollout.engine == "vllm" and config.rollout.reproducible is None
     is_open = config.model.dtype == "auto" or not has_sizes or (config.train.device == "auto" and not config.uses_ray)
-    if not is_open:
+    if not (is_open or chooses_order):
         return resolve_auto_verifier(config)  # nothing depends on the device, which may be elsewhere
     device = _compute_device(config, cuda)
     if not config.uses_ray:
@@ -78,6 +79,10 @@ def resolve_auto(
         config = config.changed("model", dtype="bfloat16" if device.multiplies_bfloat16 else "float32")
         if device.type == "cuda" and not device.multiplies_bfloat16:
             log(f"auto: model.dtype=float32: the GPU ({device.name}) has no bfloat16 units, which begin with 8.0")
+    if chooses_order:
+        config = config.changed("rollout", reproducible=device.type == "cpu")
+        if device.type == "cuda":
+            log("auto: rollout.reproducible=false: runs on a GPU are not equal, and vLLM schedules the next step ahead")
     config = resolve_auto_verifier(config)
     if not has_sizes:
         dimensions = None
