@@ -49,4 +49,5 @@ def _key(sequence: np.ndarray) -> bytes:
 def _common(first: np.ndarray, second: np.ndarray) -> int:
     """The length of the longest shared prefix."""
     length = min(len(first), len(second))
-    return int(np.append(first[:length] != second[:length], True).argmax())
+    differ = first[:length] != second[:length]
+    return int(differ.argmax()) if differ.any() else length
