@@ -71,7 +71,7 @@ def padded_attention_notes(dtype: torch.dtype, device_type: str, capability: tup
 
     `capability` is the GPU's compute capability; None: the GPU is on another machine.
     """
-    if device_type != "cuda" or dtype.itemsize != 2 or (capability or BFLOAT16_CAPABILITY) >= BFLOAT16_CAPABILITY:
+    if device_type != "cuda" or dtype.itemsize != 2 or capability is None or capability >= BFLOAT16_CAPABILITY:
         return []
     name, found = str(dtype).removeprefix("torch."), ".".join(map(str, capability))
     return [
