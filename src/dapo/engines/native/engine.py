@@ -361,7 +361,7 @@ class NativeEngine(EngineState):
 def open_native_engine(rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1) -> NativeEngine:
     """Open the engine of `rollout.engine: native` (`config.engines.EngineKind.open`)."""
     memory = CudaMemory(model.device, processes=gpu_processes) if model.device.type == "cuda" else None
-    reproducible = rollout.reproducible or not rollout.engines  # the option is for engine processes only
+    reproducible = rollout.reproducible is not False or not rollout.engines  # the option is for engine processes only
     return NativeEngine(model, rollout.native, reproducible=reproducible, memory=memory)
 
 
