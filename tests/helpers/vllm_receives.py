@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dapo.policy.hf_io import layout_of
+from dapo.policy.hf_io import NamedWeights, layout_of
 from vllm_weights import WeightSender, WeightTransfer, chunks, sender, transfer
 
 WEIGHTS = {name: torch.randn(size) for name, size in (("a", 100), ("b", 50), ("c", 225), ("d", 10))}
@@ -44,6 +44,9 @@ class Group:
     def connect(self, size: int) -> None:
         pass
 
+    def abort(self) -> None:
+        pass
+
     def broadcast(self, buffer: Tensor, src: int | None = None) -> None:
         if src is None:
             self.sent.append(buffer.clone())
@@ -55,14 +58,8 @@ class Group:
 def send(kind: Any, group: Group) -> list[Engine]:
     """The calls on two engines of two processes each."""
     end = WeightSender(group=lambda: group, device="cpu")
-    layout, engines = layout_of(WEIGHTS, {}), [Engine(), Engine()]
-
-    def ranks(method: str, *arguments: Any) -> list[Any]:
-        if method != "begin":
-            return [end.call(method, *arguments)]
-        return [(layout, end.call("begin", *arguments, layout.tensors, iter(WEIGHTS.items())))]
-
-    WeightTransfer(kind, end, processes_per_engine=2).run(ranks, engines, 1)
+    source, engines = NamedWeights(WEIGHTS.items, layout_of(WEIGHTS, {})), [Engine(), Engine()]
+    WeightTransfer(kind, end, processes_per_engine=2).run(source, engines, 1)
     return engines
 
 
