@@ -66,7 +66,7 @@ class AskedUnits:
         if self.requested:
             return self.requested.isdisjoint((unit, asked))
         if self.things:
-            return not all(self._is_thing(name) for name, _ in unit)
+            return not all(self._is_thing(name) for name, _ in asked)
         if self.quantity:
             return self.quantity.isdisjoint(_sizes(unit) | _sizes(asked)) or self._is_another(unit)
         is_measured = any(name in _DIMENSIONS_OF and name not in self._named | {"unit"} for name, _ in unit)

@@ -59,7 +59,9 @@ _AND_MORE = re.compile(
     r"and (?:a|one|two|three)[ -]?(?:half|halves|thirds?|quarters?)|at (?:most|least)", re.IGNORECASE
 )
 _AS_WANTED = re.compile(
-    r"(?:is|was) (?:what|correct|right|(?:the|our|my) (?:final |correct |desired )?answer)\b", re.IGNORECASE
+    r"(?:is|was) (?:what (?:we|you|they|I|was|is|the (?:question|problem))|correct|right"
+    r"|(?:the|our|my) (?:final |correct |desired )?answer)\b",
+    re.IGNORECASE,
 )
 
 

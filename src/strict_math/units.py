@@ -215,6 +215,8 @@ class _UnitReader:
         if name in _KNOWN:
             self._factors[name] += self._sign * self._power * exponent
             self._power = 1
+        elif self._is_noun(token) and self._sign < 0:
+            self._factors[name] -= 1  # `chairs per row`
         elif self._is_noun(token) and name not in self._nouns:
             self._nouns.append(name)
         else:
