@@ -34,6 +34,9 @@ def pretend_to_have_gpus() -> None:
         def device_count(cls) -> int:
             return 4
 
+        def is_cumem_allocator_available(self) -> bool:
+            return True
+
     platforms._current_platform = FourGpus()
 
 
