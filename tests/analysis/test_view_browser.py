@@ -16,11 +16,11 @@ from dapo.analysis.view.report import write_report
 from dapo.cli.train import resume_run
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
-from dapo.runs.metrics_file import truncate_after
+from dapo.runs.metrics_file import read_metrics, truncate_after
 from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.status import run_status
 from helpers.browser import MISSING, open_browser
-from helpers.run_files import append_bytes
+from helpers.run_files import append_bytes, log_metrics
 from helpers.view_runs import Client, close_with, make_run, serving, training
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
@@ -334,8 +334,9 @@ def test_evaluation_and_compare_follow_a_live_run(page, runs):
         page.wait("return document.querySelector('#paired') !== null")
         steps = "[...document.querySelectorAll('td[data-name=step]')].map((e) => e.textContent).join()"
         assert page.browser.execute_script(f"return {steps}") == "0,2"
-        shutil.copy(RunDirectory(runs[0]).eval(4), live.eval(4))
-        append_bytes(live.metrics, b'{"step": 2, "time/step_s": 1.0}\n')
+        table = (evaluation := load_evaluation(RunDirectory(runs[0]).eval(4))).pop("table")
+        write_evaluation(live, 4, evaluation, table)
+        log_metrics(live.metrics, [{"step": 2, "time/step_s": 1.0}])
         page.wait(f"return {steps} === '0,2,4'")
         page.open("compare?run=first&runs=first,live")
         curve = "document.querySelector('[data-chart=\"reward/mean\"] .js-plotly-plot')?.data?.[1]?.x.length"
@@ -444,8 +445,10 @@ def test_a_run_without_curves_says_why(browser, runs, tmp_path):
         shutil.copytree(runs[0], tmp_path / name, ignore=shutil.ignore_patterns("checkpoints"))
     truncate_after(tmp_path / "failed" / "metrics.jsonl", 0)
     close_with(tmp_path / "failed", "VerifierFailed: no verdict")
-    metrics = tmp_path / "infinite" / "metrics.jsonl"
-    metrics.write_text(re.sub(r'("rollout/response_tokens_mean": )[^,}]+', r"\1NaN", metrics.read_text()))
+    lengths = tmp_path / "infinite" / "metrics.jsonl"
+    records = read_metrics(lengths)
+    truncate_after(lengths, 0)
+    log_metrics(lengths, [record | {"rollout/response_tokens_mean": float("nan")} for record in records])
     append_bytes(tmp_path / "damaged" / "metrics.jsonl", b"nonsense\n")
     expected = {
         "failed": "This run ended before its first step.",
