@@ -92,7 +92,7 @@ class AskedUnits:
         """The words after `how many` and `number of`, among them words that change a number elsewhere: `times`."""
         phrases = (match[1].lower().split() for match in _ASKED_NOUN.finditer(self.asking))
         ends = ((next((i for i, w in enumerate(p) if w in _VERBS_AFTER_NOUN), len(p)), p) for p in phrases)
-        return frozenset(word for end, phrase in ends for word in phrase[:end]) - (SCALES.keys() - {"dozen"})
+        return frozenset(word for end, phrase in ends for word in phrase[:end]) - (SCALES.keys() - {"dozen", "dozens"})
 
     @cached_property
     def things(self) -> frozenset[str]:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from strict_math.asked_units import AskedUnits
 from strict_math.units import Unit, canonical
-from strict_math.vocabulary import SCALES, word_set
+from strict_math.vocabulary import word_set
 
 _MAX_CHARS = 20_000
 _MAX_COUNTED = 500
@@ -36,7 +36,6 @@ _PASSED_OVER = word_set(
 )
 _IS = word_set("is are was were")
 _OF_THE_GIVEN = re.compile(r" of the (?:given|listed|following) (?=[a-z]+s$)", re.IGNORECASE)
-_ASKED_NOUN = re.compile(r"\bhow many\s+((?:[A-Za-z-]+\s+){0,3}[A-Za-z]+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,7 @@ class Question:
     @cached_property
     def asked(self) -> frozenset[str]:
         """The nouns after `how many`, among them words that change a number elsewhere: `how many times`, `pairs`."""
-        phrases = (match[1].lower().split() for match in _ASKED_NOUN.finditer(self.text[-_MAX_CHARS:]))
-        found = frozenset(word for phrase in phrases for word in phrase[: _length_of_noun(phrase)])
-        return found - (SCALES.keys() - {"dozen", "dozens"})
+        return self._units.asked_nouns
 
     @cached_property
     def _units(self) -> AskedUnits:
@@ -86,8 +83,7 @@ class Question:
 
     def counts(self, words: Sequence[str]) -> bool:
         """Whether the question asks for a number of things, these among them."""
-        asked = {_singular(word) for word in self.asked}
-        return "number" in self.words or not asked.isdisjoint(map(_singular, words))
+        return "number" in self.words or not self._units.things.isdisjoint(map(_singular, words))
 
     def quotes(self, phrase: str) -> bool:
         """Whether a noun phrase is the one whose value the question requests, not one inside of another phrase."""
@@ -193,17 +189,6 @@ def _starts(sentence: Sequence[tuple[str, bool]], phrase: Sequence[tuple[str, bo
         before = [word for word, _ in sentence[max(0, start - 2) : start]]
         if not before or before[-1] in _STARTS or (before[-1] in _IS and before[0] in ("what", "which", "much", "how")):
             yield index
-
-
-def _length_of_noun(phrase: Sequence[str]) -> int:
-    """The number of words up to a verb: `apples` in `apples does Tom have`."""
-    ends = (i for i, word in enumerate(phrase) if word in _VERBS_AFTER_NOUN)
-    return next(ends, len(phrase))
-
-
-_VERBS_AFTER_NOUN = word_set(
-    "do does did is are was were will would can could has have had should must in of at on for to from with"
-)
 
 
 def _singular(word: str) -> str:
