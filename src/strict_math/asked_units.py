@@ -18,6 +18,7 @@ for _dimension, _names in DIMENSIONS.items():
     for _name in _names.split():
         _DIMENSIONS_OF.setdefault(_name, []).append(_dimension)
 _QUANTITY = {word: sizes for words, sizes in QUANTITY_DIMENSIONS.items() for word in words.split()}
+_SHARE: _Size = (("share", 1),)
 _REQUESTED = re.compile(
     r"\b(?P<by>in|how many|how much|number of|what|percentage)\s+(?:(?:more|total|whole|full|additional|extra|fewer) )?"
     r"(?=[A-Za-z])",
@@ -72,6 +73,13 @@ class AskedUnits:
         is_measured = any(name in _DIMENSIONS_OF and name not in self._named | {"unit"} for name, _ in unit)
         names_units = bool(self._named) or "how many" in self.asking.lower()
         return (names_units and is_measured) or any(power < 0 for _, power in asked)
+
+    def exclude_quantity(self, name: str) -> bool:
+        """Whether a quantity has none of the dimensions that the question asks for: a perimeter, asked for an area."""
+        asked = {size for unit in self.requested for size in _sizes(unit)} or (set() if self.things else self.quantity)
+        if not asked or _SHARE in asked or name not in _QUANTITY:
+            return False  # the fraction that is shaded may be called the shaded area
+        return asked.isdisjoint(map(_size_of, _QUANTITY[name]))
 
     @cached_property
     def requested(self) -> frozenset[Unit]:

@@ -4,7 +4,7 @@ import re
 
 from strict_math.text import Box
 from strict_math.units import words_of_unit
-from strict_math.vocabulary import NO_UNIT, QUANTITIES, word_set
+from strict_math.vocabulary import NO_UNIT, QUANTITIES, QUANTITY_DIMENSIONS, word_set
 
 _BEFORE, _AFTER = 300, 200
 """The numbers of characters that are read on both sides."""
@@ -30,6 +30,7 @@ _EQUAL = ("=", "≡", "\\equiv")
 _MODULUS = re.compile(r"\s*(?:\\pmod|\\?\(?\\?(?:b?mod|text\{ ?mod ?\}))\s*\{?\w+\}?\s*\)?")
 _WORD = re.compile(r"[A-Za-z]+(?:['’][a-z]+)?")
 _CLAUSE_END = re.compile(r"[.;:!?](?=\s|$)")
+_NAMES = sorted(word for words in QUANTITY_DIMENSIONS for word in words.split())
 _STATING = word_set(
     "is are was were equal equals get gets got obtain obtains obtained has have had having give gives giving gave "
     "yield yields yielding answer answers result results solution solutions so thus hence therefore then value "
@@ -49,6 +50,12 @@ _STATING_PAIRS = frozenset(
     for first in firsts.split()
 )
 """How the text before a box may end; any other text is a sentence that the reader of sentences judges."""
+_QUANTITY = re.compile(
+    rf"(?:\b(?:the|its|their|his|her) (?:[a-z]+ ){{0,2}}|^[a-z]* ?|\\text\{{)(?P<name>{'|'.join(_NAMES)})\}}?"
+    r"(?: of [^,;:=]{1,80}?)?(?: (?:is|was|equals)(?: [a-z]+){0,2}| ?=[^A-Za-z]{0,80}|:)[ $*_\\(]*$",
+    re.IGNORECASE,
+)
+"""The end of the text before a box that names the box's quantity."""
 _PASSED_OVER = word_set("a an the us me him her them")
 _DENYING = word_set("not never cannot nor neither no wrong incorrect false doubt unlikely impossible")
 _CHANGING = NO_UNIT - word_set(
@@ -56,7 +63,9 @@ _CHANGING = NO_UNIT - word_set(
     "they and each every per there then these those while left left total between among correct right you i a"
 )
 _AND_MORE = re.compile(
-    r"and (?:a|one|two|three)[ -]?(?:half|halves|thirds?|quarters?)|at (?:most|least)", re.IGNORECASE
+    r"and (?:a|one|two|three)[ -]?(?:half|halves|thirds?|quarters?)|at (?:most|least)\b|per ?mill?e?\b|ppm\b"
+    r"|basis points?\b|parts? per\b",
+    re.IGNORECASE,
 )
 _AS_WANTED = re.compile(
     r"(?:is|was) (?:what (?:we|you|they|I|was|is|the (?:question|problem))|correct|right"
@@ -80,8 +89,10 @@ def with_context(first: Box, last: Box, contents: str) -> str:
     rest = after[:end] if is_open else _FORMULA_AFTER.match(after)[0]  # type: ignore[index]
     words = after[len(rest) :].lstrip(" $*_\\)]}") if not is_open else after[closing.end() if closing else end :]
     left, value = _value(formula, rest, contents, is_open=is_open)
-    stated = f"{left} = {value}" if left else value
     clause = re.split(_CLAUSE_END, prose)[-1]
+    if named := None if left else _QUANTITY.search(clause + formula):
+        left = named["name"]
+    stated = f"{left} = {value}" if left else value
     if not (formula.strip(" *_$`{(\"'") or _states(clause)):
         stated = f"{clause.strip(' *_$')} {stated}"
     return " ".join(f"{stated} {_words_after(words)}".split())

@@ -42,6 +42,12 @@ _EXTRA_CHARS = 500
 _DECIMAL_COMMA = re.compile(
     r"(?<![\d.,])(?:(?=0,|\d{4}|\d+(?:,|\{,\})(?!\d{3}(?!\d))))(\d+)(?:,|\{,\})(\d+)(?![\d,]|\.\d)"
 )
+_QUANTITY = re.compile(
+    r"(?:\\text\{)?(?:(?:the|its|their|his|her) )?(?:[a-z]+ ){0,2}(?P<name>[a-z]+)\}?(?: of [^=<>]{1,80}?)?"
+    r" (?:=|is|was|equals)(?: |$)",
+    re.IGNORECASE,
+)
+"""The start of an answer that names its quantity."""
 _VALUE_OF_FUNCTION = re.compile(r"[A-Za-z]'*\([-\d,./]+\)")
 _CUT_OFF = re.compile(r"\.\d+ ?(?:\.\.+|…|\\[lc]?dots)[^\w]*$")
 """A decimal whose digits go on."""
@@ -112,6 +118,8 @@ class Reference:
         """
         text = " ".join(answer.split())
         if len(text) > self.length + _EXTRA_CHARS or (_CUT_OFF.search(text) and self._is_number):
+            return False
+        if (named := _QUANTITY.match(text)) and self.question.contradicts_quantity(named["name"].lower()):
             return False
         forms = dict.fromkeys((text, digits_for_words(text), *self._with_decimal_point(text)))
         stated = (value for form in forms if (value := value_in_sentence(form, self.question)))

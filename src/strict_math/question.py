@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from strict_math.asked import asked_expressions
 from strict_math.asked_units import AskedUnits
 from strict_math.units import Unit, canonical
 from strict_math.vocabulary import word_set
@@ -76,6 +77,11 @@ class Question:
     def contradicts(self, unit: Unit) -> bool:
         """Whether the question excludes a unit: centimeters where it asks for meters, minutes for a number of seats."""
         return self.is_known and self._units.exclude(unit)
+
+    def contradicts_quantity(self, quantity: str) -> bool:
+        """Whether the question asks for a quantity of other dimensions than the named one, such as `perimeter`."""
+        named = self.is_known and not asked_expressions(self.text).texts
+        return named and self._units.exclude_quantity(quantity)
 
     def has(self, words: Sequence[str]) -> bool:
         """Whether all these words occur in the question."""
