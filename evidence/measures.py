@@ -1,7 +1,7 @@
 """Numbers of stored runs: a metric in a window, the step at which it passes a bound, differences, with intervals."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from math import sqrt
@@ -136,7 +136,7 @@ def _number_of_runs(wanted: Measure, results: Results, conditions: Sequence[str]
     each = tuple(table.mean(axis=0).tolist())
     if wanted.over:
         variance, freedom = variance_of_mean(table)
-        found = two_way_mean(table, proportions=False).as_json()
+        found = asdict(two_way_mean(table, proportions=False))
     else:
         found = mean_over_seeds(each)
         variance, freedom = float(np.var(each, ddof=1)) / len(each) if found["low"] is not None else 0.0, len(each) - 1

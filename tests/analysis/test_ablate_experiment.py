@@ -98,6 +98,7 @@ def test_claims_are_for_the_tool_that_judges_the_results(tmp_path: Path):
             "short, GRPO: overlong.buff",
         ),
         ("loss.clip_high=0.28", "eval.temperature=0.5", "eval.temperature differs from the first row's"),
+        ("loss.clip_high=0.28", "reward.verifier=math", "reward.verifier differs from the first row's"),
         ("train.num_steps=2", "train.seed=2", "set: train.seed cannot be set here: `seeds` sets it"),
         ("train.num_steps=2", "train.threads=2", "set: train.threads cannot be set here: `--jobs`"),
         ("train.num_steps=2", "data.eval=null", "data.eval is missing"),

@@ -10,14 +10,21 @@ import pytest
 
 from dapo.analysis.branch_variance import Branch, group_branches
 from dapo.analysis.compare import compare_evaluations, compare_runs, equal_steps
+from dapo.analysis.view.queries import Runs
+from dapo.analysis.view.queries import paired as paired_on_page
 from dapo.cli.train import resume_run, start_run
+from dapo.config import RewardConfig
 from dapo.core.errors import DataError
 from dapo.evaluation.pairing import mean_over_steps, paired, paired_problems
+from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import load_evaluation, write_evaluation
 from dapo.runs.manifest import Fork
 from dapo.runs.rollout_table import problem_means, write_rollouts
 from dapo.training.fork import create_fork, plan_fork
+from dapo.types import Problem
 from helpers.commands import run as run_command
+from helpers.run_files import new_run
 from helpers.tiny_runs import EVENTFUL, tiny
 
 STEP = 2
@@ -103,9 +110,14 @@ def test_a_table_without_log_probabilities_has_no_entropy(tmp_path: Path):
     assert problem_means(tmp_path / "t.parquet")["entropy"] == {}
 
 
+def judged(value: float) -> dict[str, Any]:
+    texts = {"text": "", "answer": None, "finish": "stop"}
+    return {"correct": bool(value), "score": value, "error": None, "tokens": 1, **texts}
+
+
 def evaluation(accuracies: dict[str, list[float]], **settings: Any) -> dict[str, Any]:
     table = [
-        {"id": name, "responses": [{"correct": bool(value), "score": value, "error": None} for value in values]}
+        {"id": name, "accuracy": float(np.mean(values)), "responses": [judged(value) for value in values]}
         for name, values in accuracies.items()
     ]
     samples = max(map(len, accuracies.values()))
@@ -142,6 +154,57 @@ class TestEvaluations:
             compare_evaluations(self.FEW, other)
 
 
+FORMS = {"few": ["rw", "wr", "ww"], "many": ["rwrr", "wwwr", "rrrr"], "errors": ["re", "ee", "rw"], "one": ["rr"]}
+
+
+def write_result(run: RunDirectory, form: str, *, seed: int = 0, verifier: str = "exact") -> None:
+    """The evaluation of a run after step 4, with a mark for each response to each problem."""
+    verdicts = {"r": (True, 1.0, None), "w": (False, -1.0, None), "e": (None, 0.0, "timed out")}
+    problems = [
+        JudgedProblem(Problem(str(i), "?", "!"), tuple(JudgedResponse("", *verdicts[m], "", 3, "stop") for m in marks))
+        for i, marks in enumerate(FORMS[form])
+    ]
+    judging = RewardConfig(verifier=verifier).judging
+    found = Evaluation(EvaluationPlan("e", len(FORMS[form][0]), 1.0, 1.0, 8, (), seed, judging), tuple(problems))
+    write_evaluation(run, 4, found.summary(), found.table())
+
+
+@pytest.mark.parametrize(
+    ("second", "settings", "expected"),
+    [
+        ("few", {}, (0.0, 0, 0)),
+        ("many", {}, ((0 - 0.5 + 1) / 3, 1, 1)),  # the first two responses of four
+        ("many", {"seed": 1}, ((0.25 - 0.25 + 1) / 3, 2, 1)),
+        ("errors", {}, ((0.5 + 0.5) / 2, 2, 0)),
+        ("one", {}, "2 problems are only in one of them"),
+        ("few", {"verifier": "math"}, "verifier is exact in one and math in the other"),
+    ],
+)
+def test_the_page_and_the_command_pair_two_runs_by_one_rule(
+    tmp_path: Path, second: str, settings: dict[str, Any], expected: tuple[float, int, int] | str
+):
+    a, b = new_run(tmp_path / "a"), new_run(tmp_path / "b")
+    write_result(a, "few")
+    for _ in range(2):  # a resumed run repeats an evaluation
+        write_result(b, second, **settings)
+    found, page = compare_runs(a.path, b.path), Runs([a.path, b.path])
+    given = {"a_run": "a", "a_step": "4", "b_run": "b", "b_step": "4"}
+    if isinstance(expected, str):
+        assert [note.endswith(expected) for note in found.notes] == [True]
+        with pytest.raises(DataError, match=f"^{expected}$"):
+            paired_on_page(page, given)
+        return
+    shown, command = paired_on_page(page, given), found.held_out["final"]
+    assert (shown["difference"], shown["better"], shown["worse"]) == (pytest.approx(expected[0]), *expected[1:])
+    ends = [(each["difference"], each["low"], each["high"]) for each in (shown, command.difference)]
+    assert ends[0] == ends[1]
+    assert (shown["problems"], shown["better"], shown["worse"]) == (
+        command.difference["pairs"], command.better, command.worse
+    )  # fmt: skip
+    rows = [row["second"] - row["first"] for row in shown["table"] if None not in (row["first"], row["second"])]
+    assert np.mean(rows) == pytest.approx(shown["difference"])
+
+
 def test_steps_are_equal_up_to_the_first_metric_that_differs_but_for_times():
     a = {step: {"step": step, "loss/policy": 0.5, "time/step_s": step} for step in (1, 2, 3)}
     b = {step: row | {"time/step_s": 9} for step, row in a.items()} | {3: a[3] | {"loss/policy": 0.6}}
@@ -167,6 +230,7 @@ def test_two_forks_are_equal_up_to_the_step_and_differ_in_what_was_changed(runs:
     assert found.held_out["final"].shares_draws
     assert found.costs["tokens_generated"][0] > 0
     assert found.notes == []
+    assert load_evaluation(RunDirectory(runs[0]).eval(4))["verifier"] == tiny().reward.verifier
     assert json.loads(json.dumps(asdict(found)))["equal_up_to"] == STEP
 
 
@@ -188,7 +252,10 @@ def branch(number: int, accuracy: float, **changed: Any) -> Branch:
 def test_branches_are_grouped_by_their_options_and_paired_by_their_number():
     plain = [branch(1, 0.50), branch(2, 0.60), branch(3, 0.70)]
     changed = [branch(3, 0.76, lr=2), branch(1, 0.55, lr=2), branch(2, 0.64, lr=2)]
-    first, second = group_branches([*plain, *changed, branch(1, 0.1, lr=7)])
+    first, second, judged_otherwise = group_branches(
+        [*plain, *changed, branch(1, 0.1, lr=7), *(branch(i, 0.9, **{"reward.verifier": "math"}) for i in (1, 2, 3))]
+    )
+    assert judged_otherwise.change is None
     assert (first.mean, first.deviation, first.change) == (pytest.approx(0.6), pytest.approx(0.1), None)
     assert second.options == {"lr": 2}
     assert second.change is not None

@@ -67,6 +67,14 @@ def test_the_commands_and_calls_of_a_failed_reward_work_where_they_stand(capsys:
     assert run.metrics["rollout/verifier_errors"].sum() == 0
 
 
+def test_a_resumed_run_judges_a_function_by_its_own_verdicts_not_by_those_of_before():
+    """256 verdicts of before would hide 128 errors of the new function, or show errors that a function has no more."""
+    many = {**SMALL, "prompts_per_step": 16, "group_size": 4}
+    dapo.train("tiny-random", data=ROWS * 8, reward=CELLS["half"], steps=5, run_dir="run", **many)
+    with pytest.raises(VerifierFailed, match=r"^none of the 32 responses judged last has a verdict. 32 times: "):
+        dapo.resume("run", reward=CELLS["broken"], steps=6)
+
+
 def test_later_processes_use_the_function_and_the_run_records_it(capsys: pytest.CaptureFixture[str]):
     first = dapo.train("tiny-random", data=ROWS, reward=CELLS["fixed"], steps=1, run_dir="run", **SMALL)
     before = first.config.reward.verifier

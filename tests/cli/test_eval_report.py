@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from dapo.api.result_types import EvaluationResult
 from dapo.cli.eval_report import _paired_problem_table, _problem_table, print_evaluation, short_names
 from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
-from dapo.runs.console import SafeConsole
+from dapo.runs.console import SafeConsole, final_report
 from dapo.types import Problem
 
 
@@ -96,6 +97,20 @@ def test_a_comparison_without_an_interval_or_without_pairs_says_so(capsys: pytes
     assert "+0.1000 (no interval: fewer than two problems, or the same difference on all)" in equal
     assert "no problem has a verdict in both" in compared(capsys, result("a", "e"), result("b", "r"))
     assert "95 % interval" in compared(capsys, result("a", "rw", "ww"), result("b", "rr", "ww"))
+
+
+def test_an_evaluation_without_any_verdict_shows_no_percentage_but_that_nothing_was_judged(
+    capsys: pytest.CaptureFixture[str],
+):
+    nothing = result("m", "ee", "ee")
+    text = printed(capsys, nothing, by_problem=True)
+    assert [line.split("│")[2].strip() for line in text.splitlines() if "avg@2" in line] == ["nothing judged"]
+    assert "nothing judged: no response has a verdict\n4 of 4 responses have no verdict: timed out\n" in text
+    final_report(SafeConsole(), before=nothing, after=result("m", "rr", "rr"), samples=[], files={})
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "accuracy" in line]
+    assert [cell.strip() for cell in row.split("│")[2:-1]] == ["nothing judged", "100.0%"]
+    python = repr(EvaluationResult.of(nothing))
+    assert python == "<toy: avg@2 nothing judged on 2 problems; 4 responses without a verdict: timed out>"
 
 
 def test_names_lose_the_folders_that_they_share_and_steps_are_called_steps():

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from dapo.cli.formatting import number, option_text, plural, size, weighted, with_interval
+from dapo.cli.formatting import number, option_text, plural, size, weighted
 from dapo.config import LoraConfig
+from dapo.core.text import with_interval
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluation_config, evaluation_data
-from dapo.config import build_config
+from dapo.config import RewardConfig, build_config
 from dapo.config.data_spec import parse_spec
 from dapo.core.errors import ConfigError, DataError
 from dapo.core.journal import Journal, open_journal
@@ -25,6 +25,7 @@ from dapo.evaluation.scores import (
     JudgedProblem,
     JudgedResponse,
     pass_at_k,
+    require_summary,
 )
 from dapo.training.assemble.inputs import distinct
 from dapo.types import GenerationRequest, Problem, Verdict
@@ -217,6 +218,7 @@ def test_more_than_one_percent_of_errors_is_noted_and_one_percent_is_not():
 def scored(*accuracies: float | None, **settings: Any) -> dict[str, Any]:
     """A stored evaluation with these accuracies of its problems."""
     settings = {"name": "toy", "temperature": 1.0, "top_p": 0.7, "max_response_tokens": 20, "binary": True} | settings
+    settings = RewardConfig(verifier="math").judging | settings
     rows = [{"id": str(i), "accuracy": accuracy} for i, accuracy in enumerate(accuracies)]
     return {**settings, "seed": settings.get("seed", 0), "samples_per_problem": 4, "table": rows}
 
@@ -252,11 +254,32 @@ def test_a_problem_without_a_judgement_on_either_side_is_no_pair():
 
 @pytest.mark.parametrize(
     ("setting", "other"),
-    [("name", "aime"), ("temperature", 0.1), ("top_p", 1.0), ("max_response_tokens", 8), ("binary", False)],
+    [
+        *(("name", "aime"), ("temperature", 0.1), ("top_p", 1.0), ("max_response_tokens", 8), ("binary", False)),
+        *(("verifier", "exact"), ("threshold", 0.5)),
+    ],
 )
 def test_evaluations_with_another_setting_are_never_paired(setting: str, other: Any):
     with pytest.raises(DataError, match=f"^{setting} is .* in one and {other} in the other$"):
         paired_difference(scored(1.0, 0.0), scored(1.0, 0.0, **{setting: other}))
+
+
+def test_other_options_of_a_verifier_judge_otherwise_and_an_unknown_verifier_is_paired():
+    first = scored(1.0, 0.0, verifier="exact", verifier_options={"extract": "final"})
+    with pytest.raises(DataError, match=r"^verifier_options is {'extract': 'final'} in one and {} in the other$"):
+        paired_difference(first, scored(1.0, 0.0, verifier="exact"))
+    unknown = {name: value for name, value in first.items() if name not in RewardConfig().judging}
+    assert paired_difference(unknown, first)["equal"] == paired_difference(first, unknown)["equal"] == 2
+
+
+def test_an_evaluation_without_any_verdict_has_no_accuracy_and_says_so():
+    evaluation = evaluated({0: "33", 1: "33"})
+    summary = evaluation.summary()
+    assert [summary[name] for name in ("accuracy", "low", "high", "verifier_errors")] == [None, None, None, 4]
+    assert summary["interval_note"] == "nothing judged: no response has a verdict"
+    assert evaluation.metrics() == {"eval/toy/response_tokens_mean": 1.0, "eval/toy/truncated_fraction": 0.0}
+    older = summary | {"accuracy": 0.0, "low": 0.0, "high": 1.0, "interval_note": None, "table": evaluation.table()}
+    assert require_summary(older, "a file") == summary | {"table": evaluation.table()}
 
 
 def test_another_seed_is_paired_unless_the_same_draws_are_wanted():

@@ -1,23 +1,27 @@
 """Loading: aliases, directories and what is missing; end tokens; export."""
 
+import contextlib
 import copy
 import hashlib
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, DataError
+from dapo.data.problems import load_problems
 from dapo.policy.builtin_models import find_packaged_file
-from dapo.policy.model import LoadedModel, export_model, find_stop_ids, load_model
+from dapo.policy.model import LoadedModel, export_model, find_stop_ids, load_meta_model, load_model
 from helpers.tiny_models import tiny_model
 from helpers.tiny_policies import make_policy, ragged, weights_of
 
@@ -201,3 +205,38 @@ def test_smollm2_is_converted_once_and_speaks(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match="no weights"):
         load_model("smollm2-135m-instruct", dtype=torch.float32)
     shutil.rmtree(converted)
+
+
+def test_the_hubs_client_prints_nothing_about_an_unknown_name(monkeypatch: pytest.MonkeyPatch):
+    """Without a network the client warns of each of its attempts, before the one sentence of the error."""
+    hub, printed = logging.getLogger("huggingface_hub"), []
+
+    def attempt(*args: Any, **options: Any) -> None:
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise OSError("We couldn't connect to the hub.")
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            printed.append(record.getMessage())
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", attempt)
+    if has_datasets := find_spec("datasets") is not None:
+        monkeypatch.setattr("datasets.load_dataset", attempt)
+    hub.addHandler(handler := Handler())
+    level = hub.level
+    try:
+        with pytest.raises(ConfigError, match=r"^model 'nobody/none' cannot be loaded .*: We couldn't connect to"):
+            load_model("nobody/none", dtype=torch.float32)
+        with pytest.raises(ConfigError, match=r"^model 'nobody/none' cannot be loaded"):
+            load_meta_model("nobody/none")
+        with pytest.raises(
+            DataError, match="^hub:nobody/none:train " + "cannot be loaded: OSError: We " * has_datasets
+        ):
+            load_problems("hub:nobody/none:train")
+        assert printed == []
+        assert hub.level == level
+        with contextlib.suppress(OSError):
+            attempt()
+        assert len(printed) == 1
+    finally:
+        hub.removeHandler(handler)

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from dapo.config import dump_config, load_config
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json, atomic_write_text
 from dapo.core.secrets import mask_secrets
 from dapo.evaluation.scores import Evaluation, EvaluationPlan
 from dapo.runs.checkpoints import step_of
 from dapo.runs.directory import SUMMARY_FIELDS, RunDirectory, default_run_path
-from dapo.runs.evaluations import first_and_last_evaluation, write_evaluation
+from dapo.runs.evaluations import first_and_last_evaluation, load_evaluation, write_evaluation
 from dapo.runs.manifest import make_manifest
 from dapo.runs.rollout_table import write_rollouts
-from helpers.run_files import append_bytes, log_metrics
+from helpers.run_files import append_bytes, log_metrics, new_run
 
 
 @pytest.fixture
@@ -400,6 +401,22 @@ def test_a_damaged_evaluation_is_named_and_left_out(run, content):
     assert len(warnings) == 1
     assert str(run.eval(5)) in warnings[0]
     assert "left out" in warnings[0]
+
+
+def test_an_evaluation_that_stores_no_verifier_has_the_one_that_was_in_force_in_its_step(tmp_path):
+    run = new_run(tmp_path / "run")
+    first = load_config(run.config).reward.verifier
+    resumed = load_config(run.config, ["reward.verifier=exact", "reward.options={extract: final}"])
+    run.replace_config(dump_config(resumed), after=10)
+    for step in (10, 20):
+        write_evaluation(run, step, SUMMARY, [ROW])
+    write_evaluation(run, 30, SUMMARY | {"verifier": "choice"}, [ROW])
+    found = [load_evaluation(run.eval(step)) for step in (10, 20, 30)]
+    assert [each["verifier"] for each in found] == [first, "exact", "choice"]
+    assert found[1]["verifier_options"] == {"extract": "final"}
+    copy = run.path / "copy.json"  # outside of eval/, nothing says which options were in force
+    shutil.copy(run.eval(10), copy)
+    assert "verifier" not in load_evaluation(copy)
 
 
 def test_only_the_first_and_the_last_readable_evaluation_are_read(run):

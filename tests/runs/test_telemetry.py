@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pyarrow.parquet import read_table
 from rich.console import Console
@@ -28,7 +29,7 @@ from dapo.runs.console import (
     step_line,
     stopwatch,
 )
-from dapo.runs.curves import plot_curves, reliability
+from dapo.runs.curves import curves_figure, plot_curves, reliability
 from dapo.runs.metric_table import metric_of
 from dapo.runs.metrics_file import JsonlSink, read_metrics, truncate_after
 from dapo.runs.rollout_table import OPTIONAL_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
@@ -184,6 +185,8 @@ class TestPlainProgress:
         assert evaluation_line(20, STEP) == ""
         graded = {"eval/mix/accuracy": 6.25, "eval/mix/low": 5.0, "eval/mix/high": 7.5}
         assert evaluation_line(20, graded) == "step 20: evaluation: mix 6.250 (5.000 to 7.500)"
+        nothing = {"eval/mix/truncated_fraction": 0.0}
+        assert evaluation_line(20, nothing) == "step 20: evaluation: mix nothing judged"
 
     def test_without_a_terminal_there_are_lines_and_nothing_else(self):
         stream = io.StringIO()
@@ -482,6 +485,27 @@ class TestCurves:
         assert shapes[1][1] > shapes[0][1]
         assert shapes[1][0] == shapes[0][0]
         assert [metric_of(name).unit for name in rows[0]] == ["groups"] * 3
+
+    @pytest.mark.parametrize("steps", [12, 40])  # raw, and smoothed
+    def test_a_step_without_a_value_is_a_gap_and_the_steps_between_evaluations_are_none(self, tmp_path, steps):
+        length, of_data = "rollout/response_tokens_mean", "eval/mix"
+        rows = [{"step": step, **STEP, length: float(step)} for step in range(1, steps + 1)]
+        rows[4][length] = float("nan")
+        del rows[6][length]
+        del rows[8]  # a line that was removed
+        for step, accuracy in ((0, 0.25), (4, None), (8, 0.5), (12, 0.75)):
+            found = {} if accuracy is None else {f"{of_data}/accuracy": accuracy, f"{of_data}/high": 1.0}
+            rows.append({"step": step, f"{of_data}/truncated_fraction": 0.0, **found})
+        log_metrics(tmp_path / "m", sorted(rows, key=lambda row: row["step"]))
+        accuracy, lengths, *_ = curves_figure(tmp_path / "m").axes
+        for line in lengths.lines:
+            x, y = line.get_data()
+            assert x.tolist() == list(range(1, steps + 1))
+            assert x[np.isnan(y)].tolist() == [5, 7, 9]
+        assert lengths.lines[-1].get_markevery() == [5, 7]  # steps 6 and 8 have a gap on either side
+        (evaluated,) = (line for line in accuracy.lines if line.get_label().startswith("held out: mix"))
+        assert evaluated.get_xdata().tolist() == [0, 4, 8, 12]
+        assert np.isnan(evaluated.get_ydata()).tolist() == [False, True, False, False]
 
     def test_a_run_without_steps_has_no_curves(self, tmp_path):
         (tmp_path / "m").write_text("")

@@ -12,7 +12,7 @@ from typing import Any
 
 from dapo.analysis.compare import final_evaluation
 from dapo.evaluation.intervals import mean_interval
-from dapo.evaluation.pairing import paired
+from dapo.evaluation.pairing import EVALUATION_OPTIONS, paired
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 
@@ -31,7 +31,8 @@ class BranchVariance:
     low: float | None  # the lower end of the 95 % interval of the mean
     high: float | None
     change: Mapping[str, Any] | None
-    """The difference to the first group, a `Paired` over the branches of the same number; None without two of them."""
+    """The difference to the first group, a `Paired` over branches of the same number; None without two, or if the two
+    groups are evaluated otherwise."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def branch_variances(paths: Sequence[str | Path]) -> list[BranchVariance]:
     for path in paths:
         run = RunDirectory.open(path)
         fork, last = Fork.of(run), final_evaluation(run)
-        if fork is not None and fork.branch is not None and last is not None:
+        if fork is not None and fork.branch is not None and last is not None and last["accuracy"] is not None:
             found.append(Branch(str(path), fork, last["accuracy"]))
     return group_branches(found)
 
@@ -66,14 +67,17 @@ def group_branches(branches: Sequence[Branch]) -> list[BranchVariance]:
         groups.setdefault((each.fork.parent, each.fork.step, repr(sorted(each.options.items()))), []).append(each)
     found: list[BranchVariance] = []
     first: dict[int | None, float] = {}
+    judging_of_first: dict[str, Any] = {}
     for (parent, step, _), members in groups.items():
         if len(members) < 2:
             continue
         by_number = {each.fork.branch: each.accuracy for each in members}
         both = [number for number in first if number in by_number]
         pairs = [first[i] for i in both], [by_number[i] for i in both]
-        change = paired(*pairs).as_json() if len(both) > 1 else None
-        first = first or by_number
+        judging = {name: value for name, value in members[0].options.items() if name.startswith(EVALUATION_OPTIONS)}
+        change = paired(*pairs).as_json() if len(both) > 1 and judging == judging_of_first else None
+        if not first:
+            first, judging_of_first = by_number, judging
         values = [each.accuracy for each in members]
         low, high = mean_interval(values, proportions=False) or (None, None)
         facts = (parent, step, members[0].options, [each.path for each in members], values)

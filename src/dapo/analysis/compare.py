@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import DataError
-from dapo.evaluation.pairing import Paired, mean_over_steps, paired_problems, paired_samples
+from dapo.evaluation.pairing import Paired, mean_over_steps, paired_difference, paired_problems
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation, read_evaluation
 from dapo.runs.manifest import Fork, describe_changes
@@ -50,8 +50,8 @@ class HeldOut:
 
     step_a: int
     step_b: int
-    accuracy_a: float
-    accuracy_b: float
+    accuracy_a: float | None
+    accuracy_b: float | None
     difference: Mapping[str, Any]  # A `Paired` as JSON values
     better: int  # number of problems on which b is better
     worse: int
@@ -131,8 +131,7 @@ def equal_steps(a: Mapping[int, Mapping[str, Any]], b: Mapping[int, Mapping[str,
 
 def final_evaluation(run: RunDirectory) -> dict[str, Any] | None:
     """The last readable evaluation of a run; None without one."""
-    found = first_and_last_evaluation(run, lambda text: None)
-    return found[-1] if found else None
+    return next(iter(reversed(first_and_last_evaluation(run))), None)
 
 
 def _without_times(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,17 +161,15 @@ def _held_out(
 
 def _best(run: RunDirectory, rows: Mapping[int, Mapping[str, Any]], name: str) -> dict[str, Any] | None:
     """The most accurate evaluation of a run, the earliest of equals."""
-    scored = [(row[f"eval/{name}/accuracy"], -step) for step, row in rows.items() if f"eval/{name}/accuracy" in row]
-    for _, step in sorted(scored, reverse=True):
-        if found := read_evaluation(run.eval(-step), lambda text: None):
-            return found[0]
-    return None
+    scored = [(value, -step) for step, row in rows.items() if (value := row.get(f"eval/{name}/accuracy")) is not None]
+    best_first = (run.eval(-step) for _, step in sorted(scored, reverse=True))
+    return next(filter(None, map(read_evaluation, best_first)), None)
 
 
 def compare_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> HeldOut:
     """Pair two evaluations of runs. Raises DataError if their settings or problems differ."""
-    difference, better, worse = paired_samples(a, b)
-    facts = (a["step"], b["step"], a["accuracy"], b["accuracy"], difference.as_json(), better, worse)
+    found = paired_difference(a, b)
+    facts = (a["step"], b["step"], a["accuracy"], b["accuracy"], found, found["better"], found["worse"])
     return HeldOut(*facts, is_binary=bool(a["binary"]), shares_draws=a.get("seed") == b.get("seed"))
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dapo.core.terminal import printable
+from dapo.core.text import with_interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,9 +44,10 @@ class EvaluationResult:
         return cls({name: value for name, value in found.items() if name != "table"}, table_of(found["table"]))
 
     @property
-    def accuracy(self) -> float:
-        """The mean over problems of the fraction of correct responses, or of the score of a verifier with scores."""
-        return float(self.summary["accuracy"])
+    def accuracy(self) -> float | None:
+        """The mean over problems of the fraction of correct responses, or of the score; None without any verdict."""
+        value: float | None = self.summary["accuracy"]
+        return value
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -55,7 +57,7 @@ class EvaluationResult:
     def __repr__(self) -> str:
         summary, style = self.summary, ".1%" if self.summary["binary"] else ".3f"
         label = f"{'avg' if summary['binary'] else 'mean score, avg'}@{summary['samples_per_problem']}"
-        parts = [f"{label} {self.accuracy:{style}}{_range(self.interval, style)} on {summary['problems']} problems"]
+        parts = [f"{label} {with_interval(self.accuracy, self.interval, style)} on {summary['problems']} problems"]
         if summary["truncated_fraction"]:
             parts.append(f"{summary['truncated_fraction']:.1%} truncated")
         if summary["verifier_errors"]:
@@ -89,8 +91,8 @@ class Comparison:
             return "<no problem has a verdict in both>"
         counts = f"better on {self.better} problems, worse on {self.worse}, equal on {self.equal}"
         return printable(
-            f"<{self.first.summary['model']} minus {self.second.summary['model']}: {self.difference:{style}}"
-            f"{_range(self.interval, style)}; {counts}>"
+            f"<{self.first.summary['model']} minus {self.second.summary['model']}: "
+            f"{with_interval(self.difference, self.interval, style)}; {counts}>"
         )
 
 
@@ -103,7 +105,3 @@ def table_of(rows: Collection[Mapping[str, Any]], *columns: str) -> "pd.DataFram
 
 def _interval(numbers: Mapping[str, Any]) -> tuple[float, float] | None:
     return None if numbers["low"] is None else (numbers["low"], numbers["high"])
-
-
-def _range(interval: tuple[float, float] | None, style: str) -> str:
-    return "" if interval is None else f" ({interval[0]:{style}} to {interval[1]:{style}})"

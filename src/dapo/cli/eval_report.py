@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 from rich.table import Column, Table
 from rich.text import Text
 
-from dapo.cli.formatting import number, right, titled_table, weighted, with_interval
+from dapo.cli.formatting import number, right, titled_table, weighted
 from dapo.core.terminal import printable
-from dapo.core.text import one_line
+from dapo.core.text import one_line, with_interval
 from dapo.evaluation.scores import CORRECT, count_votes
 from dapo.runs.console import SafeConsole
 
@@ -66,15 +67,15 @@ def _result_table(results: Sequence[Mapping[str, Any]]) -> Table:
     columns = [Column(name, justify="right", overflow="fold") for name in names]
     table = titled_table(title, "", *columns)
     k = first["samples_per_problem"]
-    row = table.add_row
+    row, accuracy = table.add_row, partial(with_interval, none=" (no interval)")
     row(
         f"avg@{k}" if first["binary"] else f"mean score, avg@{k}",
-        *(_fraction(r["accuracy"], (r["low"], r["high"]), ".1%" if r["binary"] else ".4f") for r in results),
+        *(accuracy(r["accuracy"], (r["low"], r["high"]), ".1%" if r["binary"] else ".4f") for r in results),
     )
     for name in (name for name in first if name.startswith(("pass@", "cons@"))):
         if name == "pass@1" and all(r.get(name) == r["accuracy"] for r in results):
             continue  # it is avg@k, unless some problems lack a verdict
-        row(name, *(_fraction(r[name], r["intervals"][name]) if name in r else "" for r in results))
+        row(name, *(accuracy(r[name], r["intervals"][name]) if name in r else "" for r in results))
     if any(r.get("complete_problems", r["problems"]) < r["problems"] for r in results):
         row("  pass@j over problems", *(f"{r.get('complete_problems', r['problems']):,}" for r in results))
     for source in first["by_source"] if len(first["by_source"]) > 1 else ():
@@ -157,7 +158,3 @@ def _paired_problem_table(first: Sequence[Mapping[str, Any]], second: Sequence[M
         scores = number(a, ".3f"), number(b, ".3f"), number(difference, "+.3f")
         table.add_row(question, one_line(str(row.get("answer", ""))), *scores)
     return table
-
-
-def _fraction(value: float, interval: Sequence[float | None], style: str = ".1%") -> str:
-    return with_interval(value, interval, style, none=" (no interval)")

@@ -1,7 +1,7 @@
 """Formats tables, numbers, counts and values of options for the commands."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -29,18 +29,6 @@ def ruled_table(first: Column, *numbers: str, **options: Any) -> Table:
 def number(value: float | None, style: str, missing: str = "") -> str:
     """A number in a format such as `.1%`; `missing` for None."""
     return missing if value is None else f"{value:{style}}"
-
-
-def with_interval(value: float, interval: Sequence[float | None] | None, style: str = ".1%", none: str = "") -> str:
-    """A number and its interval, `62.5% (45.3% to 77.1%)`; the number and `none` where there is no interval.
-
-    >>> with_interval(0.625, (0.453, 0.771))
-    '62.5% (45.3% to 77.1%)'
-    """
-    low, high = interval or (None, None)
-    if low is None or high is None:
-        return f"{value:{style}}{none}"
-    return f"{value:{style}} ({low:{style}} to {high:{style}})"
 
 
 def plural(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ from rich.table import Column, Table
 from dapo.cli.formatting import number, right, size
 from dapo.core.errors import DapoError
 from dapo.core.terminal import printable
-from dapo.runs.console import SafeConsole, duration, evaluation_line, metric_columns
+from dapo.runs.console import SafeConsole, accuracies_in, duration, metric_columns
 from dapo.runs.manifest import Fork, describe_changes
 from dapo.runs.status import RunStatus
 from dapo.runs.time_left import training_seconds
@@ -54,9 +54,7 @@ def _details(status: RunStatus) -> list[tuple[str, str]]:
         rows.append(("metrics", ", ".join(" ".join(column.split()) for column in metric_columns(values))))
     for name, result in status.evaluations.items():
         found = {f"eval/{name}/{metric}": value for metric, value in result.items() if value is not None}
-        step = int(result["step"] or 0)
-        if line := evaluation_line(step, found):
-            rows.append(("evaluation", line.replace(f"step {step}: evaluation: ", "") + f", at step {step}"))
+        rows += [("evaluation", f"{line}, at step {result['step']:.0f}") for line in accuracies_in(found)]
     checkpoint = status.checkpoint
     rows.append(("checkpoint", "none yet" if checkpoint is None else f"step {checkpoint['step']}"))
     parts = [f"{name} {size(count)}" for name, count in status.disk_bytes.items() if name != "total" and count]

@@ -42,6 +42,11 @@ class RewardConfig(Section):
     workers: Processes = option(2, "Processes that run verifiers.", unit="processes")
     memory_gib: Gibibytes = option(4.0, "Memory limit of each verifier process and its children.", unit="GiB")
 
+    @property
+    def judging(self) -> dict[str, Any]:
+        """The options that decide the verdicts, as they are stored with each evaluation."""
+        return {"verifier": self.verifier, "verifier_options": self.options, "threshold": self.threshold}
+
     @model_validator(mode="after")
     def _verifiers_end_in_time(self) -> "RewardConfig":
         for name in [self.verifier] if isinstance(self.verifier, str) else self.verifier:

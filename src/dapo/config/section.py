@@ -36,11 +36,6 @@ def option(
     return Field(default, description=description, json_schema_extra=known, **bounds)
 
 
-def _yaml_switch(value: object) -> object:
-    """Convert booleans back to `on` and `off`, which YAML reads as booleans."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
 def reject_bool(value: object) -> object:
     """Reject `true` for a number, which Python counts as 1."""
     if isinstance(value, bool):
@@ -60,6 +55,7 @@ Tokens: TypeAlias = Annotated[Positive, Field(le=10**8)]
 Seconds: TypeAlias = Annotated[Float, Field(gt=0, le=MAX_SECONDS)]
 Gibibytes: TypeAlias = Annotated[Float, Field(gt=0, le=1e6)]
 Seed: TypeAlias = Annotated[int, BeforeValidator(reject_bool), Field(ge=0, lt=2**63)]
-Switch = BeforeValidator(_yaml_switch)
+Switch = BeforeValidator(lambda value: "on" if value is True else "off" if value is False else value)
+"""Accepts the booleans as which YAML reads `on` and `off`."""
 Auto = BeforeValidator(lambda value: None if value == "auto" else value)
 """Accepts `auto` for none, if none means a choice at the start."""

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import signal
@@ -132,6 +133,16 @@ def _import_module(name: str, written: Path | None, directory: str | None) -> Mo
             sys.modules.pop(first, None)
             raise
     return importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def quiet_hub() -> Iterator[None]:
+    """Silence the hub's client within the block, which prints each of its attempts; errors still raise."""
+    logger = logging.getLogger("huggingface_hub")
+    with contextlib.ExitStack() as stack:
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+        yield
 
 
 def require_package(package: str, *, purpose: str, error: type[DapoError] = DataError) -> None:

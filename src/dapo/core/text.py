@@ -1,7 +1,7 @@
-"""Shortens text for messages and tables, and suggests known names."""
+"""Shortens text and formats numbers for messages and tables, and suggests known names."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Literal
 
@@ -62,3 +62,13 @@ def did_you_mean(word: str, known: Iterable[str], *, otherwise: str | None = Non
     if close := get_close_matches(word, known, n=count, cutoff=0.5):
         return f"did you mean {' or '.join(close)}?"
     return f"known: {', '.join(known)}" if otherwise is None else otherwise
+
+
+def with_interval(
+    value: float | None, interval: Sequence[float | None] | None, style: str = ".1%", none: str = ""
+) -> str:
+    """An accuracy and its interval, `62.5% (45.3% to 77.1%)`; the accuracy and `none` where there is no interval."""
+    if value is None:
+        return "nothing judged"
+    low, high = interval or (None, None)
+    return f"{value:{style}}{none if low is None or high is None else f' ({low:{style}} to {high:{style}})'}"

@@ -38,8 +38,9 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
     for name in columns:
         constants = [_constant(sample) if name == "mask" else None for sample in samples.values()]
         rows = [
-            _with_memory(name, getattr(sample, name) if constant is None else ())
+            row if isinstance(row, array | memoryview) else array(TYPES[name], row)
             for sample, constant in zip(samples.values(), constants, strict=True)
+            for row in [getattr(sample, name) if constant is None else ()]
         ]
         types = "".join(row.typecode if isinstance(row, array) else row.format for row in rows)
         header[name] = {"types": types, "constants": constants}
@@ -92,10 +93,6 @@ def _constant(sample: Sample) -> tuple[bool, int] | None:
     """The value and the length of a constant mask."""
     length = len(sample.mask)
     return (sample.num_trained_tokens > 0, length) if sample.num_trained_tokens in (0, length) else None
-
-
-def _with_memory(name: str, row: Sequence[Any]) -> "array[Any] | memoryview":
-    return row if isinstance(row, array | memoryview) else array(TYPES[name], row)
 
 
 def _view(code: Any, part: NDArray[np.uint8]) -> "array[Any] | memoryview":

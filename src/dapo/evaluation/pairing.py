@@ -9,7 +9,7 @@ a_i and b_i the values of pair i, the variance of the mean difference over n pai
 Their ratio is the factor by which an unpaired comparison needs more problems for the same interval.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,76 +18,74 @@ import numpy as np
 from dapo.core.errors import DataError
 from dapo.evaluation.intervals import difference_interval, student_interval
 
-MUST_MATCH = ("name", "temperature", "top_p", "max_response_tokens", "binary")
+MUST_MATCH = (
+    *("name", "temperature", "top_p", "max_response_tokens", "binary"),
+    *("verifier", "verifier_options", "threshold"),  # older files lack them: their verifier is unknown
+)
 """The settings that must agree, or the difference of two evaluations is not due to the models alone."""
+EVALUATION_OPTIONS = ("data.eval", "eval.", "reward.verifier", "reward.options", "reward.threshold")
+"""The options, or prefixes of them, that decide how held-out responses are sampled and judged."""
 SAME_DRAWS = ("samples_per_problem", "seed")  # the settings that give both evaluations the same random numbers
 
 
 def require_pairable(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> None:
-    """Raise DataError if two evaluations must not be paired; the one rule for commands, page and Python.
+    """Raise DataError if two evaluations, with their tables, must not be paired.
 
-    Both have their tables, as written by `dapo eval --output` or a run. With `same_draws`, seed and samples per problem
-    must agree as well.
+    With `same_draws`, seed and samples per problem must agree as well.
     """
     for name in (*MUST_MATCH, *(SAME_DRAWS if same_draws else ())):
-        if a.get(name) != b.get(name):
-            raise DataError(f"{name} is {a.get(name)} in one and {b.get(name)} in the other")
+        if name in a and name in b and a[name] != b[name]:
+            raise DataError(f"{name} is {a[name]} in one and {b[name]} in the other")
     ids_a, ids_b = ({row["id"] for row in found["table"]} for found in (a, b))
     if alone := ids_a ^ ids_b:
         raise DataError(f"{len(alone)} problems are only in one of them")
 
 
-def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> dict[str, Any]:
-    """Compute the mean difference (b minus a) of two evaluations, paired by problem, with its 95 % interval.
+def paired_accuracies(
+    a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False
+) -> dict[str, tuple[float | None, float | None]]:
+    """Pair the accuracies of two evaluations by problem, in the order of a; None without a verdict.
 
-    Pairing removes the difficulty of the problems from the interval. The difference is None without a pair, `low` and
-    `high` without an interval. Problems without a verdict in either evaluation are left out. The tables may be in any
-    order. Raises the DataError of `require_pairable`.
+    With equal seeds the i-th responses to a problem share their random numbers, so that only samples that both
+    evaluations have count; with different seeds all do. Raises the DataError of `require_pairable`.
     """
     require_pairable(a, b, same_draws=same_draws)
-    found, better, worse = pair_tables(a, b, lambda row: row["accuracy"])
-    interval = {"difference": found.difference, "low": found.low, "high": found.high, "problems": found.pairs}
-    return {**interval, "better": better, "worse": worse, "equal": found.pairs - better - worse}
-
-
-def paired_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple["Paired", int, int]:
-    """Pair two evaluations as `paired_difference` does, but only by samples with the same random numbers.
-
-    With equal seeds the i-th responses to a problem share their random numbers, and only samples that both evaluations
-    have count. With different seeds all samples count.
-    Also returns the numbers of problems on which b is better and worse. Raises the DataError of `require_pairable`.
-    """
-    require_pairable(a, b)
-    samples = min(a["samples_per_problem"], b["samples_per_problem"]) if a.get("seed") == b.get("seed") else None
+    counts = [found["samples_per_problem"] for found in (a, b)]
+    shared = min(counts) if a.get("seed") == b.get("seed") and len(set(counts)) > 1 else None
 
     def accuracy(row: Mapping[str, Any]) -> float | None:
-        judged = [response for response in row["responses"][:samples] if response["error"] is None]
+        if shared is None:
+            value: float | None = row["accuracy"]
+            return value
+        judged = [response for response in row["responses"][:shared] if response["error"] is None]
         values = [float(each["score"] if each["correct"] is None else each["correct"]) for each in judged]
         return sum(values) / len(values) if values else None
 
-    return pair_tables(a, b, accuracy)
+    others = {row["id"]: row for row in b["table"]}
+    return {row["id"]: (accuracy(row), accuracy(others[row["id"]])) for row in a["table"]}
 
 
-def pair_tables(
-    a: Mapping[str, Any], b: Mapping[str, Any], accuracy: Callable[[Mapping[str, Any]], float | None]
-) -> tuple["Paired", int, int]:
-    """Compute the difference of two evaluations by an accuracy of each row, and count better and worse problems."""
-    first = {row["id"]: accuracy(row) for row in a["table"]}
-    values = [(first[row["id"]], accuracy(row)) for row in b["table"]]
+def paired_difference(a: Mapping[str, Any], b: Mapping[str, Any], *, same_draws: bool = False) -> dict[str, Any]:
+    """Compute the difference (b minus a) of two evaluations by `paired_accuracies`: for commands, page and Python.
+
+    It is a `Paired` as JSON values, with the numbers of problems with a verdict in both evaluations, and of those on
+    which b is better, worse and equal.
+    """
+    values = paired_accuracies(a, b, same_draws=same_draws).values()
     judged = [(x, y) for x, y in values if x is not None and y is not None]
     found = paired([x for x, _ in judged], [y for _, y in judged], proportions=bool(a["binary"]))
-    return found, sum(x < y for x, y in judged), sum(x > y for x, y in judged)
+    better, worse = sum(x < y for x, y in judged), sum(x > y for x, y in judged)
+    equal = found.pairs - better - worse
+    return found.as_json() | {"problems": found.pairs, "better": better, "worse": worse, "equal": equal}
 
 
 def paired_evaluations(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     """Compute `paired_difference` with a row per problem under `table`: id, source, question, answer, accuracies."""
-    found = paired_difference(a, b)
-    others = {row["id"]: row["accuracy"] for row in b["table"]}
-    table = []
+    values, table = paired_accuracies(a, b), []
     for row in a["table"]:
         texts = {name: row.get(name, "") for name in ("id", "source", "question", "answer")}
-        table.append({**texts, "first": row["accuracy"], "second": others[row["id"]]})
-    return {**found, "table": table}
+        table.append(texts | dict(zip(("first", "second"), values[row["id"]], strict=True)))
+    return {**paired_difference(a, b), "table": table}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Scores of a model from k judged responses per problem: avg@k, pass@j and cons@k, each with a 95 % interval."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from math import comb
 from statistics import fmean
 from typing import Any
@@ -14,13 +14,14 @@ from dapo.types import Finish, Problem
 CORRECT = None  # the vote of a correct response; a wrong response votes for its answer, a text
 
 NO_INTERVAL = "no interval: fewer than two problems, or all of them with the same score"
+NOTHING_JUDGED = "nothing judged: no response has a verdict"
 _OPTIONAL = {"warning", "interval_note", "complete_problems"}  # absent from older files
 WARN_ERROR_FRACTION = 0.01  # the fraction of responses without a verdict above which an evaluation warns
 
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """The sampling of an evaluation. The paper: 32 samples per problem, temperature 1.0, top_p 0.7."""
+    """The settings of an evaluation. The paper: 32 samples per problem, temperature 1.0, top_p 0.7."""
 
     name: str
     samples_per_problem: int
@@ -29,6 +30,7 @@ class EvaluationPlan:
     max_response_tokens: int
     stop_ids: tuple[int, ...]
     seed: int
+    judged_by: Mapping[str, Any] = field(default_factory=dict)  # RewardConfig.judging; empty if it is not known
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,10 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Compute all reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are its 95 % interval.
 
-        Without an interval, `low` and `high` are None, and `interval_note` is the reason. `intervals` has the intervals
-        of `pass@j` and `cons@k`; `pass@j` is the mean over `complete_problems`. `no_answer_fraction` is the fraction of
-        judged responses without an answer, None if the verifier does not extract answers.
+        `accuracy` is None without any verdict, `low` and `high` without an interval; `interval_note` is the reason.
+        `intervals` has the intervals of `pass@j` and `cons@k`; `pass@j` is the mean over `complete_problems`.
+        `no_answer_fraction` is the fraction of judged responses without an answer, None if the verifier does not
+        extract answers.
         """
         k = self.plan.samples_per_problem
         means = [fmean(problem.accuracies) for problem in self.judged]
@@ -118,14 +121,14 @@ class Evaluation:
         errors = [response.error for response in responses if response.error is not None]
         binary = all(response.correct is not None for response in valid)
         estimates = self._estimates() if binary else {}
-        interval = mean_interval(means, proportions=binary)
+        interval = mean_interval(means, proportions=binary) if means else None
         with_extraction = [response for response in valid if response.answer is not None]
         return {
             "name": self.plan.name,
-            "accuracy": fmean(means) if means else 0.0,
+            "accuracy": fmean(means) if means else None,
             "low": None if interval is None else interval[0],
             "high": None if interval is None else interval[1],
-            "interval_note": NO_INTERVAL if interval is None else None,
+            "interval_note": None if interval is not None else NO_INTERVAL if means else NOTHING_JUDGED,
             "problems": len(self.problems),
             "complete_problems": len(self.complete),
             "samples_per_problem": k,
@@ -140,14 +143,14 @@ class Evaluation:
             "most_frequent_error": max(sorted(set(errors)), key=errors.count) if errors else None,
             "by_source": self._by_source(),
             **{name: getattr(self.plan, name) for name in ("temperature", "top_p", "max_response_tokens", "seed")},
+            **self.plan.judged_by,
         }
 
     def metrics(self) -> dict[str, float]:
         summary, prefix = self.summary(), f"eval/{self.plan.name}"
-        reported = [key for key in ("accuracy", "low", "high") if summary[key] is not None]
-        metrics = {f"{prefix}/{key}": summary[key] for key in reported}
-        metrics[f"{prefix}/avg@{self.plan.samples_per_problem}"] = summary["accuracy"]
-        metrics |= {f"{prefix}/{key}": summary[key] for key in ("response_tokens_mean", "truncated_fraction")}
+        names = ("accuracy", "low", "high", "response_tokens_mean", "truncated_fraction")
+        figures = {key: summary[key] for key in names} | {f"avg@{summary['samples_per_problem']}": summary["accuracy"]}
+        metrics = {f"{prefix}/{key}": value for key, value in figures.items() if value is not None}
         if len(summary["by_source"]) > 1:
             metrics.update({f"eval/{source}/accuracy": row["accuracy"] for source, row in summary["by_source"].items()})
         return metrics
@@ -184,6 +187,8 @@ def require_summary(found: Any, where: str) -> dict[str, Any]:
     rows = found["table"]
     if not isinstance(rows, list) or any(not isinstance(r, dict) or {"id", "accuracy"} - r.keys() for r in rows):
         raise DataError(f"{where} is damaged: each row of its table must have id and accuracy")
+    if all(row["accuracy"] is None for row in rows):  # older files say an accuracy of 0
+        found |= {"accuracy": None, "low": None, "high": None, "interval_note": NOTHING_JUDGED}
     return found
 
 

@@ -16,10 +16,10 @@ coverage.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +40,6 @@ class Estimate:
     high: float | None
     seeds: int
     problems: int
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:

@@ -21,21 +21,20 @@ from transformers.utils import logging as transformers_logging
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from dapo.core.errors import ConfigError
+from dapo.core.loading import quiet_hub
 from dapo.types import WeightLayout
 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and warnings within the block; errors still raise."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
+    """Silence the progress bars and warnings of transformers and the hub within the block; errors still raise."""
+    with quiet_hub(), contextlib.ExitStack() as stack:
+        stack.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
+        if transformers_logging.is_progress_bar_enabled():
+            stack.callback(transformers_logging.enable_progress_bar)
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
         yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()
 
 
 def tied_names(model: torch.nn.Module) -> dict[str, str]:

@@ -167,8 +167,9 @@ def _meta_model(
     name: str, name_or_path: str | Path, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, StoredWeights | None]:
     with _as_config_error(name):
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+        # first the configuration: for an unknown name, the tokenizer's loader asks the hub for it twice
         config = AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         model = _without_weights(config, dtype, trust_remote_code=trust_remote_code)
         with contextlib.suppress(OSError):  # without the file keep the model's own settings
             model.generation_config = GenerationConfig.from_pretrained(name_or_path)
@@ -230,6 +231,7 @@ def _from_pretrained(
     name: str, name_or_path: str | Path, dtype: torch.dtype, trust_remote_code: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with _as_config_error(name):
+        AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)  # first, as in `_meta_model`
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name_or_path, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True

@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from dapo.core.terminal import UNSAFE, print_text, printable
-from dapo.core.text import excerpt
+from dapo.core.text import excerpt, with_interval
 from dapo.runs.metric_table import PHASES, metric_of
 from dapo.runs.outcomes import VERDICT_WORDS, verdict_word
 from dapo.runs.time_left import TimeLeft, training_seconds
@@ -217,17 +217,19 @@ def metric_columns(metrics: Mapping[str, float]) -> list[str]:
     return with_label + [column.show(metrics) for column in METRIC_COLUMNS if not column.label]
 
 
-def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
-    """Format the accuracies of an evaluation with their intervals as one line; empty if there are none."""
+def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
+    """Format the accuracy of each evaluation among the metrics, with its name and its interval."""
     entries = []
-    for metric, accuracy in metrics.items():
-        name = metric.removeprefix("eval/").removesuffix("/accuracy")
-        if metric != f"eval/{name}/accuracy" or accuracy is None:
-            continue
-        low, high = metrics.get(f"eval/{name}/low"), metrics.get(f"eval/{name}/high")
-        style = ".1%" if 0 <= accuracy <= 1 else ".3f"  # the score of a verifier need not be a fraction
-        interval = f" ({low:{style}} to {high:{style}})" if low is not None and high is not None else ""
-        entries.append(f"{name} {accuracy:{style}}{interval}")
+    for name in dict.fromkeys(each[5:].rpartition("/")[0] for each in metrics if each.startswith("eval/")):
+        accuracy, *interval = (metrics.get(f"eval/{name}/{each}") for each in ("accuracy", "low", "high"))
+        style = ".1%" if 0 <= (accuracy or 0) <= 1 else ".3f"  # the score of a verifier need not be a fraction
+        entries.append(f"{name} {with_interval(accuracy, interval, style)}")
+    return entries
+
+
+def evaluation_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Format the accuracies of an evaluation as one line; empty if there are none."""
+    entries = accuracies_in(metrics)
     took = f", in {stopwatch(metrics['time/evaluate_s'])}" if metrics.get("time/evaluate_s") is not None else ""
     return f"step {step}: evaluation: {', '.join(entries)}{took}" if entries else ""
 
@@ -294,7 +296,7 @@ def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     table = Table("", *columns, title="Held-out problems", title_style="bold", title_justify="left")
     results = before, after
     label, style = ("accuracy", ".1%") if before.get("binary", True) else ("mean score", ".3f")
-    table.add_row(label, *(Text(f"{result['accuracy']:{style}}", style="bold") for result in results))
+    table.add_row(label, *(Text(with_interval(result["accuracy"], None, style), style="bold") for result in results))
     intervals = [(result["low"], result["high"]) for result in results]
     table.add_row(
         "95 % interval", *("none" if low is None else f"{low:{style}} to {high:{style}}" for low, high in intervals)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from math import isnan, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 from dapo.core.terminal import printable
 from dapo.runs.metric_table import metric_of
-from dapo.runs.metrics_file import read_metrics
+from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.outcomes import OUTCOMES
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     With `dynamic_sampling.predict` two more show the skipped problems and the calibration of predictions. Metrics that
     were not logged are left out. Raises DataError if the file holds no steps.
     """
-    records = read_metrics(metrics_jsonl)
+    records = list(metrics_by_step(metrics_jsonl).values())
     if not records:
         raise DataError(f"{metrics_jsonl} holds no steps yet: there is nothing to plot")
     has_predictions = any(SKIPPED in record for record in records)
@@ -97,13 +98,12 @@ def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
 
 def _evaluation(axes: "Axes", records: Sequence[Record], name: str, colour: str, *, scale: float) -> None:
     steps, accuracy = _series(records, f"eval/{name}/accuracy", scale)
-    _, low = _series(records, f"eval/{name}/low", scale)
-    _, high = _series(records, f"eval/{name}/high", scale)
+    low, high = (dict(zip(*_series(records, f"eval/{name}/{end}", scale), strict=True)) for end in ("low", "high"))
     label = f"held out: {plain_text(name)}"
-    if len(low) == len(high) == len(accuracy):
-        # an interval may just miss its mean by rounding; matplotlib refuses negative bars
-        below = [max(0.0, mean - end) for mean, end in zip(accuracy, low, strict=True)]
-        above = [max(0.0, end - mean) for mean, end in zip(accuracy, high, strict=True)]
+    if low:
+        # an interval may just miss its mean by rounding; matplotlib refuses negative bars, and NaN stays NaN
+        below = [max(mean - low.get(step, nan), 0.0) for step, mean in zip(steps, accuracy, strict=True)]
+        above = [max(high.get(step, nan) - mean, 0.0) for step, mean in zip(steps, accuracy, strict=True)]
         axes.errorbar(steps, accuracy, yerr=[below, above], color=colour, capsize=3, linewidth=1.2, zorder=4)
         label += " (95 % interval)"
     axes.plot(steps, accuracy, color=colour, marker="o", markersize=4.5, linewidth=1.2, label=label, zorder=4)
@@ -195,10 +195,11 @@ def _curve(
     steps, values = _series(records, metric)
     if not steps:
         return
-    marker = "o" if len(steps) == 1 else None
+    # a point between two gaps has no line
+    alone = [i for i in range(len(steps)) if all(isnan(each) for each in (*values[i - 1 : i], *values[i + 1 : i + 2]))]
     if len(steps) >= SMOOTHED_FROM_STEPS:
         axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.3)
-    axes.plot(steps, smoothed(values), color=colour, linewidth=width, marker=marker, label=label)
+    axes.plot(steps, smoothed(values), color=colour, linewidth=width, marker="o", markevery=alone, label=label)
 
 
 def _caption(figure: "Figure", steps: Sequence[int]) -> None:
@@ -216,11 +217,22 @@ def _legend(axes: "Axes") -> None:
 
 
 def _series(records: Sequence[Record], metric: str, scale: float = 1.0) -> tuple[list[int], list[float]]:
-    """Return the steps that logged a metric, and its values; fractions are in per cent."""
+    """Return the steps of a metric's curve and its values, NaN for a gap in its line; fractions are in per cent.
+
+    A step without a value is a gap in a metric of training; an evaluation without a verdict is one in its accuracy.
+    """
     scale *= metric_of(metric).scale
-    values = ((record["step"], record.get(metric)) for record in records)
-    known = [(step, value * scale) for step, value in values if isinstance(value, float | int)]
-    return [step for step, _ in known], [value for _, value in known]
+    is_evaluation, of_data = metric.startswith("eval/"), metric.rpartition("/")[0]
+    points: list[tuple[int, float]] = []
+    for record in records:
+        step, value = record["step"], record.get(metric)
+        if points and not is_evaluation and step > points[-1][0] + 1:
+            points.append((step - 1, nan))
+        if value is not None or not is_evaluation or f"{of_data}/truncated_fraction" in record:
+            points.append((step, nan if value is None else value * scale))
+    known = [i for i, (_, value) in enumerate(points) if not isnan(value)]
+    inside = points[known[0] : known[-1] + 1] if known else []
+    return [step for step, _ in inside], [value for _, value in inside]
 
 
 def _evaluation_names(records: Sequence[Record]) -> list[str]:
@@ -237,12 +249,12 @@ def smoothing_window(steps: int) -> int:
 
 
 def smoothed(values: Sequence[float]) -> Sequence[float]:
-    """Compute the running mean of a curve, over fewer values at its ends; a short curve is not smoothed."""
+    """Compute the running mean of a curve without its gaps, over fewer values at its ends, from some steps on."""
     if len(values) < SMOOTHED_FROM_STEPS:
         return values
     half = smoothing_window(len(values)) // 2
-    around = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
-    return [sum(near) / len(near) for near in around]
+    around = [[v for v in values[max(0, i - half) : i + half + 1] if not isnan(v)] for i in range(len(values))]
+    return [nan if isnan(value) else sum(near) / len(near) for value, near in zip(values, around, strict=True)]
 
 
 def plain_text(text: str) -> str:

@@ -1,11 +1,13 @@
 """Writes and reads the evaluations of a run; damaged ones are left out with a warning. Imports no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from dapo.core.errors import DataError
+from dapo.config.load import load_config, resolve_auto_verifier
+from dapo.core.errors import DapoError, DataError
 from dapo.core.files import atomic_write_json, damage_of, read_json
 from dapo.core.text import quoted
 from dapo.evaluation.scores import require_summary
@@ -19,27 +21,27 @@ def write_evaluation(
     atomic_write_json(run.eval(step), {"step": step, **summary, "table": table})
 
 
-def first_and_last_evaluation(run: RunDirectory, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+def first_and_last_evaluation(run: RunDirectory, warn: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
     """Read the first and the last readable evaluation of a run, with their tables; fewer if it has fewer.
 
-    No other evaluation is read. `warn` is called with a message about each damaged one.
+    No other evaluation is read. `warn`, if given, is called with a message about each damaged one.
     """
     paths = list(run.evaluations().values())
     found: list[dict[str, Any]] = []
-    while paths and not found:
-        found += read_evaluation(paths.pop(0), warn)
     while paths and len(found) < 2:
-        found += read_evaluation(paths.pop(), warn)
+        evaluation = read_evaluation(paths.pop(-1 if found else 0), warn)
+        found += [] if evaluation is None else [evaluation]
     return found
 
 
-def read_evaluation(path: Path, warn: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Read the evaluation in a file, as a list of one; empty, with a warning, if it is damaged."""
+def read_evaluation(path: Path, warn: Callable[[str], None] | None = None) -> dict[str, Any] | None:
+    """Read the evaluation in a file; None, with a warning, if it is damaged."""
     try:
-        return [load_evaluation(path)]
+        return load_evaluation(path)
     except DataError as error:
-        warn(f"{error}; it is left out")
-    return []
+        if warn is not None:
+            warn(f"{error}; it is left out")
+    return None
 
 
 def load_evaluation(path: Path) -> dict[str, Any]:
@@ -55,6 +57,15 @@ def load_evaluation(path: Path) -> dict[str, Any]:
                 _require_types(response, _RESPONSE)
             if not row["responses"]:
                 raise ValueError(f"no response to {quoted(row['id'])}")
+    return with_verifier(found, path)
+
+
+def with_verifier(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Add the verifier to a run's evaluation that does not store it: the one in force in its step, if it is known."""
+    run = RunDirectory(path.parent.parent)
+    with suppress(DapoError, KeyError, TypeError, ValueError):
+        if "verifier" not in found and run.eval(found["step"]) == path:
+            return found | resolve_auto_verifier(load_config(run.config_of(found["step"]))).reward.judging
     return found
 
 
@@ -64,9 +75,9 @@ _NUMBER_OR_NONE: Kinds = (float, type(None))
 _TEXT_OR_NONE: Kinds = (str, type(None))
 _SOURCE: Mapping[str, Kinds] = {"accuracy": _NUMBER, "problems": _NUMBER}
 _SUMMARY: Mapping[str, Kinds] = {
-    **dict.fromkeys(("accuracy", "problems", "complete_problems", "samples_per_problem"), _NUMBER),
+    **dict.fromkeys(("problems", "complete_problems", "samples_per_problem"), _NUMBER),
     **dict.fromkeys(("response_tokens_mean", "truncated_fraction", "verifier_errors"), _NUMBER),
-    **dict.fromkeys(("low", "high", "no_answer_fraction"), _NUMBER_OR_NONE),
+    **dict.fromkeys(("accuracy", "low", "high", "no_answer_fraction"), _NUMBER_OR_NONE),
     **dict.fromkeys(("interval_note", "warning", "most_frequent_error"), _TEXT_OR_NONE),
     **{"name": (str,), "binary": (bool,), "by_source": (dict,), "table": (list,)},
 }

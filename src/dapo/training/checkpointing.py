@@ -101,7 +101,7 @@ def restore(run: Run, checkpoint: Path) -> None:
     state = read_state(checkpoint)
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
-    run.sampling.sampler.load_state_dict(state["sampler"])
+    run.sampling.sampler.load_state_dict(state["sampler"] | {"errors": []})  # the verifier may have been corrected
     try:
         run.problem_stats = read_problem_stats(checkpoint / PROBLEM_STATS_FILE)
     except DapoError as error:

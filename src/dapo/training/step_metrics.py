@@ -151,7 +151,6 @@ def evaluate_and_log(run: Run) -> None:
             metrics |= evaluation.metrics()
             if step == 0:
                 _show_first_responses(run, evaluation)
-            state.accuracy = metrics[f"eval/{evaluation.plan.name}/accuracy"]
     if step > 0:
         run.timer.add("judge_wait", run.sampling.judge_wait_s)
         run.sampling.judge_wait_s = 0.0
@@ -174,7 +173,6 @@ def evaluate_last(run: Run) -> None:
         return
     run.sync_engine()
     if (evaluation := _evaluate(run, step)) is not None:
-        run.state.accuracy = evaluation.metrics()[f"eval/{evaluation.plan.name}/accuracy"]
         run.tracker.log(step, evaluation.metrics())
         run.state.is_saved = False  # its checkpoint lacks the accuracy
 
@@ -187,7 +185,8 @@ def _evaluate(run: Run, step: int) -> Evaluation | None:
     with run.phase("evaluate", total=len(run.held_out)) as on_progress:
         sampler = EngineSampler(sampling.engine, sampling.encoder, run.eval_plan)
         evaluation = evaluate(sampler, sampling.judge, run.held_out, on_progress=on_progress, check=run.stop.check)
-    write_evaluation(run.directory, step, evaluation.summary(), evaluation.table())
+    write_evaluation(run.directory, step, summary := evaluation.summary(), evaluation.table())
+    run.state.accuracy = summary["accuracy"]
     return evaluation
 
 

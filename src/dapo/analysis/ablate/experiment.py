@@ -31,6 +31,7 @@ from dapo.config.load import parse_overrides, read_options
 from dapo.config.option_entries import option_differences
 from dapo.core.errors import ConfigError
 from dapo.core.text import did_you_mean
+from dapo.evaluation.pairing import EVALUATION_OPTIONS
 from dapo.runs.metric_table import metric_of
 
 ACCURACY = "accuracy"  # the metric of held-out accuracy, avg@k, for an evaluation of any name
@@ -223,10 +224,8 @@ def require_valid(experiment: Experiment, *, where: str) -> None:
 def _why_not_comparable(first: Config, other: Config) -> str | None:
     if other.data.eval is None:
         return "data.eval is missing: an experiment compares accuracy on held-out problems"
-    differing = [
-        name for name in option_differences(first, other) if name.startswith(("data.eval", "eval.", "model.name"))
-    ]
-    if differing:
+    fixed = (*EVALUATION_OPTIONS, "model.name")
+    if differing := [name for name in option_differences(first, other) if name.startswith(fixed)]:
         return f"{', '.join(differing)} differs from the first row's; evaluations may differ only between conditions"
     return None
 

@@ -139,7 +139,7 @@ def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) ->
         grid, mean, low, high = mean_curve(curves, is_by_step=panel.against == "steps")
         colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
         floor, ceiling = _range(panel.metric)
-        low, high = np.clip(low, min(floor, mean.min()), ceiling), np.clip(high, floor, ceiling)
+        low, high = np.clip(low, mean.min(where=~np.isnan(mean), initial=floor), ceiling), np.clip(high, floor, ceiling)
         axes.fill_between(grid, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
         marker = "o" if len(grid) == 1 or (is_accuracy and panel.against == "steps") else None
         axes.plot(
@@ -152,12 +152,13 @@ def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) ->
 
 
 def _curve(columns: Columns, panel: Panel) -> Curve:
-    """The logged points of one run's metric; training metrics are smoothed as in a run's own curves."""
+    """One run's metric; one of training is smoothed as in a run's own curves, and NaN where a step has no value."""
     values, at = columns.get(panel.metric, ()), columns[_COLUMNS[panel.against]]
-    points = [(position, value) for position, value in zip(at, values, strict=False) if value is not None]
-    found = [value for _, value in points]
+    pairs = zip(at, np.array(values, np.float64).tolist(), strict=False)
+    points = [(x, y) for x, y in pairs if panel.metric != ACCURACY or not np.isnan(y)]
+    found = [y for _, y in points]
     smooth = found if panel.metric == ACCURACY else smoothed(found)
-    return np.array([position for position, _ in points], np.float64), np.array(smooth, np.float64)
+    return np.array([x for x, _ in points], np.float64), np.array(smooth, np.float64)
 
 
 def mean_curve(

@@ -220,7 +220,8 @@ def _read_run(
     run = RunDirectory.open(path)
     reason = run.exit_reason()
     rows = metrics_by_step(run.metrics)
-    evaluations = {step: found for step in (0, max(rows, default=0)) if (found := _evaluation(run, step))}
+    steps = [step for step in (0, max(rows, default=0)) if run.eval(step).is_file()]
+    evaluations = {step: found for step in steps if (found := read_evaluation(run.eval(step)))}
     name = next((each["name"] for each in evaluations.values()), None)
     facts |= {"reason": reason, "curve": _curve(rows, name, metrics)}
     if reason not in ENDED:
@@ -231,11 +232,6 @@ def _read_run(
         return facts, None
     facts["is_binary"] = bool(evaluations[last]["binary"])
     return facts, {row["id"]: row["accuracy"] for row in evaluations[last]["table"]}
-
-
-def _evaluation(run: RunDirectory, step: int) -> dict[str, Any] | None:
-    found = read_evaluation(run.eval(step), lambda text: None) if run.eval(step).is_file() else []
-    return found[0] if found else None
 
 
 def _figures(

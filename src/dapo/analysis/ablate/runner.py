@@ -26,6 +26,7 @@ from dapo.config.option_entries import flat_options
 from dapo.config.option_fields import options_of
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_json, read_json
+from dapo.core.text import with_interval
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import run_status
 from dapo.training.signals import Interrupted, StopRequest
@@ -206,7 +207,7 @@ class _Runner:
             self._note_seconds(run, took)
             summary = read_json(RunDirectory(self.folder / "runs" / run.name).summary)
             last = summary.get("eval_last") or {}
-            accuracy = f"accuracy {last['accuracy']:.1%}" if last else "no evaluation"
+            accuracy = f"accuracy {with_interval(last['accuracy'], None)}" if last else "no evaluation"
             work = f"{summary['steps']} steps and {summary['tokens_generated']:,} tokens"
             self.display.message(f"{run.describe()}: {accuracy} after {work}, {took:,.0f} s")
         elif each.process is None:  # another process held it, and did not finish it

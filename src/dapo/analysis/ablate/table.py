@@ -1,6 +1,7 @@
 """The table of an experiment: accuracy with intervals, paired differences, and the cost of each row."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def _is_binary(row: Mapping[int, Mapping[str, Any]]) -> bool:
 def _accuracy(row: Mapping[int, Mapping[str, Any]], judged: Sequence[int]) -> dict[str, Any] | None:
     if not row or not judged:
         return None
-    return two_way_mean(_values(row, sorted(row), judged), proportions=_is_binary(row)).as_json()
+    return asdict(two_way_mean(_values(row, sorted(row), judged), proportions=_is_binary(row)))
 
 
 def _difference(
@@ -79,7 +80,7 @@ def _difference(
     if not both or not judged:
         return None
     tables = (_values(row, both, judged) for row in (first, second))
-    return two_way_difference(*tables, proportions=_is_binary(first)).as_json()
+    return asdict(two_way_difference(*tables, proportions=_is_binary(first)))
 
 
 def _notes(

@@ -13,7 +13,7 @@ from dapo.config import Config, DataSpec, build_config, parse_data_argument, par
 from dapo.config.data_spec import BENCHMARKS, INSTRUCTION
 from dapo.config.load import resolve_auto_verifier
 from dapo.core.errors import CheckpointError, ConfigError, DataError, RewardError
-from dapo.core.files import atomic_write_json
+from dapo.core.files import atomic_write_json, damage_of, read_json
 from dapo.core.journal import open_journal
 from dapo.core.terminal import print_text, warn
 from dapo.data.prepare.write import require_new
@@ -29,6 +29,7 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import with_verifier
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
 from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
@@ -175,8 +176,7 @@ def _evaluate(
         show = stack.enter_context(progress(f"evaluate {model}"))
         check = partial(stop.check, advice)
         result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
-    head = {"model": model, "data": request.data or data, "verifier": config.reward.verifier}
-    return {**head, **result.summary(), "table": result.table()}
+    return {"model": model, "data": request.data or data, **result.summary(), "table": result.table()}
 
 
 def _read_problems(
@@ -268,8 +268,6 @@ def _written(output: Path | None, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_result(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as an evaluation: {error}") from None
-    return {"model": str(path), **require_summary(found, str(path))}
+    with damage_of(path):
+        found = read_json(path)
+    return {"model": str(path), **with_verifier(require_summary(found, str(path)), path)}

@@ -283,7 +283,7 @@ def close_run(run: Run, reason: str, *, wall_s: float, warn: Callable[[str], Non
     """
     evaluations: list[dict[str, Any]] = [
         {name: value for name, value in each.items() if name != "table"}
-        for each in first_and_last_evaluation(run.directory, warn=lambda _: None)  # the report shows it
+        for each in first_and_last_evaluation(run.directory)  # the report warns
     ]
     try:
         run.keep_verifier_output()

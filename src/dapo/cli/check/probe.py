@@ -9,8 +9,8 @@ from typing import Any
 
 from dapo.analysis.probe import FIRST_STEPS, TOLERANCE, Probe, compare_with_run, default_problems, probe_run
 from dapo.cli.check.report import estimate_of
-from dapo.cli.formatting import with_interval
 from dapo.config import Config
+from dapo.core.text import with_interval
 from dapo.policy.memory_model import GIB
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress

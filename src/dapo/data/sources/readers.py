@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from dapo.config.data_spec import FILE_TYPES, HubSource
 from dapo.core.errors import DataError
-from dapo.core.loading import require_package
+from dapo.core.loading import quiet_hub, require_package
 from dapo.data.sources.separated import separated_rows
 
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any] | DataError]]
@@ -48,7 +48,8 @@ def read_hub_rows(source: HubSource) -> Rows:
     import datasets
 
     try:
-        table = datasets.load_dataset(source.name, source.config, split=source.split)
+        with quiet_hub():
+            table = datasets.load_dataset(source.name, source.config, split=source.split)
     except Exception as error:  # errors of network, file system and data set scripts pass through the library
         reason = " ".join(str(error).split()) or "no reason given"
         raise DataError(f"{label} cannot be loaded: {type(error).__name__}: {reason}") from None

@@ -90,7 +90,8 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-", dir="/tmp" if os.path.isdir("/tmp") else None) as folder:
             os.environ["VLLM_RPC_BASE_PATH"] = folder
             (Path(folder) / "config.json").write_text(options.model_config, encoding="utf-8")
-            arguments = engine_arguments(options, folder, on_cpu=current_platform.is_cpu(), gpu_bytes=_gpu_bytes())
+            gpu_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
+            arguments = engine_arguments(options, folder, on_cpu=current_platform.is_cpu(), gpu_bytes=gpu_bytes)
             engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         if current_platform.is_cpu():
             _require_heads(engine.model_config.get_head_size(), options.model)
@@ -176,10 +177,6 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool, gpu_byt
             "max_num_batched_tokens": max(options.max_tokens, options.max_sequences, _BATCH_TOKENS),
         }
     return arguments
-
-
-def _gpu_bytes() -> float:
-    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:

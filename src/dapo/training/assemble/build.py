@@ -172,7 +172,7 @@ def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[S
 
 
 def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
-    """Make the plan by which held-out problems are sampled."""
+    """Make the plan by which held-out problems are sampled and judged."""
     source = config.data.eval_source
     assert source is not None
     return EvaluationPlan(
@@ -183,6 +183,7 @@ def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan
         max_response_tokens=config.eval.max_response_tokens or config.rollout.max_response_tokens,
         stop_ids=stop_ids,
         seed=config.train.seed,
+        judged_by=config.reward.judging,
     )
 
 
