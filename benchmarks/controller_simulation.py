@@ -77,6 +77,7 @@ class StepRecorder:
                     for name, seconds in self._trainer.spent_when_scored.items()
                 },
                 "until_first_logprob": self._trainer.ready_at - self._link.last_at,
+                "until_first_pass": self._trainer.own_when_sent - sum(self._link.spent_at_last.values()),
                 "process": time.process_time() - time.thread_time(),
                 "spent": dict(self._clock.spent),
                 "moved": dict(self._moved),
@@ -189,6 +190,7 @@ def step_figures(
         "controller_s": after["own"] - before["own"],
         "after_last_response_s": after["after_last"],
         "until_first_logprob_s": after["until_first_logprob"],
+        "until_first_pass_s": after["until_first_pass"],
         "until_scored_by_part_s": {name: seconds for name, seconds in after["until_scored"].items() if seconds > 0},
         "by_part_s": spent,
         "background_s": after["process"] - before["process"],

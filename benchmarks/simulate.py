@@ -236,6 +236,7 @@ def row_of(run: Mapping[str, Any]) -> str:
         f"{tokens / 1e6:,.1f}",
         f"{figure(run, 'controller_s'):.2f}",
         f"{figure(run, 'after_last_response_s'):.2f}",
+        f"{figure(run, 'until_first_pass_s'):.2f}" if "until_first_pass_s" in counted(run)[0] else "",
         f"{figure(run, 'until_first_logprob_s'):.2f}",
         f"{figure(run, 'background_s'):.2f}",
         f"{1e9 * figure(run, 'controller_s') / tokens:.1f}",
@@ -250,9 +251,9 @@ def markdown(runs: Sequence[Mapping[str, Any]]) -> str:
     """Growth, then the largest size that is not above the paper's by part, then what the figures depend on."""
     lines = [
         "| prompts per step | responses | million tokens | controller, s | of it after the last response, s "
-        "| until the first old log-probability, s | background threads, s | controller, ns per token "
+        "| until the ranks have their first pass, s | until the first old log-probability, s | background threads, s | controller, ns per token "
         "| peak memory, GB | grown, bytes per token | peak memory of the ranks, GB |",
-        "|" + " --- |" * 11,
+        "|" + " --- |" * 12,
         *(row_of(run) for run in runs),
     ]
     own = with_own_rows(runs)

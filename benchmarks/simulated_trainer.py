@@ -131,6 +131,8 @@ class TimedTrainer(TrainerGroup):
         """When all ranks had begun to score the newest batch, by `time.monotonic`; 0 before the first."""
         self.spent_when_scored: dict[str, float] = {}
         """By the controller, when the newest batch was scored."""
+        self.own_when_sent = 0.0
+        """The controller's seconds, when all ranks had been sent their first pass of the newest batch."""
         super().__init__(config, launcher)
 
     def rss_bytes(self) -> tuple[int, int]:
@@ -141,6 +143,13 @@ class TimedTrainer(TrainerGroup):
     def weights(self, *, version: int) -> Any:
         """None: the bytes of real weights are arithmetic."""
         return NoWeights()
+
+    def _score(self, samples: Sequence[Sample], *, first: int) -> Any:
+        """The real one; notes when the ranks can begin."""
+        found = super()._score(samples, first=first)
+        if not first:
+            self.own_when_sent = self._clock.own()
+        return found
 
     def record_old_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The real one, clocked."""
