@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from dapo.core.errors import EngineError
@@ -20,9 +21,10 @@ LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 MULTIMODAL = ("vision_config", "audio_config", "text_config")
 PROMPT_LENGTHS = (5, 11)
 DECODE_STEPS = 4
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
-"""The largest allowed difference of logits, relative to their spread. A wrong mask, position or scale gives 0.1 to 2;
-in bfloat16 and float16 even two plain forwards differ by a few hundredths."""
+MIN_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.02, torch.float16: 0.02}
+"""Differences of logits, relative to their spread, that are always allowed; a wrong mask or scale gives 0.1 to 2."""
+ROUNDING_FACTOR = 4
+"""They may also differ by this multiple of what a padded batch and PyTorch's other attention change in a forward."""
 
 
 def patch_model(
@@ -43,7 +45,11 @@ def patch_model(
     for problem in _known_problems(model):
         raise _unsupported_model_error(model, problem)
     plain = model.config._attn_implementation
-    samples = [_plain_logits(model, ids) for ids in _test_sequences(model)]
+    samples = [_plain_logits(model, [ids])[0] for ids in _test_sequences(model)]
+    model.set_attn_implementation("sdpa" if plain == "eager" else "eager")
+    rounding = max(map(_relative_error, _plain_logits(model, _test_sequences(model)), samples))
+    tolerance = max(MIN_TOLERANCE[model.dtype], ROUNDING_FACTOR * rounding)
+    model.set_attn_implementation(plain)
     attention.register()
     model_kernels = model_kernels or model_kernels_for(model, reproducible=reproducible)
     if not model_kernels.fuses_weights:
@@ -51,9 +57,12 @@ def patch_model(
         prepack_linears(model, rows=rows, kernels=kernels)
     forward = Forward(model, model_kernels, fuse_weight_layers(model) if model_kernels.fuses_weights else ())
     model.set_attn_implementation(attention.NAME)
-    cause: Exception | None = None
+    difference, cause = "", None
     try:
-        difference = _difference(_engine_logits(model, forward), samples, TOLERANCE[model.dtype])
+        error = max(map(_relative_error, _engine_logits(model, forward), samples))
+        if not error <= tolerance:
+            difference = f"the engine's logits differ from its plain forward by {error:.2g} of their spread"
+            difference += f", and rounding explains at most {tolerance:.2g}"
     except Exception as error:  # any error is possible: the model was not written for this cache
         difference, cause = f"it does not run on the engine's cache and attention ({error})", error
     if difference:
@@ -96,10 +105,11 @@ def _test_sequences(model: PreTrainedModel) -> list[list[int]]:
 
 
 @torch.inference_mode()
-def _plain_logits(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """`[DECODE_STEPS + 1, vocabulary]` of the model's own forward over one whole sequence."""
-    logits = model(input_ids=torch.tensor([ids], device=model.device), use_cache=False).logits
-    return logits[0, -DECODE_STEPS - 1 :]
+def _plain_logits(model: PreTrainedModel, sequences: list[list[int]]) -> list[Tensor]:
+    """`[DECODE_STEPS + 1, vocabulary]` per sequence, of the model's own forward over one batch, padded at the end."""
+    batch = pad_sequence([torch.tensor(ids, device=model.device) for ids in sequences], batch_first=True)
+    logits = model(input_ids=batch, use_cache=False).logits
+    return [row[len(ids) - DECODE_STEPS - 1 : len(ids)] for row, ids in zip(logits, sequences, strict=True)]
 
 
 @torch.inference_mode()
@@ -119,16 +129,10 @@ def _engine_logits(model: PreTrainedModel, forward: Forward) -> list[Tensor]:
     return list(torch.stack(steps, 1))
 
 
-def _difference(engine: list[Tensor], plain: list[Tensor], tolerance: float) -> str | None:
-    for ours, theirs in zip(engine, plain, strict=True):
-        # adding a constant to all logits of a position does not change the distribution
-        expected = theirs.double() - theirs.double().mean(-1, keepdim=True)
-        error = ours.double() - ours.double().mean(-1, keepdim=True) - expected
-        spread, distance = (float(t.square().mean().sqrt()) for t in (expected, error))
-        if not distance <= tolerance * spread:
-            rounding = f"rounding explains at most {tolerance:g} of their spread, {spread:.2g}"
-            return f"the engine's logits differ from its plain forward by {distance:.2g} ({rounding})"
-    return None
+def _relative_error(ours: Tensor, theirs: Tensor) -> float:
+    """The error of `ours` relative to the spread of `theirs`, without a constant added to all logits of a position."""
+    expected, found = (logits.double() - logits.double().mean(-1, keepdim=True) for logits in (theirs, ours))
+    return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
 def _unsupported_model_error(model: PreTrainedModel, problem: str) -> EngineError:
