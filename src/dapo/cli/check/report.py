@@ -162,8 +162,9 @@ def _memory(estimate: ResourceEstimate) -> Iterator[str]:
     yield from _table(estimate, f"memory of a trainer's {device}", estimate.trainer_memory())
     yield from _table(estimate, f"memory of an engine's {device}", estimate.engine_memory(), estimate.engine_available)
     if estimate.config.engine_processes:
-        versions = _gib(2 * estimate.sync_bytes)
-        yield f"  main memory where the weights come from: {versions} for the newest two versions"
+        versions = "the newest two versions" if estimate.transfer_seconds is None else "the first version"
+        size = _gib(estimate.sync_bytes * (2 if estimate.transfer_seconds is None else 1))
+        yield f"  main memory where the weights come from: {size} for {versions}"
     mean = estimate.profile.prompt_tokens + estimate.profile.mean_response_tokens
     yield (
         f"  an engine's cache: {estimate.cache_tokens:,} tokens = "
