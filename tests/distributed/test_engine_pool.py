@@ -126,6 +126,17 @@ def test_a_slow_engine_delays_no_other_where_answers_may_come_in_any_order(launc
     assert (stopped[0].finish, len(stopped[0].token_ids) < 9) == ("aborted", True)
 
 
+def test_one_message_covers_the_steps_of_a_tenth_of_a_second_unless_a_request_ends(launcher: LightLauncher) -> None:
+    engine = pool(launcher, engine_spec("SlowPollEngine", seconds=0.001), reproducible=False)
+    engine.submit([request("long", max_new_tokens=30), request("short", max_new_tokens=2)])
+    came: list[list[str]] = []
+    while sum(map(len, came)) < 2:
+        came.append([generation.request_id for generation in engine.poll()])
+    assert came[0] == ["short"]
+    assert came[-1] == ["long"]
+    assert len(came) < 10
+
+
 class FailsToUnpickle:
     """Can be sent, and not be received."""
 

@@ -2,7 +2,8 @@
 
 A group goes as a whole to the engine with the fewest requests in flight. With `reproducible` all engines with work
 advance in lockstep, one token per poll, so which engine samples what, and in which batch, depends on the calls alone.
-Without it a poll returns as soon as any engine has advanced, and a slow engine delays no other.
+Without it an engine decodes for POLL_S or until a request is finished before it answers, so that the controller's time
+does not grow with the steps; a poll returns as soon as any engine has answered, and a slow engine delays no other.
 
 A process that dies or does not answer in time is replaced. The new one gets the weights and then every call that the
 lost one had answered (replay); what was delivered before is dropped. An engine is a function of its weights and of the
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dapo.core.errors import DapoError, EngineError, NumericsError, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.terminal import print_text
+from dapo.distributed.launch import ENGINE_NAME
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.request_checks import EngineState
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 CLOSE_TIMEOUT_S = 2.0
 MAX_RESTARTS = 10
+POLL_S = 0.1  # also the time for which a submit or an abort may wait
 
 
 class EngineWorker:
@@ -40,11 +43,18 @@ class EngineWorker:
     def __init__(self, factory: str, options: Mapping[str, Any]) -> None:
         engine: RolloutEngine = pkgutil.resolve_name(factory)(**options)
         self._engine = engine
-        self.submit, self.poll, self.abort, self.close = engine.submit, engine.poll, engine.abort, engine.close
+        self.submit, self.abort, self.close = engine.submit, engine.abort, engine.close
         self.drop_weights = engine.drop_weights
         for method in ("connect_weights", "receive_weights"):  # of vLLM: see weight_transfer.py
             setattr(self, method, getattr(engine, method, None))
         self._has_loaded = False
+
+    def poll(self, seconds: float = 0.0) -> list[Generation]:
+        """Advance until a request is finished, by one step at least, and not beyond these seconds."""
+        deadline = time.monotonic() + seconds
+        while not (found := self._engine.poll()) and time.monotonic() < deadline:
+            pass
+        return found
 
     def load_weights(self, handle: WeightsHandle) -> int:
         """Load a version. A failure after an earlier success is WorkerDied: a new process then tries once more."""
@@ -67,7 +77,6 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...] = ()
 
 
-POLL = Call("poll")
 SENT = Call("receive_weights")  # in a log, the place of weights that were sent from GPU to GPU
 
 
@@ -195,11 +204,12 @@ class EnginePool(EngineState):
         super().__init__(version=0)
         self._launcher, self._log = launcher, log
         self._reproducible, self._max_restarts = reproducible, max_restarts
+        self._poll = Call("poll", (0.0 if reproducible else POLL_S,))
         self.restarts = 0  # the number of processes replaced so far
         self._shares_gpus, self._transfer, self._call_timeout_s = shares_gpus, transfer, call_timeout_s
         self._weights: tuple[WeightSource, int] | None = None  # the last loaded ones, with their version
         self._owner: dict[str, EngineHandle] = {}
-        names = [f"engine-{i}" for i in range(len(specs))]
+        names = [ENGINE_NAME.format(i) for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
         options = [{"factory": spec.factory, "options": dict(spec.options)} for spec in specs]
         wrapped = [replace(spec, factory=factory, options=own) for spec, own in zip(specs, options, strict=True)]
@@ -282,7 +292,7 @@ class EnginePool(EngineState):
             busy = [engine for engine in self._engines if len(engine.in_flight) > len(engine.undelivered)]
             for engine in busy:
                 if engine.pending_call is None:
-                    engine.log_and_send(POLL)
+                    engine.log_and_send(self._poll)
             self._receive_polls(busy if self._reproducible else ready(busy))
         return [generation for engine in self._engines for generation in self._deliver(engine)]
 
