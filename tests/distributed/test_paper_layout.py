@@ -48,6 +48,19 @@ def test_every_rank_and_engine_gets_its_gpus_and_their_part_of_the_nodes_cpus(co
     assert {spec.options["threads"] for spec in ranks} == {12}
 
 
+def test_an_engine_reserves_its_gpus_for_the_ranks_on_them_which_are_its_own(tmp_path: Path) -> None:
+    config = paper_config(
+        tmp_path, "distributed.gpus_per_process=0.5", "distributed.trainer_ranks=128", "rollout.engines=32"
+    )
+    ranks, engines = trainer_specs(config, NODES), engine_specs(config, NODES)
+    assert [(spec.gpus, spec.cpus) for spec in engines] == [(4, 48)] * 32
+    assert {spec.gpus for spec in ranks} == {0}
+    assert [spec.shares for spec in ranks] == [(f"engine-{i // 4}", i % 4) for i in range(128)]
+    assert {spec.environment["OMP_NUM_THREADS"] for spec in (*ranks, *engines)} == {"6"}
+    options = engines[0].options["options"]
+    assert (options.sleeps, options.transfer, options.tensor_parallel) == (True, "ipc", 4)
+
+
 def test_all_bundles_fit_on_the_sixteen_nodes_at_once(config: Config) -> None:
     specs = [*trainer_specs(config, NODES), *engine_specs(config, NODES)]
     free = [node._asdict() for node in NODES]
@@ -95,7 +108,7 @@ def test_an_engine_is_one_process_per_gpu_without_ray_and_its_weights_and_cache_
 def test_an_engine_that_shares_its_gpu_takes_its_part_of_the_memory() -> None:
     shared = ["rollout.engine=vllm", "launcher=ray", "distributed.gpus_per_process=0.5", "model.dtype=bfloat16"]
     (spec,) = engine_specs(load_config(TINY, shared), [Node(cpus=8, gpus=1)])
-    assert (spec.gpus, spec.cpus) == (0.5, 4)
+    assert (spec.gpus, spec.cpus) == (1, 8)  # its rank's half, too
     options = spec.options["options"]
     used = engine_arguments(options, "folder", on_cpu=False, gpu_bytes=80 * GIB)["gpu_memory_utilization"]
     assert options.sleeps

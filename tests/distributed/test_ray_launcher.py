@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ from contracts.launcher_contract import (
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import LaunchError, WorkerDied
 from dapo.distributed.engine_pool import EnginePool
+from dapo.distributed.engine_specs import engine_specs
 from dapo.distributed.protocol import WorkerSpec
 from dapo.distributed.ray.cluster import PRESTART, describe_exposure
 from dapo.distributed.ray.launcher import RayLauncher, RayWorker
+from dapo.distributed.trainer_group import trainer_specs
 from dapo.distributed.weight_files import PREFIX
 from dapo.engines.checked import CheckedEngine
 from dapo.engines.engine import RolloutEngine
@@ -137,6 +140,36 @@ def test_a_worker_group_gets_all_of_its_bundles_or_none(start_in: Callable[..., 
     trainer_group = start_in(60).start(["r0", "r1"], [needing(2)] * 2, together=True)
     assert [worker.call("add", 1).result(120) for worker in trainer_group] == [1, 1]
     wait_for_free_cpus(0)
+
+
+def test_each_rank_computes_on_the_gpu_of_its_engine_also_after_the_engine_is_replaced(
+    cluster: Any, start_in: Callable[..., RayLauncher]
+) -> None:
+    nodes = [cluster.add_node(num_cpus=8, num_gpus=gpus) for gpus in (4, 2)]
+    try:
+        launcher = start_in(120)
+        config = tiny(
+            *("launcher=ray:auto", "train.device=cuda", "rollout.engine=vllm", "rollout.vllm.tensor_parallel=2"),
+            *("distributed.gpus_per_process=0.5", "distributed.trainer_ranks=6", "rollout.engines=3"),
+            "train.threads=1",
+        )
+        made = {"factory": COUNTING_WORKER.factory, "options": {}}
+        specs = [replace(spec, **made) for spec in engine_specs(config, launcher.nodes)]
+        engines = launcher.start([f"engine-{i}" for i in range(3)], specs)
+        ranks = [replace(spec, **made) for spec in trainer_specs(config, launcher.nodes)]
+        trainers = launcher.start([f"trainer-{i}" for i in range(6)], ranks, together=True)
+
+        found = [engine.call("gpus").result(120) for engine in engines]
+        assert len({gpu for gpus in found for gpu in gpus}) == 6
+        assert [len({gpu.split("/")[0] for gpu in gpus}) for gpus in found] == [1, 1, 1]
+        assert [trainer.call("gpus").result(120) for trainer in trainers] == [[gpu] for gpus in found for gpu in gpus]
+        engines[1].kill()
+        (again,) = launcher.start(["engine-1"], specs[:1])
+        assert again.call("gpus").result(120) == found[1]
+        launcher.close()
+    finally:
+        for node in nodes:
+            cluster.remove_node(node)
 
 
 def test_a_worker_groups_placement_group_is_removed_with_its_last_worker(launcher: RayLauncher) -> None:

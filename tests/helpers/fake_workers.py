@@ -6,6 +6,8 @@ import zlib
 
 from dapo.core.errors import ConfigError
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 class CountingWorker:
     """Counts, fails in every way, and reads weights."""
@@ -36,6 +38,12 @@ class CountingWorker:
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
+
+    def gpus(self) -> list[str]:
+        """The GPUs that an actor of Ray computes on, with its node."""
+        import ray
+
+        return [f"{ray.get_runtime_context().get_node_id()}/{gpu}" for gpu in os.environ[VISIBLE].split(",")]
 
     def unsendable(self) -> object:
         return (n for n in ())

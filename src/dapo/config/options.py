@@ -37,6 +37,7 @@ class GpuShares:
     trainers: float = 1  # trainer ranks per GPU
     engines: float = 1  # processes of engines per GPU
     is_shared: bool = False  # whether ranks and engines compute on the same GPUs
+    is_paired: bool = False  # whether there is a rank on each GPU of every engine
     alternates: bool = False  # whether engines give their memory up while the policy updates
     transfer: Literal["nccl", "ipc"] | None = None  # how weights go from GPU to GPU; None: as files
 
@@ -188,18 +189,17 @@ class Config(Section):
             return GpuShares()
         if self.uses_ray:
             part = min(1.0, self.distributed.gpus_per_process or 1.0)
-            # Ray may place two ranks on the halves of a GPU, but not a single one and its engine's process
-            is_shared, is_paired = part < 1, part == 0.5 and ranks == engines == self.engine_processes == 1
+            is_shared, is_paired = part < 1, part == 0.5 and ranks == engines and self.engine_processes > 0
             per_gpu: Sequence[float] = (0.5 / part, 0.5 / part)
         else:
-            is_shared, is_paired = self.gpus_wanted > gpus, ranks >= gpus  # a rank on the GPU of every engine
+            is_shared, is_paired = self.gpus_wanted > gpus, ranks >= gpus
             per_gpu = [ceil(count / max(1, gpus)) for count in (ranks, engines)] if is_shared else (1, 1)
         # with `one_step_off` the policy changes while a lost engine would need the weights of the step before
         alternates = self.schedule == "sync" and is_shared and (is_paired or not self.uses_ray)
         transfer: Literal["nccl", "ipc"] | None = None
         if self.schedule == "sync" and self.rollout.engine_kind.receives_weights and (is_paired or not is_shared):
             transfer = "ipc" if is_shared else "nccl"
-        return GpuShares(per_gpu[0], per_gpu[1], is_shared, alternates, transfer)
+        return GpuShares(per_gpu[0], per_gpu[1], is_shared, is_paired, alternates, transfer)
 
     @property
     def is_multiprocess(self) -> bool:
@@ -341,10 +341,11 @@ class Config(Section):
 
     def _schedule_fits(self) -> None:
         part = self.distributed.gpus_per_process
-        if self.uses_ray and part is not None and part < 1 < self.gpus_per_engine:
+        if self.uses_ray and part is not None and part < 1 < self.gpus_per_engine and not self.gpu_shares(0).is_paired:
             raise ValueError(
                 f"distributed.gpus_per_process={part:g} gives an engine a part of one GPU, and it computes on "
-                f"rollout.vllm.tensor_parallel={self.gpus_per_engine}; leave distributed.gpus_per_process out"
+                f"rollout.vllm.tensor_parallel={self.gpus_per_engine}; leave distributed.gpus_per_process out, or set "
+                f"0.5 and a rank per GPU, distributed.trainer_ranks={self.gpus_per_engine * self.engine_processes}"
             )
         if self.schedule == "one_step_off" and self.loss.engine_correction is None:
             raise ValueError(

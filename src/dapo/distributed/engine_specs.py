@@ -22,10 +22,12 @@ def engine_specs(config: Config, nodes: Sequence[Node] = ()) -> list[WorkerSpec]
     """One spec per engine process; without nodes of the launcher, this machine's GPUs are divided here."""
     count, gpus_per_engine = config.engine_processes, config.gpus_per_engine
     if config.uses_ray:
-        gpus = gpus_per_worker(config, nodes, default=float(gpus_per_engine))
+        is_paired = config.gpu_shares(0).is_paired
+        gpus = gpus_per_worker(config, nodes, default=float(gpus_per_engine)) * (gpus_per_engine if is_paired else 1)
         given = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus)
-        threads = given or engine_threads(config, torch.get_num_threads())
-        return [replace(_engine_spec(config, threads=threads, gpus=0), gpus=gpus)] * count
+        spec = _engine_spec(config, threads=given or engine_threads(config, torch.get_num_threads()), gpus=0)
+        reserves = 2 if is_paired else 1  # an engine reserves what its ranks take as well
+        return [replace(spec, cpus=reserves * spec.cpus, gpus=reserves * gpus)] * count
     trainers, visible = config.distributed.trainer_ranks, visible_gpus()
     threads = engine_threads(config, torch.get_num_threads())
     spec = _engine_spec(config, threads=threads, gpus=len(visible))

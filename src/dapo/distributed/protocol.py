@@ -25,6 +25,7 @@ class WorkerSpec:
     python: str | None = None  # another interpreter, which can import this package; None: the controller's own
     cpus: float = 1.0
     gpus: float = 0.0
+    shares: tuple[str, int] | None = None  # the worker with which this one shares a GPU on Ray, and which of its GPUs
 
 
 class Worker(Protocol):

@@ -37,11 +37,9 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
         buffers += [array("q", prompt) for prompt in prompts.values()]
     for name in columns:
         constants = [_constant(sample) if name == "mask" else None for sample in samples.values()]
-        rows = [
-            row if isinstance(row, array | memoryview) else array(TYPES[name], row)
-            for sample, constant in zip(samples.values(), constants, strict=True)
-            for row in [getattr(sample, name) if constant is None else ()]
-        ]
+        pairs = zip(samples.values(), constants, strict=True)
+        values = (getattr(sample, name) if constant is None else () for sample, constant in pairs)
+        rows = [row if isinstance(row, array | memoryview) else array(TYPES[name], row) for row in values]
         types = "".join(row.typecode if isinstance(row, array) else row.format for row in rows)
         header[name] = {"types": types, "constants": constants}
         buffers += rows

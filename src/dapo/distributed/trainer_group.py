@@ -17,7 +17,7 @@ from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.loading import import_locations
 from dapo.core.memory import collections_paused
 from dapo.core.secrets import HUB_VARIABLES
-from dapo.distributed.launch import allocator_environment, gpus_per_worker, threads_on_cluster
+from dapo.distributed.launch import ENGINE_NAME, allocator_environment, gpus_per_worker, threads_on_cluster
 from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
 from dapo.distributed.weight_files import PIECE_BYTES, RankWeights, WeightsFile, WeightsFolder, write_chunks
@@ -261,16 +261,15 @@ def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
 def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     """The worker spec of each rank; `nodes` are the launcher's."""
     ranks = config.distributed.trainer_ranks
-    gpus = gpus_per_rank(config, nodes)
+    gpus = gpus_per_worker(config, nodes, default=config.train.device != "cpu")
+    is_paired = config.uses_ray and config.gpu_shares(0).is_paired
     local_threads = max(1, torch.get_num_threads() // ranks)
     threads = config.train.threads or threads_on_cluster(config, nodes, gpus=gpus) or local_threads
     environment = {"OMP_NUM_THREADS": str(threads)} | allocator_environment(config)
     factory = "dapo.distributed.trainer_worker:TrainerWorker"
     locations = {} if config.loss.function is None else import_locations()
     options = [{"config": config, "rank": rank, "threads": threads, **locations} for rank in range(ranks)]
-    return [WorkerSpec(factory, own, environment, HUB_VARIABLES, cpus=threads, gpus=gpus) for own in options]
-
-
-def gpus_per_rank(config: Config, nodes: Sequence[Node]) -> float:
-    """GPUs that a trainer rank reserves on a cluster of these nodes."""
-    return gpus_per_worker(config, nodes, default=float(config.train.device != "cpu"))
+    spec = WorkerSpec(factory, {}, environment, HUB_VARIABLES, cpus=threads, gpus=0 if is_paired else gpus)
+    pairs = [divmod(rank, config.gpus_per_engine) for rank in range(ranks)]
+    shares = [(ENGINE_NAME.format(engine), gpu) if is_paired else None for engine, gpu in pairs]
+    return [replace(spec, options=own, shares=shared) for own, shared in zip(options, shares, strict=True)]

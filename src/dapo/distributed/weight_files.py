@@ -80,11 +80,6 @@ class RankWeights(WeightsFile):
     export: Callable[[], Any]
 
 
-def shared_folder() -> Path:
-    """The folder for files that processes of this machine share: `/dev/shm`, or the temporary folder."""
-    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
-
-
 class WeightsFolder:
     """A private folder in shared memory (`/dev/shm` where it exists) that keeps the last two versions.
 
@@ -100,7 +95,8 @@ class WeightsFolder:
     def path(self) -> Path:
         """The folder. A process that sees its random name can read its files."""
         if self._folder is None:
-            parent = self._parent or shared_folder()
+            shared = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+            parent = self._parent or shared
             _remove_abandoned(parent)
             folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
             self._folder = folder, _locked(Path(folder.name))

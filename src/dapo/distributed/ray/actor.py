@@ -25,6 +25,7 @@ class ActorInfo:
     node: str  # the node's IP address
     version: str  # the version of this package on the node
     log: Path  # the process's output: in the run's `logs` if the node sees them, otherwise Ray's own file on the node
+    gpus: Sequence[str]  # the names of its GPUs, as in CUDA_VISIBLE_DEVICES
     reads_files: bool  # whether the process sees the folder to which the controller writes weights
 
 
@@ -47,7 +48,8 @@ class WorkerActor:
         else:
             log = Path(os.readlink("/proc/self/fd/1"))
         reads_files = weights is not None and weights.is_dir()
-        return True, ActorInfo(os.getpid(), ray.util.get_node_ip_address(), dapo.__version__, log, reads_files)
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        return True, ActorInfo(os.getpid(), ray.util.get_node_ip_address(), dapo.__version__, log, gpus, reads_files)
 
     def create(self, factory: str, options: Mapping[str, Any]) -> tuple[bool, Any]:
         is_ok, value = try_call(lambda: pkgutil.resolve_name(factory)(**options))

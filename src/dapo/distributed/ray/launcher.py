@@ -18,7 +18,7 @@ from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.distributed.ray.actor import ActorInfo, WorkerActor
 from dapo.distributed.ray.cluster import PrivateCluster, connect, exposure_note, import_ray
-from dapo.distributed.ray.placement import Reservation, cluster_nodes, reserve, total
+from dapo.distributed.ray.placement import Reservation, cluster_nodes, reserve
 from dapo.distributed.ray.weights import RayWeights
 from dapo.distributed.weight_files import WeightsFolder
 from dapo.engines.engine import WeightSource
@@ -42,11 +42,7 @@ class RayWorker:
 
     @property
     def pid(self) -> int:
-        return self._known_info.pid
-
-    @property
-    def log(self) -> Path:
-        return self._known_info.log
+        return self.known_info.pid
 
     @property
     def is_dead(self) -> bool:
@@ -55,7 +51,7 @@ class RayWorker:
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
         """Like Worker.call; a positional argument may be published weights. Raises EngineError if they are gone."""
         sent = [
-            each.for_worker(reads_files=self._known_info.reads_files) if isinstance(each, RayWeights) else each
+            each.for_worker(reads_files=self.known_info.reads_files) if isinstance(each, RayWeights) else each
             for each in arguments
         ]
         return self.send("call", method, sent, options)
@@ -83,7 +79,7 @@ class RayWorker:
     close = kill
 
     @property
-    def _known_info(self) -> ActorInfo:
+    def known_info(self) -> ActorInfo:
         assert self.info is not None, f"{self.name} has not answered the handshake"
         return self.info
 
@@ -141,7 +137,8 @@ class RayWorker:
         message = f"{self.name}{where} {how}: {shorten(one_line(cause or text), MAX_CAUSE_CHARS)}"
         if self.info is None:
             return message
-        return message + (log_tail(self.log) if self.log.exists() else f"; its log is {self.log} on that node")
+        log = self.info.log
+        return message + (log_tail(log) if log.exists() else f"; its log is {log} on that node")
 
 
 class RayLauncher:
@@ -165,6 +162,7 @@ class RayLauncher:
         self._owns_connection = False
         self._private: PrivateCluster | None = None
         self._workers: list[RayWorker] = []
+        self._bundles: dict[str, tuple[Reservation, int]] = {}  # the last one of each worker
         self._weights = WeightsFolder()
 
     @property
@@ -184,17 +182,24 @@ class RayLauncher:
         since = time.monotonic()
         make_private_folder(self._logs)
         self._workers = [worker for worker in self._workers if not worker.is_dead]
+        for name, spec in zip(names, specs, strict=True):  # a lost worker returns to the GPUs that others still use
+            bundle = self._bundles.pop(name, None) if spec.shares is None else self._bundles[spec.shares[0]]
+            if bundle is not None and bundle[0].join():
+                self._bundles[name] = bundle
+        new = {name: spec for name, spec in zip(names, specs, strict=True) if name not in self._bundles}
+        gpus = sum(node.gpus for node in cluster_nodes())
         reservations = reserve(
-            names,
-            specs,
+            list(new),
+            list(new.values()),
             together=together,
             timeout_s=self._timeout_s,
             counts_cpus=self._private is None,
-            gpus_left=None if self._private is None else total("GPU") - sum(w.gpus for w in self._workers),
+            gpus_left=None if self._private is None else gpus - sum(worker.gpus for worker in self._workers),
         )
+        self._bundles |= dict(zip(new, reservations, strict=True))
         workers = [
-            RayWorker(name, _actor(spec, reservation, index), reservation, spec.gpus, self._callbacks)
-            for name, spec, (reservation, index) in zip(names, specs, reservations, strict=True)
+            RayWorker(name, self._start(name, spec), self._bundles[name][0], spec.gpus, self._callbacks)
+            for name, spec in zip(names, specs, strict=True)
         ]
         self._workers += workers
         try:
@@ -238,7 +243,33 @@ class RayLauncher:
         pairs = zip(workers, specs, strict=True)
         created = [worker.send("create", spec.factory, dict(spec.options)) for worker, spec in pairs]
         for worker, future in zip(workers, created, strict=True):
-            wait(future, what=worker.name, see=f"its output is in {worker.log}")
+            wait(future, what=worker.name, see=f"its output is in {worker.known_info.log}")
+
+    def _start(self, name: str, spec: WorkerSpec) -> Any:
+        """Start the actor in the worker's bundle, on the GPUs that Ray chooses or on one of another worker's."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        reservation, index = self._bundles[name]
+        gpus, amounts = "", reservation.bundles[index]
+        if spec.shares is not None:
+            owner = next(worker for worker in self._workers if worker.name == spec.shares[0])
+            gpus, amounts = owner.known_info.gpus[spec.shares[1]], {"CPU": 0.0, "GPU": 0.0}
+        # Ray leaves CUDA_VISIBLE_DEVICES unchanged for an actor without GPUs
+        visible = {} if amounts["GPU"] else {"CUDA_VISIBLE_DEVICES": gpus}
+        variables = {**visible, **spec.environment, "PYTHONPATH": import_path(spec), "PYTHONSAFEPATH": "1"}
+        runtime_env: dict[str, Any] = {"env_vars": variables}
+        if spec.python is not None:
+            runtime_env["py_executable"] = spec.python
+        actor = ray.remote(WorkerActor).options(
+            num_cpus=amounts["CPU"],
+            num_gpus=amounts["GPU"],
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(reservation.group, index),
+            runtime_env=runtime_env,
+        )
+        return actor.remote(tuple(spec.secrets))
 
     def _connect(self) -> None:
         if self._callbacks is not None:
@@ -247,25 +278,3 @@ class RayLauncher:
         if self._owns_connection:
             self._private = connect(self._address)
         self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="ray-callbacks")
-
-
-def _actor(spec: WorkerSpec, reservation: Reservation, index: int) -> Any:
-    import ray
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    # Ray leaves CUDA_VISIBLE_DEVICES unchanged for an actor without GPUs
-    hidden = {} if spec.gpus else {"CUDA_VISIBLE_DEVICES": ""}
-    variables = {**hidden, **spec.environment, "PYTHONPATH": import_path(spec), "PYTHONSAFEPATH": "1"}
-    runtime_env: dict[str, Any] = {"env_vars": variables}
-    if spec.python is not None:
-        runtime_env["py_executable"] = spec.python
-    bundle = reservation.bundles[index]
-    options = {
-        "num_cpus": bundle["CPU"],
-        "num_gpus": bundle["GPU"],
-        "max_restarts": 0,
-        "max_task_retries": 0,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(reservation.group, placement_group_bundle_index=index),
-        "runtime_env": runtime_env,
-    }
-    return ray.remote(WorkerActor).options(**options).remote(tuple(spec.secrets))

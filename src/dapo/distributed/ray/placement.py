@@ -11,7 +11,7 @@ UNCOUNTED_CPUS = 0.001  # a placement group cannot be empty: the request where p
 
 
 class Reservation:
-    """A placement group, removed when its last worker is gone."""
+    """A placement group, removed when its last worker is gone; a lost worker is started again in its bundle."""
 
     def __init__(self, bundles: Sequence[dict[str, float]]) -> None:
         from ray.util import placement_group
@@ -30,6 +30,12 @@ class Reservation:
         except TimeoutError:
             return False
         return True
+
+    def join(self) -> bool:
+        """Add a worker, unless the group is removed."""
+        with self._lock:
+            self._members += self._members > 0
+            return self._members > 0
 
     def release(self) -> None:
         with self._lock:
@@ -63,7 +69,7 @@ def reserve(
     if gpus_left is not None and sum(spec.gpus for spec in specs) > gpus_left:
         raise LaunchError(f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}")
     bundles = [bundle_of(spec, counts_cpus=counts_cpus) for spec in specs]
-    reservations = [Reservation(part) for part in ([bundles] if together else [[bundle] for bundle in bundles])]
+    reservations = [Reservation(part) for part in ([bundles] if together and bundles else [[each] for each in bundles])]
     placed = [(reservation, index) for reservation in reservations for index in range(len(reservation.bundles))]
     try:
         granted = {r: r.wait_until_ready(max(deadline - time.monotonic(), 0.0)) for r in reservations}
@@ -89,13 +95,6 @@ def cluster_nodes() -> list[Node]:
 
     alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return [Node(cpus=resources.get("CPU", 0.0), gpus=resources.get("GPU", 0.0)) for resources in alive]
-
-
-def total(resource: str) -> float:
-    """The amount of a resource (`CPU`, `GPU`) on all nodes together, in use or free."""
-    import ray
-
-    return float(ray.cluster_resources().get(resource, 0.0))
 
 
 def describe_demand(names: Sequence[str], specs: Sequence[WorkerSpec]) -> str:

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from dapo.engines.engine import float_array
 from dapo.engines.request_checks import PositionBound, check_requests
 from dapo.types import Finish, Generation, GenerationRequest
 
+# requests with equal values have equal distributions
+DISTRIBUTION = attrgetter("prompt_ids", "temperature", "top_p", "stop_ids", "min_new_tokens")
 FIRST_UNIFORMS = 64
 """The uniform numbers generated at first; their number then doubles as needed, so that a high limit costs nothing."""
 MIN_SHARED_PROMPT, MIN_SHARING_GROUP = 256, 4
@@ -112,7 +115,7 @@ class Scheduler:
         if branches >= self.slots:
             return started
         sequences = list(running)
-        for _, adjacent in groupby(self.waiting.values(), key=_distributions):
+        for _, adjacent in groupby(self.waiting.values(), key=DISTRIBUTION):
             group = self._group(list(adjacent))
             sequences += group
             limit = self.max_rows(self.longest_reservation(sequences))
@@ -139,8 +142,3 @@ class Scheduler:
         """The number of positions that a row and its shared prompt may need."""
         own, shared = (seq.reserved for seq in running), (seq.shared for seq in running)
         return max(own, default=0) + max(shared, default=0)
-
-
-def _distributions(request: GenerationRequest) -> tuple[object, ...]:
-    """The key under which requests have equal distributions."""
-    return request.prompt_ids, request.temperature, request.top_p, request.stop_ids, request.min_new_tokens

@@ -14,8 +14,8 @@ from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.processor import BFLOAT16_CAPABILITY, cpu_model, vector_extensions
+from dapo.distributed.launch import gpus_per_worker
 from dapo.distributed.protocol import WorkerSpec
-from dapo.distributed.trainer_group import gpus_per_rank
 from dapo.policy.memory_model import (
     GIB,
     FreeMemory,
@@ -112,7 +112,9 @@ def _compute_device(config: Config, cuda: bool | None) -> ComputeDevice:
         closing(RayLauncher(Path(logs), timeout_s=START_TIMEOUT_S, address=config.ray_address)) as launcher,
     ):
         factory = f"{__name__}:ComputeDevice.of_this_process"
-        spec = WorkerSpec(factory, {"device": device}, gpus=gpus_per_rank(config, launcher.nodes))
+        spec = WorkerSpec(
+            factory, {"device": device}, gpus=gpus_per_worker(config, launcher.nodes, default=device != "cpu")
+        )
         (worker,) = launcher.start(["device"], [spec])
         found: ComputeDevice = worker.call("report").result(START_TIMEOUT_S)
         return found
