@@ -251,7 +251,8 @@ def markdown(runs: Sequence[Mapping[str, Any]]) -> str:
     """Growth, then the largest size that is not above the paper's by part, then what the figures depend on."""
     lines = [
         "| prompts per step | responses | million tokens | controller, s | of it after the last response, s "
-        "| until the ranks have their first pass, s | until the first old log-probability, s | background threads, s | controller, ns per token "
+        "| until the ranks have their first pass, s "
+        "| until the first old log-probability, s | background threads, s | controller, ns per token "
         "| peak memory, GB | grown, bytes per token | peak memory of the ranks, GB |",
         "|" + " --- |" * 12,
         *(row_of(run) for run in runs),

@@ -17,7 +17,7 @@ from benchmarks.acceptance.check import Check, Setting, Skipped
 from benchmarks.acceptance.report import Result, without_names
 
 LOG_LINES = 15
-"""Number of printed lines that the report shows of a failed check."""
+"""Number of printed lines that the report shows of each process of a failed check."""
 IMPORTED_ONCE = tuple(f"{__package__}.{name}" for name in ("correctness", "engines", "processes", "speed", "training"))
 """By the server; torch and transformers among what these import."""
 END_S = 10.0
@@ -36,7 +36,9 @@ def run_check(check: Check, device: Literal["cuda", "cpu"], vllm_python: str | N
         log = Path(folder) / "log"
         kind, value = in_own_process(partial(check.measure, setting), limit_s=limit_s, log=log)
         seconds = time.monotonic() - started
-        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:] if log.exists() else []
+        logs = (each for each in (log, *sorted(setting.folder.rglob("*.log"))) if each.exists())  # workers' logs, too
+        lines = (each.read_text(encoding="utf-8", errors="replace").splitlines() for each in logs)
+        tail = [line for of_log in lines for line in of_log[-LOG_LINES:]]
     if kind == "skipped":
         return result("skipped", seconds, reason=value)
     if kind == "error":
