@@ -32,9 +32,11 @@ $(VENV)/.installed-gym: $(VENV)/.installed
 	$(PIP) --editable ".[gym]"
 	@touch $@
 
-# for a machine with a GPU: vLLM in the tested version, and what reads the hub's data
+# for a machine with a GPU: vLLM in the tested version, and what reads the hub's data. vLLM needs an older numpy than
+# constraints.txt has (tests/data/install_gpu.txt)
 $(VENV)/.installed-gpu: $(VENV)/.installed
-	$(PIP) --editable ".[hub]" vllm==0.32.0
+	grep --invert-match "^numpy==" constraints.txt > $(VENV)/constraints-gpu.txt
+	$(subst constraints.txt,$(VENV)/constraints-gpu.txt,$(PIP)) --editable ".[hub]" vllm==0.32.0
 	@touch $@
 
 quickstart: install

@@ -6,6 +6,7 @@ No image is built here: there may be no daemon, and the base images and wheels c
 import fnmatch
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -127,6 +128,31 @@ def test_versions_are_those_of_the_constraints_and_of_the_makefile():
         dependencies = tomllib.load(file)["project"]["dependencies"]
     named = {re.split(r"[><=]", dependency)[0] for dependency in dependencies}
     assert named <= pins.keys()
+
+
+def test_make_install_gpu_asks_for_versions_that_vllm_admits(tmp_path: Path):
+    """The commands that it would run; those that need no network are run."""
+    command = ["make", "--dry-run", "--no-print-directory", "install-gpu", f"VENV={tmp_path}", "PIP_ARGS=--from-test"]
+    planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    (chosen,) = [line for line in planned if line.startswith("grep ")]
+    subprocess.run(["bash", "-c", chosen], cwd=ROOT, check=True)
+    *_, last = [shlex.split(line) for line in planned if " -m pip install " in line]
+    assert last[last.index("--constraint") + 1] == str(tmp_path / "constraints-gpu.txt")
+    assert last[-4:] == ["--from-test", "--editable", ".[hub]", "vllm==0.32.0"]
+    resolved = pins_of(ROOT / "tests" / "data" / "install_gpu.txt")
+    asked = pins_of(tmp_path / "constraints-gpu.txt") | dict([last[-1].split("==")])
+    assert {name: asked[name] for name in resolved.keys() & asked.keys()} == {
+        name: resolved[name] for name in resolved.keys() & asked.keys()
+    }
+    assert {"torch", "transformers", "datasets", "vllm"} <= resolved.keys() & asked.keys()
+    left_out = pins_of(ROOT / "constraints.txt").keys() - asked.keys()
+    assert left_out == {"numpy"} <= resolved.keys()
+
+
+def pins_of(path: Path) -> dict[str, str]:
+    """The versions by their normalized names."""
+    pairs = re.findall(r"^([\w.-]+)==(\S+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[-_.]+", "-", name).lower(): found for name, found in pairs}
 
 
 def test_the_image_can_read_the_data_of_the_shipped_configurations():
