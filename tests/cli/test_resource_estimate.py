@@ -265,7 +265,7 @@ def test_what_cannot_work_is_reported_with_what_to_change(overrides: list[str], 
 def test_a_model_too_large_for_the_device_it_shares_is_reported():
     config = load_config(CONFIGS / "gsm8k_0.5b.yaml")
     fits = make_estimate(config, "qwen2.5-0.5b")
-    assert fits.is_colocated
+    assert not fits.config.is_multiprocess
     assert list(find_problems(fits)) == []
     (problem,) = find_problems(make_estimate(config, "qwen2.5-7b"))
     assert problem.startswith("the process needs ")
@@ -346,7 +346,7 @@ def test_an_unknown_assumption_is_refused(given: str, words: str):
 def test_a_single_trainer_on_ray_is_a_process_of_its_own_and_shares_no_device():
     config = load_config(CONFIGS / "gsm8k_0.5b.yaml", ["launcher=ray", "distributed.trainer_ranks=1"])
     found = make_estimate(config, "qwen2.5-0.5b")
-    assert not found.is_colocated
+    assert found.config.is_multiprocess
     assert found.devices == 2
     output = "\n".join(describe_estimate(config, ["device=gpu"]))
     assert "controller   1 process: the loop, data, rollout tables, checkpoints, the native engine\n" in output

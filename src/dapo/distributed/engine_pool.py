@@ -204,7 +204,6 @@ class EnginePool(EngineState):
         super().__init__(version=0)
         self._launcher, self._log = launcher, log
         self._reproducible, self._max_restarts = reproducible, max_restarts
-        self._poll = Call("poll", (0.0 if reproducible else POLL_S,))
         self.restarts = 0  # the number of processes replaced so far
         self._shares_gpus, self._transfer, self._call_timeout_s = shares_gpus, transfer, call_timeout_s
         self._weights: tuple[WeightSource, int] | None = None  # the last loaded ones, with their version
@@ -292,7 +291,7 @@ class EnginePool(EngineState):
             busy = [engine for engine in self._engines if len(engine.in_flight) > len(engine.undelivered)]
             for engine in busy:
                 if engine.pending_call is None:
-                    engine.log_and_send(self._poll)
+                    engine.log_and_send(Call("poll", (0.0 if self._reproducible else POLL_S,)))
             self._receive_polls(busy if self._reproducible else ready(busy))
         return [generation for engine in self._engines for generation in self._deliver(engine)]
 

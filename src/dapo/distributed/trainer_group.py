@@ -260,7 +260,7 @@ def _errors(futures: "Sequence[Future[Any]]") -> list[BaseException]:
 
 def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     """The worker spec of each rank; `nodes` are the launcher's."""
-    ranks = config.distributed.trainer_ranks
+    ranks, tp = config.distributed.trainer_ranks, config.gpus_per_engine
     gpus = gpus_per_worker(config, nodes, default=config.train.device != "cpu")
     is_paired = config.uses_ray and config.gpu_shares(0).is_paired
     local_threads = max(1, torch.get_num_threads() // ranks)
@@ -270,6 +270,5 @@ def trainer_specs(config: Config, nodes: Sequence[Node]) -> list[WorkerSpec]:
     locations = {} if config.loss.function is None else import_locations()
     options = [{"config": config, "rank": rank, "threads": threads, **locations} for rank in range(ranks)]
     spec = WorkerSpec(factory, {}, environment, HUB_VARIABLES, cpus=threads, gpus=0 if is_paired else gpus)
-    pairs = [divmod(rank, config.gpus_per_engine) for rank in range(ranks)]
-    shares = [(ENGINE_NAME.format(engine), gpu) if is_paired else None for engine, gpu in pairs]
+    shares = [(ENGINE_NAME.format(rank // tp), rank % tp) if is_paired else None for rank in range(ranks)]
     return [replace(spec, options=own, shares=shared) for own, shared in zip(options, shares, strict=True)]

@@ -113,7 +113,7 @@ def _data_json(data: DataFacts) -> dict[str, Any]:
 
 def _estimate_json(estimate: ResourceEstimate) -> dict[str, Any]:
     """Counts and bytes; memory by part, of the process that samples and trains, or of trainer and engine."""
-    if estimate.is_colocated:
+    if not estimate.config.is_multiprocess:
         memory = {"process": estimate.process_memory()}
     else:
         memory = {"trainer": estimate.trainer_memory(), "engine": estimate.engine_memory()}

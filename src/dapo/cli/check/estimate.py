@@ -101,11 +101,6 @@ class ResourceEstimate:
         return self.config.distributed.trainer_ranks
 
     @property
-    def is_colocated(self) -> bool:
-        """Whether policy and engine are in one process, on one device."""
-        return not self.config.is_multiprocess
-
-    @property
     def shares(self) -> GpuShares:
         """The processes that share a GPU."""
         return self.config.gpu_shares(self.profile.devices_per_node)
@@ -164,7 +159,7 @@ class ResourceEstimate:
         cache = self.cached_token_bytes * slots * longest
         logits = SAMPLING_FLOATS * 4 * slots * dimensions.vocabulary
         if self.profile.device == "gpu":
-            resident = sum(self.memory.state().values()) if self.is_colocated else 0
+            resident = sum(self.memory.state().values()) if not self.config.is_multiprocess else 0
             free = self.engine_available - resident - breakdown["weights"] - logits
             cache = min(cache, max(self.cached_token_bytes, CACHE_SHARE * free))
         return breakdown | {"cache": cache, "logits": logits}

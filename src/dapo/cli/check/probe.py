@@ -97,7 +97,11 @@ def _keep_rate(probe: Probe) -> str:
 def _speed(config: Config, probe: Probe) -> Iterator[str]:
     """Seconds of a step's phases and the peak of memory, next to the estimate of the latter."""
     estimate, _ = estimate_of(config)
-    memory = sum(estimate.process_memory().values()) / GIB if estimate is not None and estimate.is_colocated else None
+    memory = (
+        sum(estimate.process_memory().values()) / GIB
+        if estimate is not None and not estimate.config.is_multiprocess
+        else None
+    )
     rate = probe.update_tokens_per_s
     trained = "no group carries a signal, so none was made" if rate is None else f"{rate:,.0f} trained tokens/s"
     yield "  one step"

@@ -153,7 +153,7 @@ def _each(estimate: ResourceEstimate, devices: int) -> str:
 
 def _memory(estimate: ResourceEstimate) -> Iterator[str]:
     device = "GPU" if estimate.profile.device == "gpu" else "process"
-    if estimate.is_colocated:
+    if not estimate.config.is_multiprocess:
         yield from _table(estimate, f"memory of the {device} that samples and trains", estimate.process_memory())
         if estimate.profile.device == "gpu" and estimate.checkpoint_copy_bytes():
             copied = _gib(estimate.checkpoint_copy_bytes())
@@ -162,9 +162,8 @@ def _memory(estimate: ResourceEstimate) -> Iterator[str]:
     yield from _table(estimate, f"memory of a trainer's {device}", estimate.trainer_memory())
     yield from _table(estimate, f"memory of an engine's {device}", estimate.engine_memory(), estimate.engine_available)
     if estimate.config.engine_processes:
-        versions = "the newest two versions" if estimate.transfer_seconds is None else "the first version"
-        size = _gib(estimate.sync_bytes * (2 if estimate.transfer_seconds is None else 1))
-        yield f"  main memory where the weights come from: {size} for {versions}"
+        count, versions = (2, "newest two versions") if estimate.transfer_seconds is None else (1, "first version")
+        yield f"  main memory where the weights come from: {_gib(count * estimate.sync_bytes)} for the {versions}"
     mean = estimate.profile.prompt_tokens + estimate.profile.mean_response_tokens
     yield (
         f"  an engine's cache: {estimate.cache_tokens:,} tokens = "
@@ -185,7 +184,7 @@ def _table(
 def _step(estimate: ResourceEstimate) -> Iterator[str]:
     tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
     yield f"each step: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens"
-    times = "" if estimate.is_colocated else f", {plural(estimate.sync_copies, 'time')} (one per node)"
+    times = "" if not estimate.config.is_multiprocess else f", {plural(estimate.sync_copies, 'time')} (one per node)"
     if (seconds := estimate.transfer_seconds) is not None:
         times = f" from GPU to GPU, about {seconds:.1f} s"
     yield f"weight sync, each step: {estimate.sync_bytes / 1e9:,.2f} GB{times}"
@@ -199,7 +198,7 @@ def find_problems(estimate: ResourceEstimate) -> Iterator[str]:
             f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the "
             f"{dimensions.max_positions:,} positions of the model"
         )
-    if estimate.is_colocated:
+    if not estimate.config.is_multiprocess:
         yield from _too_large(estimate, "the process", estimate.process_memory())
         return
     trainer, engine = estimate.trainer_memory(), estimate.engine_memory()
@@ -255,7 +254,7 @@ def _suggest_fixes(estimate: ResourceEstimate) -> Iterator[str]:
     ):
         for value in values:
             changed = estimate.changed(section, **{option: value})
-            breakdown = changed.process_memory() if changed.is_colocated else changed.trainer_memory()
+            breakdown = changed.process_memory() if not changed.config.is_multiprocess else changed.trainer_memory()
             if sum(breakdown.values()) <= estimate.available:
                 yield f"{section}.{option}={str(value).lower()}"
                 break

@@ -45,19 +45,8 @@ def import_ray() -> Any:
     return ray
 
 
-def exposure_note(config: Config) -> str | None:
-    """A line on connections between the machines of the joined cluster that carry no secret; None without any."""
-    import ray
-    from ray import _raylet
-
-    machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-    raylet: Any = _raylet
-    has_token = raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
-    return describe_exposure(config, machines=len(machines), has_token=has_token)
-
-
 def describe_exposure(config: Config, *, machines: int, has_token: bool) -> str | None:
-    """The line of `exposure_note`."""
+    """A line on connections between the machines of a cluster that carry no secret; None without any."""
     exposed = [] if has_token else ["Ray, which runs code for whoever connects (set RAY_AUTH_MODE=token)"]
     if config.distributed.trainer_ranks > 1:
         between_ranks = "gloo" if config.train.device == "cpu" else "gloo and NCCL"

@@ -17,7 +17,7 @@ from dapo.core.text import one_line, shorten
 from dapo.distributed.launch import import_path, log_tail, wait_until_ready
 from dapo.distributed.protocol import Node, WorkerSpec
 from dapo.distributed.ray.actor import ActorInfo, WorkerActor
-from dapo.distributed.ray.cluster import PrivateCluster, connect, exposure_note, import_ray
+from dapo.distributed.ray.cluster import PrivateCluster, connect, describe_exposure, import_ray
 from dapo.distributed.ray.placement import Reservation, cluster_nodes, reserve
 from dapo.distributed.ray.weights import RayWeights
 from dapo.distributed.weight_files import WeightsFolder
@@ -38,15 +38,11 @@ class RayWorker:
         self._lock = threading.Lock()
         self._pending: dict[Future[Any], Sequence[Any]] = {}
         """The pending calls with their arguments, which keep published weights alive while a worker reads them."""
-        self._exit_message: str | None = None
+        self.exit_message: str | None = None
 
     @property
     def pid(self) -> int:
         return self.known_info.pid
-
-    @property
-    def is_dead(self) -> bool:
-        return self._exit_message is not None
 
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
         """Like Worker.call; a positional argument may be published weights. Raises EngineError if they are gone."""
@@ -60,8 +56,8 @@ class RayWorker:
         """Call one of WorkerActor's own methods."""
         future: Future[Any] = Future()
         with self._lock:
-            if self._exit_message is not None:
-                future.set_exception(WorkerDied(self._exit_message))
+            if self.exit_message is not None:
+                future.set_exception(WorkerDied(self.exit_message))
                 return future
             reference = getattr(self._actor, entry).remote(*arguments)
             self._pending[future] = arguments
@@ -113,9 +109,9 @@ class RayWorker:
         import ray
 
         with self._lock:
-            if self._exit_message is not None:
+            if self.exit_message is not None:
                 return
-            self._exit_message = cause
+            self.exit_message = cause
             pending, self._pending = self._pending, {}
         try:
             if ray.is_initialized():
@@ -174,27 +170,34 @@ class RayLauncher:
     def exposure_note(self, config: Config) -> str | None:
         """A line on connections between several machines that carry no secret. Raises LaunchError as `nodes`."""
         self._connect()
-        return exposure_note(config)
+        import ray
+        from ray import _raylet
+
+        raylet: Any = _raylet
+        machines = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        has_token = raylet.get_authentication_mode() == raylet.AuthenticationMode.TOKEN
+        return describe_exposure(config, machines=len(machines), has_token=has_token)
 
     def start(self, names: Sequence[str], specs: Sequence[WorkerSpec], *, together: bool = False) -> list[RayWorker]:
         self._connect()
         assert self._callbacks is not None
         since = time.monotonic()
         make_private_folder(self._logs)
-        self._workers = [worker for worker in self._workers if not worker.is_dead]
+        self._workers = [worker for worker in self._workers if worker.exit_message is None]
         for name, spec in zip(names, specs, strict=True):  # a lost worker returns to the GPUs that others still use
             bundle = self._bundles.pop(name, None) if spec.shares is None else self._bundles[spec.shares[0]]
             if bundle is not None and bundle[0].join():
                 self._bundles[name] = bundle
         new = {name: spec for name, spec in zip(names, specs, strict=True) if name not in self._bundles}
-        gpus = sum(node.gpus for node in cluster_nodes())
         reservations = reserve(
             list(new),
             list(new.values()),
             together=together,
             timeout_s=self._timeout_s,
             counts_cpus=self._private is None,
-            gpus_left=None if self._private is None else gpus - sum(worker.gpus for worker in self._workers),
+            gpus_left=None
+            if self._private is None
+            else sum(n.gpus for n in self.nodes) - sum(w.gpus for w in self._workers),
         )
         self._bundles |= dict(zip(new, reservations, strict=True))
         workers = [

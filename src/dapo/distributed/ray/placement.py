@@ -1,7 +1,6 @@
 """Reserves resources for workers on a Ray cluster as placement groups; errors name the demand and the cluster."""
 
 import threading
-import time
 from collections.abc import Sequence
 
 from dapo.core.errors import LaunchError
@@ -20,16 +19,9 @@ class Reservation:
         self.group = placement_group(
             [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles], strategy="PACK"
         )
+        self.ready = self.group.ready()
         self._members = len(bundles)
         self._lock = threading.Lock()
-
-    def wait_until_ready(self, timeout_s: float) -> bool:
-        """Whether the cluster has granted the placement group within the timeout."""
-        try:
-            self.group.ready().future().result(timeout_s)
-        except TimeoutError:
-            return False
-        return True
 
     def join(self) -> bool:
         """Add a worker, unless the group is removed."""
@@ -65,18 +57,19 @@ def reserve(
     `counts_cpus` processes share the CPUs. `gpus_left` is the number of GPUs that this run has not reserved; None: the
     cluster may grow. Raises LaunchError after `timeout_s`, or at once for more than `gpus_left`.
     """
-    deadline = time.monotonic() + timeout_s
+    import ray
+
     if gpus_left is not None and sum(spec.gpus for spec in specs) > gpus_left:
         raise LaunchError(f"not enough resources for {describe_demand(names, specs)}; {describe_cluster()}")
     bundles = [bundle_of(spec, counts_cpus=counts_cpus) for spec in specs]
     reservations = [Reservation(part) for part in ([bundles] if together and bundles else [[each] for each in bundles])]
     placed = [(reservation, index) for reservation in reservations for index in range(len(reservation.bundles))]
     try:
-        granted = {r: r.wait_until_ready(max(deadline - time.monotonic(), 0.0)) for r in reservations}
-        if lacking := [i for i, (reservation, _) in enumerate(placed) if not granted[reservation]]:
+        ready = [reservation.ready for reservation in reservations]
+        granted = ray.wait(ready, num_returns=len(ready), timeout=timeout_s)[0] if ready else []
+        if lacking := [i for i, (reservation, _) in enumerate(placed) if reservation.ready not in granted]:
             demand = describe_demand([names[i] for i in lacking], [specs[i] for i in lacking])
-            within = f"within {timeout_s:g} s"
-            raise LaunchError(f"not enough resources {within} for {demand}; {describe_cluster()}")
+            raise LaunchError(f"not enough resources within {timeout_s:g} s for {demand}; {describe_cluster()}")
     except BaseException:
         for reservation in reservations:
             reservation.cancel()

@@ -65,7 +65,7 @@ class VerifierPool:
         self._closed = False
         self._losses = 0
         self._calls, self._call_s = 0, 0.0
-        self.log: Callable[[str], None] = _print_to_stderr
+        self.log: Callable[[str], None] = lambda text: print_text(text, file=sys.stderr)
         self._live_workers: set[WorkerProcess] = set()
         started: Future[WorkerProcess] = Future()
         self._threads = [
@@ -362,7 +362,3 @@ def _verdict_of(values: Any) -> Verdict | None:
             if math.isfinite(score):
                 return Verdict(correct, score, error and mask_text(error), answer)
     raise WorkerLost("the worker process did not answer with a verdict")
-
-
-def _print_to_stderr(text: str) -> None:
-    print_text(text, file=sys.stderr)
