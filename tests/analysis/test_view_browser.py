@@ -4,6 +4,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -14,19 +15,23 @@ import pytest
 from dapo.analysis.compare import compare_runs
 from dapo.analysis.view.report import write_report
 from dapo.cli.train import resume_run
+from dapo.config import RewardConfig
+from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation, write_evaluation
 from dapo.runs.metrics_file import read_metrics, truncate_after
 from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.status import run_status
+from dapo.types import Problem
 from helpers.browser import MISSING, open_browser
-from helpers.run_files import append_bytes, log_metrics
+from helpers.run_files import append_bytes, log_metrics, new_run
 from helpers.view_runs import Client, close_with, make_run, serving, training
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 
+ALOUD = "reward.verifier=helpers.reward_functions:digits_aloud"
 LENGTH = "document.querySelector(\"[data-chart='Response length'] .js-plotly-plot\")?.data?.[0]"
 """The first curve of the chart of lengths."""
 
@@ -92,8 +97,8 @@ def rewrite(run: Path, step: int, change: Callable[[int, dict[str, Any]], dict[s
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A run whose verifier prints, one with other options whose texts are an attack, and a copy that is at step 2."""
     folder = tmp_path_factory.mktemp("browser")
-    first = make_run(folder / "first", "reward.verifier=helpers.reward_functions:digits_aloud")
-    second = make_run(folder / "second", "optim.lr=0.004")
+    first = make_run(folder / "first", ALOUD)
+    second = make_run(folder / "second", "optim.lr=0.004", "reward.timeout_s=9", ALOUD)
     for step in (1, 2, 3, 4):
         rewrite(second, step, lambda i, row: row | {"response": f"{i} {HOSTILE}", "prompt": HOSTILE, "answer": HOSTILE})
     table = (evaluation := load_evaluation(RunDirectory(second).eval(4))).pop("table")
@@ -242,10 +247,7 @@ def test_an_evaluation_is_paired_and_a_problem_opened(page, client):
 def test_runs_are_compared_with_the_difference_of_their_options(page):
     page.open("compare?run=first&runs=first,second")
     page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
-    assert page.texts("#differing tbody tr") == [
-        "reward.verifierhelpers.reward_functions:digits_alouddapo.rewards.examples:has_digit",
-        "optim.lr0.0030.004",
-    ]
+    assert page.texts("#differing tbody tr") == ["reward.timeout_s109", "optim.lr0.0030.004"]
 
 
 def points(value: float, unit: str = "") -> str:
@@ -254,7 +256,7 @@ def points(value: float, unit: str = "") -> str:
 
 
 def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pairs_them(browser, runs, tmp_path):
-    short = make_run(tmp_path / "short", "train.num_steps=1", "optim.lr=1e-9")
+    short = make_run(tmp_path / "short", "train.num_steps=1", "optim.lr=1e-9", ALOUD)
     with serving(runs[0], short) as client:
         page = Page(browser, f"http://127.0.0.1:{client.port}/")
         page.open("compare?run=first&runs=first,short")
@@ -279,17 +281,20 @@ def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pair
 
 
 def test_runs_that_must_not_be_paired_are_compared_without_a_difference(browser, runs, tmp_path):
-    hotter = make_run(tmp_path / "hotter", "eval.temperature=0.1")
-    without = make_run(tmp_path / "without", "data.eval=null")
-    with serving(runs[0], hotter, without) as client:
+    hotter = make_run(tmp_path / "hotter", "eval.temperature=0.1", ALOUD)
+    without = make_run(tmp_path / "without", "data.eval=null", "train.num_steps=1")
+    quiet = make_run(tmp_path / "quiet", "train.num_steps=1")
+    with serving(runs[0], hotter, without, quiet) as client:
         page = Page(browser, f"http://127.0.0.1:{client.port}/")
-        page.open("compare?run=first&runs=first,hotter,without")
-        page.wait("return document.querySelectorAll('#held-out tbody tr').length === 2")
+        page.open("compare?run=first&runs=first,hotter,without,quiet")
+        page.wait("return document.querySelectorAll('#held-out tbody tr').length === 3")
         assert page.texts("#held-out td[data-name=verdict]") == [
             "not paired: temperature is 1.0 in one and 0.1 in the other",
             "not paired: without has no evaluation",
+            "not paired: verifier is helpers.reward_functions:digits_aloud in one and "
+            "dapo.rewards.examples:has_digit in the other",
         ]
-        assert page.texts("#held-out td[data-name=difference]") == ["", ""]
+        assert page.texts("#held-out td[data-name=difference]") == ["", "", ""]
         browser.get("about:blank")
     assert all("status of 404" in error for error in page.errors())  # the browser's own line about the refusal
 
@@ -420,6 +425,45 @@ def test_the_axis_of_steps_counts_whole_steps(browser, tmp_path):
         chart = "document.querySelector('[data-chart] .js-plotly-plot')"
         page.browser.execute_script(f"Plotly.relayout({chart}, {{'xaxis.range': [0.2, 1.1]}})")
         page.wait(f"return [...{chart}.querySelectorAll('.xtick text')].map((e) => e.textContent).join() === '1'")
+        browser.get("about:blank")
+    assert page.errors() == []
+
+
+def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_says_so(browser, tmp_path):
+    length, tokens = "rollout/response_tokens_mean", "rollout/tokens_trained"
+    rows = [{"step": step, length: float(step), tokens: 9, "rollout/tokens_generated": 9} for step in range(1, 21)]
+    rows[4] = {"step": 5, length: float("nan")}
+    del rows[6][length], rows[8]  # step 7 lacks a metric, and step 9 all of them
+    run, response = new_run(tmp_path / "a"), JudgedResponse("", None, 0.0, "timed out", None, 3, "stop")
+    for step, correct in ((0, False), (8, None), (20, True)):
+        judged = response if correct is None else replace(response, correct=correct, error=None)
+        plan = EvaluationPlan("sums", 2, 1.0, 1.0, 8, (), 0, RewardConfig(verifier="exact").judging)
+        found = Evaluation(plan, (JudgedProblem(Problem("p", "?", "!"), (judged, judged)),))
+        write_evaluation(run, step, found.summary(), found.table())
+        rows.append({"step": step, **found.metrics()})
+    log_metrics(run.metrics, sorted(rows, key=lambda row: row["step"]))
+    with serving(tmp_path) as client:
+        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+        page.open("overview?run=a")
+        data = "(document.querySelector(\"[data-chart='{}'] .js-plotly-plot\")?.data || [])"
+        for title in ("Response length", "Token breakdown", "Held-out accuracy"):
+            page.browser.execute_script(f"document.querySelector(\"[data-chart='{title}']\").scrollIntoView()")
+            page.wait(f"return {data.format(title)}.length > 0")
+        for trace in page.browser.execute_script(f"return {data.format('Response length')}"):
+            assert [y is None for y in trace["y"]].count(True) == 3
+            assert [x for x, y in zip(trace["x"], trace["y"], strict=True) if y is None] == [6, 8, 10]
+            marked = [x for x, size in zip(trace["x"], trace["marker"]["size"], strict=True) if size]
+            assert marked == [6, 8]  # between two gaps
+        areas = page.browser.execute_script(f"return {data.format('Token breakdown')}")
+        assert [each["x"] for each in areas] == [[1, 2, 3, 4], [6, 7, 8], list(range(10, 21))]
+        assert [each["showlegend"] for each in areas] == [True, False, False]
+        (trace,) = page.browser.execute_script(f"return {data.format('Held-out accuracy')}")
+        assert trace["y"] == [0, None, 100]
+        page.open("evaluation?run=a")
+        page.wait("return document.querySelectorAll('td[data-name=accuracy]').length === 3")
+        assert page.texts("td[data-name=accuracy]") == ["0.0 %", "nothing judged", "100.0 %"]
+        assert "nothing judged: no response has a verdict" in page.texts("td[data-name='95 % interval']")
+        assert set(page.texts("td[data-name='judged by']")) == {"exact"}
         browser.get("about:blank")
     assert page.errors() == []
 

@@ -160,6 +160,7 @@ class TestPlainProgress:
         assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 2}, None).endswith(
             "left      -  (2 groups short)"
         )
+        assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 1}, None).endswith("(1 group short)")
         assert step_line(3, 300, {**STEP, "rollout/shortfall_groups": 0}, None).endswith("left      -")
 
     def test_on_a_narrow_terminal_the_step_line_leaves_out_whole_columns_and_keeps_the_time_left(self):
@@ -254,6 +255,18 @@ class TestLiveProgress:
         assert len(lines) == 3, "every step leaves its line above the display"
         assert "generate" not in last
 
+    def test_a_run_that_ends_before_its_last_step_shows_the_steps_that_it_made_and_no_time_left(self):
+        def solved(display):
+            display.log(1, {**STEP, "time/step_s": 100.0})
+            display.log(2, {**STEP, "time/step_s": 100.0})
+            display.phase("generate", 5, 8, "")
+            display.close()
+
+        text = re.sub(r"\x1b\[[0-9;]*m", "", _on_a_terminal(solved))
+        last = text[text.rindex("step 2/3") :]
+        assert "67%" in last
+        assert not re.search("left|step 3/3", last)
+
     def test_the_phase_shows_its_own_count(self):
         def generate(display):
             display.phase("generate", 5, 8, "31 judged: 26 all wrong")
@@ -330,6 +343,13 @@ class TestFinalReport:
             ["mean response, tokens", "21.3", "21.3"],
             ["truncated", "50.0%", "50.0%"],
         ]
+
+    def test_a_sentence_is_broken_between_words_and_a_path_or_a_command_never(self):
+        path, sentence = f"/tmp/{'folder/' * 12}run", " ".join(["weights only, so that the run ends"] * 4)
+        files = {"curves": path, "disk space": sentence, "check it": f"dapo doctor {path}"}
+        lines = [line.strip() for line in self.report(files=files).splitlines()]
+        assert {f"curves      {path}", f"check it    dapo doctor {path}"} <= set(lines)
+        assert f"disk space  {sentence}" == " ".join(lines[lines.index(f"curves      {path}") + 1 : -1])
 
     def test_responses_are_shown_as_they_are_and_not_obeyed(self):
         text = self.report(samples=[self.SAMPLE])

@@ -62,7 +62,9 @@ def report(config: Config, directory: RunDirectory) -> None:
     evaluations = first_and_last_evaluation(directory, warn)
     newest = directory.checkpoints.latest(warn=warn)
     # a run without held-out problems needs --data
-    run = shlex.quote(str(directory.path))
+    run, without_state = shlex.quote(str(directory.path)), ""
+    if newest is not None and has_weights_only(newest):
+        without_state = ", weights only: the run cannot be continued (train.keep_checkpoints=1 allows it)"
     arguments = "--samples-per-problem 8" if evaluations else "--data problems.jsonl"
     final_report(
         SafeConsole(),
@@ -75,20 +77,14 @@ def report(config: Config, directory: RunDirectory) -> None:
             **({} if config.log.rollouts == "none" else {"judged responses": directory.rollouts_folder}),
             **({"evaluations": directory.evaluations_folder} if evaluations else {}),
             "checkpoint": newest,
-            "disk space": _disk_space(directory, newest),
+            "disk space": f"{size(run_status(directory.path).disk_bytes['total'])}{without_state}",
+            **({} if without_state else {"reduce it": f"dapo clean {run}"}),
             "look at it": f"dapo view {run}",
             "check it": f"dapo doctor {run}",
             "evaluate it": f"dapo eval {run} {arguments}",
             "export it": f"dapo export {run} my-model",
         },
     )
-
-
-def _disk_space(directory: RunDirectory, newest: Path | None) -> str:
-    total = size(run_status(directory.path).disk_bytes["total"])
-    if newest is not None and has_weights_only(newest):
-        return f"{total}, with weights only: the run cannot be continued (train.keep_checkpoints=1 allows it)"
-    return f"{total}; dapo clean {shlex.quote(str(directory.path))} shows what can be removed"
 
 
 def compared_responses(evaluations: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -179,9 +179,10 @@ class ProgressDisplay:
         left = self._seconds_left()
         # the run ends at the last step or with the token budget, whichever comes first
         part = max(done / total, self._time_left.budget_fraction())
-        note = f"{part:.0%}" if left is None or part >= 1 else f"{part:.0%}, {duration(left)} left"
+        is_over = self._phase is None or part >= 1
+        note = f"{part:.0%}" if left is None or is_over else f"{part:.0%}, {duration(left)} left"
         bar = ProgressBar(total=1.0, completed=part, width=BAR_WIDTH)
-        return Text(f"step {min(done + 1, total)}/{total}", style="bold"), bar, note
+        return Text(f"step {min(done + (self._phase is not None), total)}/{total}", style="bold"), bar, note
 
     def _phase_row(self, name: str, done: int, total: int) -> tuple[RenderableType, ...]:
         seconds = stopwatch(time.monotonic() - self._phase_started)
@@ -201,7 +202,7 @@ def step_line(
     start, columns = f"step {step:>{len(str(num_steps))}}/{num_steps}", metric_columns(metrics)
     end = [f"left {'-' if seconds_left is None else duration(seconds_left):>6}"]
     if short := metrics.get("rollout/shortfall_groups"):
-        end.append(f"({short:.0f} groups short)")
+        end.append(f"({short:.0f} group{'s' * (short != 1)} short)")
     line = "  ".join([start, *columns, *end])
     for i in LEAST_IMPORTANT:
         if width is None or len(line) <= width:
@@ -283,7 +284,8 @@ def final_report(
     width = max((len(label) for label in files), default=0)
     for label, location in files.items():
         line = Text.assemble((f"{label:<{width}}  ", "dim"), printable(str(location), console.encoding))
-        console.print(line, soft_wrap=True)  # a path must not be broken over two lines: it could not be copied
+        is_copied = str(location).startswith(("dapo ", "/")) or " " not in str(location)  # it must stay in one line
+        console.print(line, soft_wrap=is_copied)
 
 
 def _append_finite(values: list[float], value: float | None) -> None:

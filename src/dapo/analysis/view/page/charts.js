@@ -16,9 +16,10 @@ View.outcomeColours = { trained: "c0", all_correct: "c2", all_wrong: "red", zero
 const SMOOTHED_FROM = 15;
 View.smoothed = (values) => {
   const half = Math.max(3, Math.floor(values.length / 10) | 1) >> 1;
-  return values.map((_, i) => {
+  return values.map((value, i) => {
+    if (value === null) return null;
     const near = values.slice(Math.max(0, i - half), i + half + 1).filter((v) => v !== null);
-    return near.length ? near.reduce((a, b) => a + b, 0) / near.length : null;
+    return near.reduce((a, b) => a + b, 0) / near.length;
   });
 };
 
@@ -50,9 +51,24 @@ const wholeTicks = (plot) => {
   if (dtick !== wanted) Plotly.relayout(plot, { "xaxis.dtick": wanted, "xaxis.tickmode": wanted ? "linear" : "auto" });
 };
 
-View.known = (values, x) => {
-  const pairs = x.map((at, i) => [at, values ? values[i] : null]).filter(([, v]) => v !== null && v !== undefined);
-  return { x: pairs.map((p) => p[0]), y: pairs.map((p) => p[1]) };
+// The rows of a curve from its first value to its last, in stretches: between two of them the line has a gap, because a
+// step is missing or has no finite value. Evaluations are made now and then: there only one without a verdict is a gap.
+View.stretches = (metrics, name) => {
+  const column = (n) => metrics.columns[n] || [], known = (i) => column(name)[i] != null, found = [];
+  const isEvaluation = name.startsWith("eval/"), evaluated = column(name.replace(/[^/]+$/, "truncated_fraction"));
+  let joined = false;
+  metrics.steps.forEach((step, i) => {
+    const isNext = isEvaluation || (i > 0 && step === metrics.steps[i - 1] + 1);
+    if (known(i)) { if (joined && isNext) found[found.length - 1].push(i); else found.push([i]); }
+    joined = known(i) || (joined && isEvaluation && evaluated[i] == null);
+  });
+  return found;
+};
+// Stretches as points with null between them, which is a gap; a point between two gaps has a marker.
+const pointsOf = (stretches, x, values) => {
+  const rows = stretches.flatMap((rows, k) => (k ? [null, ...rows] : rows)), at = rows.map((i, k) => x[i ?? rows[k + 1]]);
+  const size = stretches.flatMap((rows, k) => [...(k ? [0] : []), ...rows.map(() => (rows.length < 2 ? 5 : 0))]);
+  return { x: at, y: rows.map((i) => (i === null ? null : values[i])), size };
 };
 
 // A card with a chart. `traces` and `layout` are functions, called again when values come or the theme changes. The chart is drawn when the card comes
@@ -120,10 +136,11 @@ View.layout = ({ xaxis = {}, yaxis = {}, ...rest } = {}) => {
 
 // A curve: a thin line of the logged values and, over many steps, a thick running mean.
 View.curve = (metrics, x, name, { label, colour = "c0", scale = 1, smooth = true } = {}) => {
-  const { x: at, y: raw } = View.known(metrics.columns[name], x);
+  const { x: at, y: raw, size } = pointsOf(View.stretches(metrics, name), x, metrics.columns[name]);
   if (!at.length) return [];
-  const y = raw.map((v) => v * scale), shade = View.colour(colour);
-  const base = { x: at, type: "scatter", mode: at.length < 3 ? "lines+markers" : "lines", cliponaxis: false, name: label || name };
+  const y = raw.map((v) => (v === null ? null : v * scale)), shade = View.colour(colour);
+  const shown = at.length > 2 && size.some(Boolean) ? { mode: "lines+markers", marker: { size } } : { mode: at.length < 3 ? "lines+markers" : "lines" };
+  const base = { x: at, type: "scatter", ...shown, cliponaxis: false, name: label || name };
   if (!smooth || at.length < SMOOTHED_FROM) return [{ ...base, y, line: { color: shade, width: 2 } }];
   return [
     { ...base, y, line: { color: View.faded(shade, 0.32), width: 1 }, showlegend: false, hoverinfo: "skip" },
@@ -132,9 +149,10 @@ View.curve = (metrics, x, name, { label, colour = "c0", scale = 1, smooth = true
 };
 
 View.areas = (metrics, x, series) => {
-  const rows = metrics.steps.map((step, i) => i).filter((i) => series.some(({ name }) => (metrics.columns[name] || [])[i] != null));
-  return series.filter(({ name }) => (metrics.columns[name] || []).some((v) => v)).map(({ name, label, colour }) => ({
-    x: rows.map((i) => x[i]), y: rows.map((i) => metrics.columns[name][i] || 0), type: "scatter", mode: "lines", stackgroup: "all",
+  const any = metrics.steps.map((_, i) => (series.some(({ name }) => (metrics.columns[name] || [])[i] != null) ? 1 : null));
+  const stretches = View.stretches({ steps: metrics.steps, columns: { any } }, "any");
+  return series.filter(({ name }) => (metrics.columns[name] || []).some((v) => v)).flatMap(({ name, label, colour }) => stretches.map((rows, k) => ({
+    x: rows.map((i) => x[i]), y: rows.map((i) => metrics.columns[name][i] || 0), type: "scatter", mode: "lines", stackgroup: `stretch ${k}`, legendgroup: name, showlegend: k === 0,
     name: label, line: { width: 0.5, color: View.colour(colour) }, fillcolor: View.faded(View.colour(colour), 0.75), hovertemplate: "%{y:.4~s}",
-  }));
+  })));
 };

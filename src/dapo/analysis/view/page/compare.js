@@ -32,7 +32,7 @@ const pairedWithFirst = async (runs) => {
 };
 const pairedColumns = (first) => [
   { name: "run", cell: (r) => (r.error ? r.run : View.h("a", { href: View.link("evaluation", { a_run: first, a_step: r.a.step, b_run: r.run, b_step: r.b.step }), title: "the same difference by problem" }, r.run)) },
-  { name: "accuracy", number: true, cell: (r) => (r.a && r.b ? `${View.score(r.a.accuracy, r.a.binary)} → ${View.score(r.b.accuracy, r.b.binary)}` : "") },
+  { name: "accuracy", number: true, cell: (r) => (r.a && r.b ? `${View.judged(r.a.accuracy, r.a.binary)} → ${View.judged(r.b.accuracy, r.b.binary)}` : "") },
   { name: "difference", number: true, cell: (r) => (r.error ? "" : View.h("b", { class: View.changeClass(r) }, View.points(r.difference, r.a.binary))) },
   { name: "95 % interval", number: true, cell: (r) => (r.error ? "" : r.low === null ? "none" : `${View.points(r.low, r.a.binary, "")} to ${View.points(r.high, r.a.binary, "")}`) },
   { name: "verdict", cell: (r) => (r.error ? View.h("span", { class: "note problem" }, `not paired: ${r.error}`) : View.verdict(r, r.run)) },

@@ -172,6 +172,7 @@ View.words.outcome = (outcome) => outcome.replaceAll("_", " ");
 View.signClass = (value) => (value > 0 ? "pos" : value < 0 ? "neg" : "soft");
 View.points = (value, binary, unit = " points") => (value === null ? "–" : binary ? `${View.signed(100 * value, 1)}${unit}` : View.signed(value, 4));
 View.score = (value, binary) => (binary ? View.percent(value) : View.number(value));
+View.judged = (value, binary) => (value === null ? "nothing judged" : View.score(value, binary));
 
 View.badge = (text, kind, title) => View.h("span", { class: `badge ${kind}`, title }, text);
 View.verdictBadge = (row) => {

@@ -3,13 +3,14 @@
 
 const evaluationColumns = (binary) => [
   { name: "step", number: true, cell: (e) => View.count(e.step) },
-  { name: binary ? "accuracy" : "mean score", number: true, cell: (e) => View.h("b", {}, View.score(e.accuracy, binary)) },
-  { name: "95 % interval", number: true, cell: (e) => (e.low === null ? "none" : `${View.score(e.low, binary)} to ${View.score(e.high, binary)}`), title: "over problems" },
+  { name: binary ? "accuracy" : "mean score", number: true, cell: (e) => View.h("b", {}, View.judged(e.accuracy, binary)) },
+  { name: "95 % interval", number: true, cell: (e) => (e.accuracy === null ? e.interval_note : e.low === null ? "none" : `${View.score(e.low, binary)} to ${View.score(e.high, binary)}`), title: "over problems" },
   { name: "other estimates", cell: (e) => Object.keys(e).filter((n) => /^(pass|cons)@/.test(n) && n !== "pass@1").map((n) => `${n} ${View.percent(e[n])}`).join("  ") || "–" },
   { name: "problems", number: true, cell: (e) => `${View.count(e.problems)} × ${e.samples_per_problem}` },
   { name: "tokens", number: true, cell: (e) => View.number(e.response_tokens_mean, 1), title: "mean response" },
   { name: "truncated", number: true, cell: (e) => View.percent(e.truncated_fraction) },
   { name: "without an answer", number: true, cell: (e) => View.percent(e.no_answer_fraction) },
+  { name: "judged by", cell: (e) => (e.verifier ? View.optionValue(e.verifier) : "–"), title: "the verifier" },
 ];
 
 View.verdict = (found, name) => (found.low === null ? "" : found.low <= 0 && found.high >= 0 ? "no significant difference" : `${name} is ${found.low > 0 ? "better" : "worse"}`);
@@ -23,12 +24,12 @@ const verdictLine = (found, binary, isSame) => {
   const verdict = View.verdict(found, "B");
   if (!found.problems) return View.h("p", { id: "paired" }, "No problem has a verdict in both evaluations.");
   return View.h("p", { id: "paired" }, View.h("span", { class: `number ${View.changeClass(found)}` }, unit(found.difference)), `  ${sure}`, verdict ? View.h("b", {}, `: ${verdict}`) : "", ". ",
-    `Paired over ${View.count(found.problems)} problems: better on ${found.better}, worse on ${found.worse}, equal on ${found.equal}.`);
+    `Paired over ${View.plural(found.problems, "problem")}: better on ${found.better}, worse on ${found.worse}, equal on ${found.equal}.`);
 };
 
 const pickEvaluation = (which, state, all) => {
   const element = View.h("select", { id: `pick-${which}`, "aria-label": `evaluation ${which.toUpperCase()}`, onchange: (event) => { const [run, step] = event.target.value.split("\n"); View.go({ [`${which}_run`]: run, [`${which}_step`]: step, problem: "", offset: "" }); } },
-    all.map((e) => View.h("option", { value: `${e.run}\n${e.step}` }, `${e.run === state.run && all.every((x) => x.run === state.run) ? "" : `${e.run}, `}step ${e.step}: ${View.score(e.accuracy, e.binary)}`)));
+    all.map((e) => View.h("option", { value: `${e.run}\n${e.step}` }, `${e.run === state.run && all.every((x) => x.run === state.run) ? "" : `${e.run}, `}step ${e.step}: ${View.judged(e.accuracy, e.binary)}`)));
   element.value = `${state[`${which}_run`]}\n${state[`${which}_step`]}`;
   return View.h("label", { class: "field" }, which === "a" ? "A (first)" : "B (second)", element);
 };
@@ -77,8 +78,8 @@ View.pages.evaluation = {
     }
     const chosen = { a_run: state.a_run || state.run, a_step: state.a_step ?? String(own[0].step), b_run: state.b_run || state.run, b_step: state.b_step ?? String(own[own.length - 1].step) };
     const now = { ...state, ...chosen }, binary = own.every((e) => e.binary), scale = binary ? 100 : 1;
-    const traces = () => [{ x: own.map((e) => e.step), y: own.map((e) => e.accuracy * scale), type: "scatter", mode: "lines+markers", cliponaxis: false, name: own[0].name, line: { color: View.colour("c1"), width: 2 }, marker: { size: 8 },
-      error_y: own.every((e) => e.low !== null) ? { type: "data", symmetric: false, array: own.map((e) => (e.high - e.accuracy) * scale), arrayminus: own.map((e) => (e.accuracy - e.low) * scale), color: View.faded(View.colour("c1"), 0.6), width: 4 } : undefined },
+    const traces = () => [{ x: own.map((e) => e.step), y: own.map((e) => (e.accuracy === null ? null : e.accuracy * scale)), type: "scatter", mode: "lines+markers", cliponaxis: false, name: own[0].name, line: { color: View.colour("c1"), width: 2 }, marker: { size: 8 },
+      error_y: own.some((e) => e.low !== null) ? { type: "data", symmetric: false, array: own.map((e) => (e.low === null ? null : (e.high - e.accuracy) * scale)), arrayminus: own.map((e) => (e.low === null ? null : (e.accuracy - e.low) * scale)), color: View.faded(View.colour("c1"), 0.6), width: 4 } : undefined },
       ...[...new Set(own.flatMap((e) => Object.keys(e.by_source)))].filter((s, _, list) => list.length > 1).map((s, i) => ({ x: own.map((e) => e.step), y: own.map((e) => (e.by_source[s] ? e.by_source[s].accuracy * scale : null)), type: "scatter", mode: "lines+markers", cliponaxis: false, name: s, line: { color: View.colour(["c0", "c2", "c3", "c4", "c5", "c6"][i % 6]), width: 1.2, dash: "dot" }, marker: { size: 5 } }))];
     const chart = View.chart({ title: binary ? "Held-out accuracy" : "Held-out score", note: "with the 95 % interval over problems; dotted: by source", traces, layout: () => ({ xaxis: View.xAxis("steps", own.map((e) => e.step)), yaxis: { title: binary ? "correct (%)" : "mean score" } }) });
     const body = [head, ...notes, View.h("div", { class: "split" }, chart, View.h("section", { class: "card" }, View.h("h2", {}, "Paired difference"), View.h("p", { class: "sub" }, "B minus A on the same problems; pairing removes their difficulty from the interval"),

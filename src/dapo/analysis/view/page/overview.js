@@ -14,12 +14,12 @@ View.missing = (metrics, why) => {
 };
 
 View.heldOut = (metrics, x, name, colour, label) => {
-  const columns = metrics.columns, scaled = (n) => (columns[`eval/${name}/${n}`] || []).map((v) => (v === null ? null : 100 * v));
-  const { x: at, y } = View.known(scaled("accuracy"), x);
-  const low = View.known(scaled("low"), x).y, high = View.known(scaled("high"), x).y, paint = View.colour(colour);
-  const bars = low.length === y.length && high.length === y.length;
+  const column = (n) => metrics.columns[`eval/${name}/${n}`] || [], stretches = View.stretches(metrics, `eval/${name}/accuracy`);
+  const points = (n) => pointsOf(stretches, x, column(n).map((v) => (v === null ? null : 100 * v)));
+  const { x: at, y } = points("accuracy"), low = points("low").y, high = points("high").y, paint = View.colour(colour);
+  const bars = low.some((v) => v != null), end = (v, from, to) => (v === null || from == null || to == null ? null : Math.max(0, to - from));
   return [{ x: at, y, type: "scatter", mode: "lines+markers", name: label || name, cliponaxis: false, line: { color: paint, width: 2 }, marker: { size: 7 }, hovertemplate: "%{y:.1f} %",
-    error_y: bars ? { type: "data", symmetric: false, array: y.map((v, i) => Math.max(0, high[i] - v)), arrayminus: y.map((v, i) => Math.max(0, v - low[i])), color: View.faded(paint, 0.6), thickness: 1.2, width: 4 } : undefined }];
+    error_y: bars ? { type: "data", symmetric: false, array: y.map((v, i) => end(v, v, high[i])), arrayminus: y.map((v, i) => end(v, low[i], v)), color: View.faded(paint, 0.6), thickness: 1.2, width: 4 } : undefined }];
 };
 
 const CURVE_SPECS = [
