@@ -15,7 +15,7 @@ install-dev: $(VENV)/.installed-dev
 install-gym: $(VENV)/.installed-gym
 install-gpu: $(VENV)/.installed-gpu
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt src/cpu_kernels/kernels.cpp
 	@echo "installing dapo into $(VENV) (torch is the largest part)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0

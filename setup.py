@@ -1,28 +1,50 @@
-"""What pyproject.toml cannot say: configs/ and docs/ go into the package, and the README without links into the clone.
+"""What pyproject.toml cannot say: configs/ and docs/ go into the package, the README without links into the clone, and
+`cpu_kernels` is compiled if there is a compiler.
 
 Configurations and pages stand once, at the top of the repository, where `dapo.config.load` finds them in a clone.
 Symbolic links would need a file system that has them.
 """
 
 import re
+import runpy
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 TOP = Path(__file__).parent
+KERNELS = runpy.run_path(str(TOP / "src" / "cpu_kernels" / "build.py"))
 
 
 class BuildWithShipped(build_py):
-    """Copies configs/*.yaml and docs/*.md to dapo/ in what is built; an editable installation reads the clone."""
+    """Compiles the kernels, and copies configs/*.yaml and docs/*.md to dapo/ in what is built.
+
+    An editable installation reads the clone, where the compiled kernels lie beside their source.
+    """
 
     def run(self) -> None:
         super().run()
+        top = TOP / "src" if self.editable_mode else Path(self.build_lib)
+        if not KERNELS["compile_kernels"](top / "cpu_kernels"):
+            self.warn("no C++ compiler: on a CPU, PyTorch's slower functions stand in for cpu_kernels")
         if not self.editable_mode:
             for path in sorted([*TOP.glob("configs/*.yaml"), *TOP.glob("docs/*.md")]):
                 target = Path(self.build_lib) / "dapo" / path.parent.name
                 self.mkpath(str(target))
                 self.copy_file(str(path), str(target / path.name), preserve_mode=False)
+
+
+class WheelForThisProcessor(bdist_wheel):
+    """A wheel for this platform and every Python: the kernels know nothing of Python."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.root_is_pure = KERNELS["find_compiler"]() is None
+
+    def get_tag(self) -> tuple[str, str, str]:
+        _, _, platform = super().get_tag()
+        return "py3", "none", platform
 
 
 def description() -> str:
@@ -33,7 +55,7 @@ def description() -> str:
 
 
 setup(
-    cmdclass={"build_py": BuildWithShipped},
+    cmdclass={"build_py": BuildWithShipped, "bdist_wheel": WheelForThisProcessor},
     long_description=description(),
     long_description_content_type="text/markdown",
 )

@@ -33,8 +33,8 @@ pip_of() { # ENVIRONMENT WORDS...: pip of one of the two environments
 step_system() {
     export DEBIAN_FRONTEND=noninteractive
     apt-get update
-    # gcc and Python's headers: Triton compiles the launchers of its kernels
-    apt-get install --yes --no-install-recommends ca-certificates gcc libc6-dev python3 python3-dev python3-venv
+    # gcc and Python's headers: Triton compiles the launchers of its kernels; g++: dapo compiles those for CPUs
+    apt-get install --yes --no-install-recommends ca-certificates gcc g++ libc6-dev python3 python3-dev python3-venv
     rm -rf /var/lib/apt/lists/*
 }
 

@@ -321,6 +321,7 @@ LIBRARIES = sorted(path.parent for path in ROOT.parent.glob("*/__init__.py") if 
 ALLOWED = {
     "strict_math": {"mpmath"},
     "code_sandbox": {"remote", "rpc", "test_runner", "pytest_subset"},
+    "cpu_kernels": {"torch"},
     "foreign_options": {"yaml"},
     "gated_store": {"torch"},
     "vllm_weights": {"torch"},

@@ -9,6 +9,7 @@ import importlib.metadata
 import inspect
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -43,7 +44,7 @@ SOURCES = (
     "pyproject.toml",
     "setup.py",
 )
-JUNK = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.tmp")
+JUNK = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.tmp", "*.so")
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def call(*command: str | Path, folder: Path, expected_code: int = 0) -> str:
 
 def files_below(folder: Path) -> dict[str, bytes]:
     paths = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths if path.suffix != ".tmp"}
+    kept = (path for path in paths if path.suffix not in {".tmp", ".so"})
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in kept}
 
 
 def test_the_wheel_holds_the_package_the_configs_the_pages_and_the_license_and_nothing_else(built: Distributions):
@@ -111,6 +113,9 @@ def test_the_wheel_holds_the_package_the_configs_the_pages_and_the_license_and_n
     expected |= {f"dapo/docs/{path.name}": path.read_bytes() for path in (ROOT / "docs").glob("*.md")}
     about = f"dapo_rl-{dapo.__version__}.dist-info"
     own = {name: content for name, content in built.in_wheel.items() if not name.startswith(about)}
+    compiled = [own.pop(name) for name in sorted(own) if name.endswith(".so")]
+    assert len(compiled) == (2 if platform.machine() == "x86_64" else 1)  # one for each instruction set
+    assert built.wheel.name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
     assert sorted(own) == sorted(expected)
     assert own == expected
     assert built.in_wheel[f"{about}/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
@@ -171,8 +176,8 @@ found["check"] = command("check", "quickstart")
 found["pages"] = {page: command("docs", page) for page in sys.argv[1:]}
 found["train"] = command("train", "configs/tiny.yaml", "train.num_steps=1", "train.threads=1", "--run-dir", "run")
 found["modules"] = sorted({str(Path(m.__file__).parent) for n, m in list(sys.modules.items())
-                           if n.split(".")[0] in ("dapo", "strict_math", "code_sandbox", "foreign_options",
-                                                  "gated_store", "vllm_weights")
+                           if n.split(".")[0] in ("dapo", "strict_math", "code_sandbox", "cpu_kernels",
+                                                  "foreign_options", "gated_store", "vllm_weights")
                            and getattr(m, "__file__", None)})
 print(json.dumps(found))
 """

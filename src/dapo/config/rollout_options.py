@@ -36,8 +36,8 @@ class NativeConfig(Section):
     )
     kernels: Annotated[dict[str, str] | None, Auto] = option(
         None,
-        "CPU kernel (mkl, onednn or plain) for weights of a shape, {576x1536: onednn}; other shapes use the kernel for "
-        "model.dtype. none or auto: the fastest kernel of each shape, timed when the run starts.",
+        "CPU kernel (mkl, onednn or plain) for weights of a shape, {576x1536: onednn}; layers: compiled fuses the "
+        "work between products. none or auto: the fastest of each shape, timed at the start, and compiled layers.",
     )
 
 

@@ -6,7 +6,7 @@ values are not repeated for the heads that share them, and the model's own mask 
 positions once per forward. Sliding windows come from the model in both cases.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from cpu_kernels import Prompts, attend
 from dapo.core.errors import EngineError
 
 NAME = "dapo_native"
@@ -62,37 +63,13 @@ class RowLengths:
         )
 
 
-PromptStates: TypeAlias = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values `[1, kv_heads, positions, d]` of a prompt, for each layer."""
-
-
 @dataclass(frozen=True)
-class SharedPrompts:
-    """The attention of a decode step with prompts that several rows share, stored outside of the rows.
+class CompiledRows:
+    """Attention of a decode step by `cpu_kernels`, without a mask: a row's query sees its prompt and its positions."""
 
-    A row attends to its own positions and to its prompt separately; the two results are weighted by their sums of
-    exponentials. One product reads a prompt for all its rows.
-    """
-
-    positions: Tensor  # [n] in the rows, of the queries
-    prompts: Sequence[tuple[Tensor, PromptStates]]  # the rows `[k]` of each prompt, and the prompt's keys and values
-    mask: Tensor | None = None  # [n, 1, 1, length] over the rows' own positions
-
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, scaling: float | None, layer: int) -> Tensor:
-        """Attention of `[n, kv_heads, group, d]` over `[n, kv_heads, length, d]` and the prompts."""
-        output, sums = _attend_with_sums(query, keys, values, attn_mask=self.mask, scale=scaling)
-        for rows, states in self.prompts:
-            queries = query[rows].transpose(0, 1).flatten(1, 2)[None]  # [1, kv_heads, rows * group, d]
-            found, found_sums = _attend_with_sums(queries, *states[layer], scale=scaling)
-            of_prompt = found[0].unflatten(1, (len(rows), -1)).transpose(0, 1)  # [rows, kv_heads, group, d]
-            prompt_sums = found_sums[0].unflatten(1, (len(rows), -1)).transpose(0, 1)
-            weight = torch.sigmoid(sums[rows] - prompt_sums).unsqueeze(3).to(output.dtype)
-            output[rows] = torch.lerp(of_prompt, output[rows], weight)
-        return output
-
-
-_attend_with_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""The CPU kernel of `scaled_dot_product_attention`; it also returns the logarithms of the sums of exponentials."""
+    first: Tensor  # [n] the first position in a row that its query sees
+    lengths: Tensor  # [n] positions in use
+    prompts: Prompts | None = None
 
 
 def register() -> None:
@@ -111,7 +88,7 @@ def native_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | RowLengths | SharedPrompts | None,
+    attention_mask: Tensor | RowLengths | CompiledRows | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: object,
@@ -126,12 +103,12 @@ def native_attention(
             raise EngineError(f"{what} ({name})")
     if isinstance(attention_mask, RowLengths):
         return attention_mask(query.squeeze(2), key, value, scaling).unsqueeze(1), None
+    if isinstance(attention_mask, CompiledRows):
+        rows, layer = attention_mask, int(module.layer_idx)  # type: ignore[arg-type]
+        queries, scale = query.squeeze(2), query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attend(queries, key, value, rows.first, rows.lengths, scale, rows.prompts, layer).unsqueeze(1), None
     n, heads, length, width = query.shape
     shared = key.shape[1]
-    if isinstance(attention_mask, SharedPrompts):
-        grouped = query.reshape(n, shared, heads // shared, width)
-        attn_output = attention_mask(grouped, key, value, scaling, int(module.layer_idx))  # type: ignore[arg-type]
-        return attn_output.reshape(n, 1, heads, width), None
     if length == 1:
         grouped = query.reshape(n, shared, heads // shared, width)
         attn_output = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
@@ -150,14 +127,14 @@ def native_mask(
     *,
     q_length: int,
     kv_length: int,
-    q_offset: int | Tensor | RowLengths | SharedPrompts = 0,
+    q_offset: int | Tensor | RowLengths | CompiledRows = 0,
     mask_function: Callable[..., Tensor] | None = None,
     allow_is_causal_skip: bool = True,
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **others: object,
-) -> Tensor | RowLengths | SharedPrompts | None:
+) -> Tensor | RowLengths | CompiledRows | None:
     """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
 
     A prefill gets `[1, 1, q, q_offset + q]` booleans, or None for plain causal attention (`q_offset` 0). A decode step
@@ -167,19 +144,19 @@ def native_mask(
     """
     if mask_function is None:
         raise EngineError("a model without a mask function")
-    if isinstance(q_offset, RowLengths):
+    if isinstance(q_offset, RowLengths | CompiledRows):
         if others.get("use_vmap"):  # set by transformers where a model extends its causal or sliding mask
             raise EngineError("a mask function of its own")
-        return q_offset if local_size is None else replace(q_offset, window=local_size)
-    if isinstance(q_offset, SharedPrompts) and local_size is not None:
-        raise EngineError("a window over a shared prompt")
+        if local_size is None:
+            return q_offset
+        if isinstance(q_offset, RowLengths):
+            return replace(q_offset, window=local_size)
+        return replace(q_offset, first=(q_offset.lengths - local_size).clamp(min=0))
     keys = torch.arange(kv_length, device=device)[None, None, None, :]
     zero = torch.zeros((), dtype=torch.long, device=device)
-    if isinstance(q_offset, Tensor | SharedPrompts):
-        positions = q_offset if isinstance(q_offset, Tensor) else q_offset.positions
-        allowed = mask_function(zero, zero, positions[:, None, None, None], keys)
-        mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
-        return mask if isinstance(q_offset, Tensor) else replace(q_offset, mask=mask)
+    if isinstance(q_offset, Tensor):
+        allowed = mask_function(zero, zero, q_offset[:, None, None, None], keys)
+        return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
     if allow_is_causal_skip and q_offset == 0 and (local_size is None or q_length <= local_size):
         return None
     return mask_function(

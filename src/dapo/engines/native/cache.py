@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from dapo.engines.native.attention import PromptStates, RowLengths, SharedPrompts, VarlenAttention
+from cpu_kernels import can_attend, store_positions_
+from dapo.engines.native.attention import CompiledRows, RowLengths, VarlenAttention
 from dapo.engines.native.device_memory import upload
 
 BLOCK = 64  # positions; capacity grows by at least half, in whole blocks, so that copying is rare
@@ -76,8 +77,9 @@ class PromptCache(KeyValueCache):
         return single
 
     @property
-    def states(self) -> PromptStates:
-        return list(zip(self.keys, self.values, strict=True))
+    def addresses(self) -> list[list[int]]:
+        """For each layer the memory addresses of its keys and its values."""
+        return [[states.data_ptr() for states in layer] for layer in zip(self.keys, self.values, strict=True)]
 
     @property
     def num_bytes(self) -> int:
@@ -132,7 +134,7 @@ class SlotCache(KeyValueCache):
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
         self._copy(self.tensors, self.tensors, sources, rows, length)
 
-    def begin_step(self, positions: Tensor, longest: int, shared: SharedPrompts | None = None) -> None:
+    def begin_step(self, positions: Tensor, longest: int, shared: CompiledRows | None = None) -> None:
         """Prepare a forward that writes row i at `positions[i]` `[n]`; the longest row then has `longest` positions."""
         raise NotImplementedError
 
@@ -180,14 +182,18 @@ class MaskedSlots(SlotCache):
 
     position_dim = 2
 
-    def __init__(self) -> None:
+    def __init__(self, *, compiled: bool = False) -> None:
+        """`compiled`: whether a decode step attends by `cpu_kernels`, where it supports the tensors."""
         super().__init__()
         self._flat_indices: dict[int, Tensor] = {}
-        self._query_offset: Tensor | SharedPrompts = self._positions
+        self._query_offset: Tensor | CompiledRows = self._positions
+        self._compiled = compiled
 
-    def begin_step(self, positions: Tensor, longest: int, shared: SharedPrompts | None = None) -> None:
+    def begin_step(self, positions: Tensor, longest: int, shared: CompiledRows | None = None) -> None:
         self._positions = positions
         self._query_offset = shared or positions
+        if self._compiled and shared is None and can_attend(self.tensors[0], self.tensors[len(self.tensors) // 2]):
+            self._query_offset = CompiledRows(torch.zeros_like(positions), positions + 1)
         self._length = min(-(-longest // ALIGN) * ALIGN, self.capacity)
         self._flat_indices = {}
 
@@ -202,9 +208,17 @@ class MaskedSlots(SlotCache):
             self._flat_indices[heads] = (lines * self.capacity + self._positions[:, None]).flatten()
         for tensor, states in ((keys, key_states), (values, value_states)):
             tensor.view(-1, tensor.shape[-1]).index_copy_(0, self._flat_indices[heads], states.reshape(n * heads, -1))
-        return keys[:n, :, : self._length], values[:n, :, : self._length]
+        length = None if isinstance(self._query_offset, CompiledRows) else self._length
+        return keys[:n, :, :length], values[:n, :, :length]
 
-    def get_query_offset(self, layer_idx: int = 0) -> Tensor | SharedPrompts:  # type: ignore[override]
+    def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        if not isinstance(self._query_offset, CompiledRows):
+            return super().update_fused(key_values, layer_idx)
+        keys, values = self.tensors[layer_idx], self.tensors[len(self.tensors) // 2 + layer_idx]
+        store_positions_(key_values.squeeze(1), keys, values, self._positions)
+        return keys, values
+
+    def get_query_offset(self, layer_idx: int = 0) -> Tensor | CompiledRows:  # type: ignore[override]
         """`[n]` position of each row's query, with the shared prompts; `attention.native_mask` reads it."""
         return self._query_offset
 
@@ -228,7 +242,7 @@ class LengthSlots(SlotCache):
         self._row_lengths: RowLengths | None = None
         self._flat_indices = torch.empty(0, dtype=torch.long)
 
-    def begin_step(self, positions: Tensor, longest: int, shared: SharedPrompts | None = None) -> None:
+    def begin_step(self, positions: Tensor, longest: int, shared: CompiledRows | None = None) -> None:
         if shared is not None:
             raise ValueError("attention by lengths needs the prompts in the rows, got shared prompts")
         n, device = len(positions), positions.device
@@ -262,4 +276,4 @@ class LengthSlots(SlotCache):
         return self._row_lengths
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
-        return (torch.cat(pair, 1).transpose(1, 2) for pair in prompts.states)
+        return (torch.cat(pair, 1).transpose(1, 2) for pair in zip(prompts.keys, prompts.values, strict=True))

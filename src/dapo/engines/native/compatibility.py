@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from cpu_kernels import is_compiled
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native import attention
@@ -14,7 +15,7 @@ from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused_layers import fuse_prepacked_layers
 from dapo.engines.native.fused_weight_layers import fuse_weight_layers
 from dapo.engines.native.model_kernels import ModelKernels, model_kernels_for
-from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS, prepack_linears
+from dapo.engines.native.prepacked_linear import COMPILED, DEFAULT_KERNELS, LAYERS, prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -51,7 +52,13 @@ def patch_model(
     tolerance = max(MIN_TOLERANCE[model.dtype], ROUNDING_FACTOR * rounding)
     model.set_attn_implementation(plain)
     attention.register()
-    model_kernels = model_kernels or model_kernels_for(model, reproducible=reproducible)
+    compiled = kernels.get(LAYERS) == COMPILED
+    if compiled and not is_compiled():
+        raise EngineError(
+            "rollout.native.kernels: the run uses compiled layers, and this installation has none for this processor; "
+            "install a C++ compiler (g++), then dapo again"
+        )
+    model_kernels = model_kernels or model_kernels_for(model, reproducible=reproducible, compiled=compiled)
     if not model_kernels.fuses_weights:
         fuse_prepacked_layers(model, rows=rows, kernels=kernels)
         prepack_linears(model, rows=rows, kernels=kernels)

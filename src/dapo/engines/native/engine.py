@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from cpu_kernels import Prompts
 from dapo.config.rollout_options import NativeConfig, RolloutConfig
 from dapo.core.memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
-from dapo.engines.native.attention import SharedPrompts
+from dapo.engines.native.attention import CompiledRows
 from dapo.engines.native.cache import PromptCache
 from dapo.engines.native.cache_rows import BranchGroup, Row, RowCopies, Rows, flat
 from dapo.engines.native.compatibility import patch_model
@@ -86,7 +87,7 @@ class NativeEngine(EngineState):
             shares_prompts=self._forward.shares_prompts,
         )
         self._memory = CudaMemory(model.device) if memory is None and model.device.type == "cuda" else memory
-        self._cache = self._forward.model_kernels.new_slots()
+        self._cache, self._compiled = self._forward.model_kernels.new_slots(), self._forward.model_kernels.compiled
         self._rows = Rows()
         self._prompts: dict[tuple[int, ...], PromptCache] = {}  # the prompts that several rows share
         self._prefix: PromptPrefix | None = None
@@ -239,20 +240,17 @@ class NativeEngine(EngineState):
             self._copy(copies)
         return finished
 
-    def _shared(self, branches: Sequence[BranchGroup]) -> SharedPrompts | None:
-        """The prompts of these branches that are stored outside of the rows."""
-        rows: dict[tuple[int, ...], list[int]] = {}
-        for row, branch in enumerate(branches):
-            if branch[0].shared:
-                rows.setdefault(branch[0].request.prompt_ids, []).append(row)
-        if not rows:
+    def _shared(self, branches: Sequence[BranchGroup]) -> CompiledRows | None:
+        """The rows of these branches with their prompts that are stored outside of the rows; None if there are none."""
+        named = [branch[0].request.prompt_ids if branch[0].shared else None for branch in branches]
+        shared = [prompt for prompt in dict.fromkeys(named) if prompt is not None]
+        if not shared:
             return None
-        device = self._forward.device
-        positions = upload(np.array([branch[0].row_length - 1 for branch in branches], dtype=np.int64), device)
-        numbered = [
-            (np.array(indices, dtype=np.int64), self._prompts[prompt].states) for prompt, indices in rows.items()
-        ]
-        return SharedPrompts(positions, [(upload(indices, device), states) for indices, states in numbered])
+        of_row = torch.tensor([-1 if prompt is None else shared.index(prompt) for prompt in named])
+        addresses = torch.tensor([self._prompts[prompt].addresses for prompt in shared])  # [prompts, layers, 2]
+        prompts = Prompts(of_row, torch.tensor([*map(len, shared)]), addresses.permute(1, 2, 0).contiguous())
+        lengths = torch.tensor([branch[0].row_length for branch in branches])
+        return CompiledRows(torch.zeros_like(lengths), lengths, prompts)
 
     def _upload(
         self, integers: Sequence[Sequence[int]], branches: Sequence[BranchGroup]
@@ -274,7 +272,7 @@ class NativeEngine(EngineState):
         rows, per_token = uploaded[: (count + 2) * n].view(-1, n), uploaded[(count + 2) * n :].view(-1, m)
         uniforms = per_token[0].view(torch.float64)[:, None]
         draws = UniformDraws(uniforms, counts, None if counts is None else per_token[1])
-        settings = SamplingSettings.of(values, rows[count:].view(torch.float64), draws)
+        settings = SamplingSettings.of(values, rows[count:].view(torch.float64), draws, compiled=self._compiled)
         return rows[:count].unbind(), settings
 
     def _sample(self, branches: Sequence[BranchGroup], logits: Tensor, settings: SamplingSettings) -> list[Generation]:

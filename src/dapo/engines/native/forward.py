@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from cpu_kernels import can_attend
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
-from dapo.engines.native.attention import SharedPrompts
+from dapo.engines.native.attention import CompiledRows
 from dapo.engines.native.cache import PromptCache, SlotCache
 from dapo.engines.native.device_memory import upload
 from dapo.engines.native.fused_weight_layers import FusedWeightKernels
-from dapo.engines.native.model_kernels import ModelKernels
+from dapo.engines.native.model_kernels import ModelKernels, head_width
 from dapo.engines.native.prepacked_linear import prepacked_weights
 from dapo.engines.request_checks import require_all_weights, require_shape
 
@@ -87,13 +88,13 @@ class Forward:
         return self.step(cache, ids, at, longest=max(positions) + 1)
 
     def step(
-        self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, shared: SharedPrompts | None = None
+        self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, shared: CompiledRows | None = None
     ) -> Tensor:
         """Like `decode`, with `[n]` numbers on the device; `longest` is the largest position in a row plus one.
 
         `shared`: prompts outside of the rows; without them the positions in the rows are those in the sequences.
         """
-        cache.begin_step(positions if shared is None else shared.positions, longest, shared)
+        cache.begin_step(positions if shared is None else shared.lengths - 1, longest, shared)
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
 
     def load_weights(self, source: WeightSource) -> None:
@@ -121,14 +122,11 @@ class Forward:
 
 
 def _shares_prompts(model: PreTrainedModel, model_kernels: ModelKernels) -> bool:
-    """Whether prompts can be shared: on a CPU, without windows, with keys as wide as values."""
-    config = model.config
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
-    has_windows = layers != {"full_attention"} or (
-        getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None) is not None
-    )
-    same_widths = getattr(config, "v_head_dim", None) is None
-    return model.device.type == "cpu" and model_kernels.attend is None and same_widths and not has_windows
+    """Whether prompts can be shared: by compiled attention, without windows."""
+    config, width = model.config, head_width(model)
+    layers = getattr(config, "layer_types", None) or [getattr(config, "sliding_window", None) or "full_attention"]
+    states = torch.empty(1, width or 1, dtype=model.dtype, device=model.device)
+    return model_kernels.compiled and can_attend(states, states) and set(layers) == {"full_attention"}
 
 
 @torch.no_grad()

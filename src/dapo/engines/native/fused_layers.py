@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
@@ -21,9 +20,17 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from cpu_kernels import rms_norm, rotate_
 from dapo.engines.native.attention import native_attention
 from dapo.engines.native.cache import KeyValueCache
-from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS, FusedQKVLinear, can_prepack, prepack_linears
+from dapo.engines.native.prepacked_linear import (
+    COMPILED,
+    DEFAULT_KERNELS,
+    LAYERS,
+    FusedQKVLinear,
+    can_prepack,
+    prepack_linears,
+)
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers with the same modules in the same order; the last family also normalizes queries and keys."""
@@ -81,56 +88,36 @@ class PrepackedKernels:
 
     def __init__(self, layer: Any, *, rows: int, kernels: Mapping[str, str]) -> None:
         """Replace the layer's linear modules by prepacked ones."""
-        self._layer, self._attention = layer, layer.self_attn
-        attention = self._attention
-        self._fused_qkv = FusedQKVLinear(
-            [attention.q_proj, attention.k_proj, attention.v_proj], rows=rows, kernels=kernels
-        )
+        self._layer, self._compiled = layer, kernels.get(LAYERS) == COMPILED
+        self._attention = attention = layer.self_attn
+        parts = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self._fused_qkv = FusedQKVLinear(parts, rows=rows, kernels=kernels)
         attention.q_proj, attention.k_proj, attention.v_proj = self._fused_qkv.layers
         prepack_linears(layer, rows=rows, kernels=kernels)
 
     def attention_inputs(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], cache: KeyValueCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        attention = self._attention
-        normed = _norm(self._layer.input_layernorm, hidden_states)
+        attention, compiled = self._attention, self._compiled
+        normed = self._norm(self._layer.input_layernorm, hidden_states)
         heads = self._fused_qkv(normed).unflatten(-1, (-1, attention.head_dim))
-        values_from = heads.shape[2] - attention.v_proj.out_features // attention.head_dim
-        keys_from = attention.q_proj.out_features // attention.head_dim
-        query, key = heads[:, :, :keys_from], heads[:, :, keys_from:values_from]
+        key_heads = attention.v_proj.out_features // attention.head_dim
+        query_heads = heads.shape[2] - 2 * key_heads
+        norms = None
         if hasattr(attention, "q_norm"):
-            rotated = torch.cat((_norm(attention.q_norm, query), _norm(attention.k_norm, key)), 2)
-        else:
-            rotated = heads[:, :, :values_from]
-        rotated = _rotate(rotated, *position_embeddings).transpose(1, 2)
-        keys, values = cache.update(
-            rotated[:, keys_from:], heads[:, :, values_from:].transpose(1, 2), attention.layer_idx
-        )
-        return rotated[:, :keys_from], keys, values
+            norms = attention.q_norm.weight, attention.k_norm.weight, attention.q_norm.variance_epsilon
+        rotate_(heads, *position_embeddings, query_heads, key_heads, norms, compiled=compiled)
+        keys, values = cache.update_fused(heads[:, :, query_heads:], attention.layer_idx)
+        return heads[:, :, :query_heads].transpose(1, 2), keys, values
 
     def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
         return self._attention.o_proj.plus(attn_output, hidden_states)
 
     def add_mlp(self, hidden_states: Tensor) -> Tensor:
         mlp = self._layer.mlp
-        inner = _norm(self._layer.post_attention_layernorm, hidden_states)
+        inner = self._norm(self._layer.post_attention_layernorm, hidden_states)
         gated = mlp.up_proj.times(inner, mlp.gate_proj.silu(inner))
         return mlp.down_proj.plus(gated, hidden_states)
 
-
-def _norm(norm: Any, inputs: Tensor) -> Tensor:
-    """RMSNorm over the last dimension in two passes over the inputs; the module's own forward takes four."""
-    wide = inputs.float()
-    length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    scale = length.square_().div_(inputs.shape[-1]).add_(norm.variance_epsilon).rsqrt_()
-    return (wide * scale).to(inputs.dtype).mul_(norm.weight)
-
-
-def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of `[n, length, heads, d]`; `cos` and `sin` are `[n or 1, length, d]`."""
-    half = states.shape[-1] // 2
-    cos, sin = cos.unsqueeze(2), sin.unsqueeze(2)
-    rotated = states * cos
-    rotated[..., :half].addcmul_(states[..., half:], sin[..., :half], value=-1)
-    rotated[..., half:].addcmul_(states[..., :half], sin[..., half:])
-    return rotated
+    def _norm(self, norm: Any, inputs: Tensor) -> Tensor:
+        return rms_norm(inputs, norm.weight, norm.variance_epsilon, compiled=self._compiled)

@@ -16,10 +16,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+import cpu_kernels
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.files import atomic_write_json, cache_folder, open_no_link
 from dapo.core.processor import cpu_model, vector_extensions
-from dapo.engines.native.prepacked_linear import KERNELS, default_kernel, multiplies, shape_name
+from dapo.engines.native.prepacked_linear import COMPILED, KERNELS, LAYERS, default_kernel, multiplies, shape_name
 
 MIN_ELEMENTS = 2**18
 """The smallest weight that is timed. Smaller ones use the default kernel: a call takes longer than the product."""
@@ -32,11 +33,13 @@ Measure: TypeAlias = Callable[[Iterable[str], int, int, int, torch.dtype], dict[
 
 
 def resolve_kernels(options: NativeConfig, model: nn.Module, *, dtype: torch.dtype, device: str) -> NativeConfig:
-    """Resolve `rollout.native.kernels`: on a CPU the fastest kernel of each shape, on a GPU none."""
+    """Resolve `rollout.native.kernels`: the fastest kernel of each shape and compiled layers on a CPU, else none."""
     if options.kernels is not None:
         return options
     timed = device == "cpu"
     kernels = choose_kernels(linear_shapes(model), dtype, options.slots, choices=choices_file()) if timed else {}
+    if timed and dtype in cpu_kernels.DTYPES and cpu_kernels.is_compiled():
+        kernels[LAYERS] = COMPILED
     return options.model_copy(update={"kernels": kernels})
 
 

@@ -22,17 +22,20 @@ class ModelKernels:
     num_splits: int | None = None
     """The kernel's number of splits of a row. 1: a row's attention rounds independently of the rest of the batch. None:
     the kernel splits long rows freely, which is faster for few rows."""
+    compiled: bool = False  # whether `cpu_kernels` attends in a decode step and samples
 
     def new_slots(self) -> SlotCache:
         """An empty cache of the kind that the attention reads."""
-        return MaskedSlots() if self.attend is None else LengthSlots(self.attend, num_splits=self.num_splits)
+        if self.attend is None:
+            return MaskedSlots(compiled=self.compiled)
+        return LengthSlots(self.attend, num_splits=self.num_splits)
 
 
-def model_kernels_for(model: PreTrainedModel, *, reproducible: bool) -> ModelKernels:
-    """On a CPU prepacked weights and masks; on a GPU fused weights, and attention by lengths if supported."""
+def model_kernels_for(model: PreTrainedModel, *, reproducible: bool, compiled: bool = False) -> ModelKernels:
+    """On a CPU prepacked weights; on a GPU fused weights, and attention by lengths if supported."""
     if model.device.type == "cpu":
-        return ModelKernels(fuses_weights=False)
-    has_kernel = model.dtype in (torch.bfloat16, torch.float16) and _head_width(model) is not None
+        return ModelKernels(fuses_weights=False, compiled=compiled)
+    has_kernel = model.dtype in (torch.bfloat16, torch.float16) and head_width(model) is not None
     if not (has_kernel and torch.cuda.get_device_capability(model.device) >= BFLOAT16_CAPABILITY):
         return ModelKernels(fuses_weights=True)
     from torch.nn.attention.varlen import varlen_attn  # slow to import, and useless on a CPU
@@ -41,7 +44,7 @@ def model_kernels_for(model: PreTrainedModel, *, reproducible: bool) -> ModelKer
     return ModelKernels(fuses_weights=True, attend=attend, num_splits=1 if reproducible else None)
 
 
-def _head_width(model: PreTrainedModel) -> int | None:
+def head_width(model: PreTrainedModel) -> int | None:
     """The width of an attention head if the kernel supports it."""
     config = model.config
     if getattr(config, "v_head_dim", None) is not None:  # keys and values of different widths

@@ -19,6 +19,8 @@ PROBE = (5, 24, 40)
 """Rows, inputs and outputs of the product that tests whether this processor and this torch support the operators."""
 DEFAULT_KERNELS: Mapping[str, str] = {}
 """The empty choice of kernels, with which each weight uses the default kernel for its type."""
+LAYERS, COMPILED = "layers", "compiled"
+"""The entry of a choice of kernels by which `cpu_kernels` computes what lies between a layer's products."""
 
 
 class PrepackedWeight:

@@ -18,9 +18,8 @@ from dapo.types import Finish, Generation, GenerationRequest
 DISTRIBUTION = attrgetter("prompt_ids", "temperature", "top_p", "stop_ids", "min_new_tokens")
 FIRST_UNIFORMS = 64
 """The uniform numbers generated at first; their number then doubles as needed, so that a high limit costs nothing."""
-MIN_SHARED_PROMPT, MIN_SHARING_GROUP = 256, 4
-"""The fewest prompt tokens and requests of a group whose prompt is stored once: for less, reading it separately from
-the rows takes longer than it saves."""
+MIN_SHARED_PROMPT, MIN_SHARING_GROUP = 32, 4
+"""The fewest prompt tokens and requests of a group whose prompt is stored once."""
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import cpu_kernels
 from dapo.engines.native.device_memory import upload
 
 BLOCK = 256  # tokens per block; near the square root of common vocabularies
@@ -70,16 +71,19 @@ class SamplingSettings:
     top_ps: Tensor  # [n, 1] float64
     samplers: "list[Sampler]"  # the sampling function of each row, chosen on the host
     is_scaled: bool  # whether any temperature differs from 1
+    compiled: bool = False  # whether `cpu_kernels` samples where the whole distribution counts
 
     @classmethod
-    def of(cls, values: NDArray[np.float64], uploaded: Tensor, draws: UniformDraws) -> "SamplingSettings":
+    def of(
+        cls, values: NDArray[np.float64], uploaded: Tensor, draws: UniformDraws, *, compiled: bool = False
+    ) -> "SamplingSettings":
         """Make settings from `[2, n]` temperatures and `top_p`, on the host and on the logits' device."""
         rows = zip(values[0].tolist(), values[1].tolist(), strict=True)
         samplers: list[Sampler] = [
             _greedy if temperature == 0 else _nucleus if top_p < 1 else _full for temperature, top_p in rows
         ]
         temperatures, top_ps = uploaded.unsqueeze(2).unbind()
-        return cls(draws, temperatures, top_ps, samplers, is_scaled=bool((values[0] != 1).any()))
+        return cls(draws, temperatures, top_ps, samplers, is_scaled=bool((values[0] != 1).any()), compiled=compiled)
 
     def __getitem__(self, rows: slice) -> "SamplingSettings":
         return self._select(self.draws[rows], rows, self.samplers[rows])
@@ -90,7 +94,9 @@ class SamplingSettings:
         return self._select(draws, index, [self.samplers[row] for row in rows]), at
 
     def _select(self, draws: UniformDraws, index: slice | Tensor, samplers: "list[Sampler]") -> "SamplingSettings":
-        return SamplingSettings(draws, self.temperatures[index], self.top_ps[index], samplers, self.is_scaled)
+        return SamplingSettings(
+            draws, self.temperatures[index], self.top_ps[index], samplers, self.is_scaled, self.compiled
+        )
 
 
 Sampler = Callable[[Tensor, SamplingSettings], tuple[Tensor, Tensor]]
@@ -106,7 +112,8 @@ def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     the logits of a row are not finite, its log-probabilities are nan.
     """
     n, size = logits.shape
-    rows = n if logits.is_cuda else max(1, CPU_CHUNK // size)
+    is_whole = logits.is_cuda or (settings.compiled and set(settings.samplers) == {_full})
+    rows = n if is_whole else max(1, CPU_CHUNK // size)
     chunks = [_sample_rows(logits[i : i + rows], settings[i : i + rows]) for i in range(0, n, rows)]
     tokens, logprobs = zip(*chunks, strict=True)
     return torch.cat(tokens), torch.cat(logprobs)
@@ -133,6 +140,10 @@ def _greedy(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]
 
 
 def _full(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
+    if settings.compiled and cpu_kernels.can_sample(logits):
+        draws = settings.draws
+        counts = torch.ones(len(logits), dtype=torch.int64) if draws.counts is None else torch.tensor(draws.counts)
+        return cpu_kernels.sample(logits, settings.temperatures, draws.uniforms.contiguous(), counts.cumsum(0))
     probabilities = _softmax(logits, settings)
     tokens = invert_cdf(probabilities, settings.draws)
     return tokens, _entries(probabilities, tokens[:, None], settings.draws)[:, 0].log()

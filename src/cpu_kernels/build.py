@@ -1,0 +1,46 @@
+"""Compiles `kernels.cpp` for the instruction sets of this kind of processor; setup.py runs it, which has no torch."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
+"""The instruction sets of x86 by the names that PyTorch gives a processor's capability."""
+_OPTIONS = ["-std=c++17", "-O3", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti"]
+_OPTIONS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi"]
+
+
+def library_path(folder: Path, capability: str) -> Path:
+    """The compiled library for a processor of that capability, which may not exist."""
+    return folder / f"kernels-{LEVELS[capability] if _is_x86() and capability in LEVELS else platform.machine()}.so"
+
+
+def find_compiler() -> str | None:
+    """The command of the C++ compiler: `CXX`, as for other packages, else a common name."""
+    if sys.platform == "win32":
+        return None
+    return os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
+
+
+def compile_kernels(folder: Path) -> list[Path]:
+    """Compile the libraries into a folder; returns them, none without a compiler that can."""
+    compiler = find_compiler()
+    if compiler is None:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for capability in LEVELS if _is_x86() else [""]:
+        target = library_path(folder, capability)
+        level = [f"-march={LEVELS[capability]}"] if capability else []
+        command = [*compiler.split(), *_OPTIONS, *level, str(SOURCE), "-o", str(target)]
+        if subprocess.run(command, check=False, capture_output=True).returncode == 0:
+            made.append(target)
+    return made
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")

@@ -1,0 +1,340 @@
+// What a decoder layer computes between its matrix products, for rows in float32 or bfloat16, computed in float32.
+//
+// One source for every processor: the compiler gets the instruction set (build.py), and `Lanes` is as wide as it.
+// Every row is computed alone and in one order, so a result depends neither on the other rows nor on the number of
+// threads. `parallel_for` is PyTorch's, by which these functions use PyTorch's threads.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef __AVX512F__
+constexpr int WIDTH = 16;
+#else
+constexpr int WIDTH = 8;
+#endif
+#define INLINE static inline __attribute__((always_inline))
+typedef float Lanes __attribute__((vector_size(4 * WIDTH), aligned(4)));
+typedef int32_t IntLanes __attribute__((vector_size(4 * WIDTH)));
+typedef uint32_t WordLanes __attribute__((vector_size(4 * WIDTH)));
+typedef uint16_t HalfLanes __attribute__((vector_size(2 * WIDTH), aligned(2)));
+
+typedef int (*ParallelFor)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *);
+
+struct BFloat16 {
+    uint16_t bits;
+};
+
+INLINE Lanes load(const float *p) { return *reinterpret_cast<const Lanes *>(p); }
+INLINE void store(float *p, Lanes x) { *reinterpret_cast<Lanes *>(p) = x; }
+INLINE Lanes load(const BFloat16 *p) {
+    WordLanes words = __builtin_convertvector(*reinterpret_cast<const HalfLanes *>(p), WordLanes) << 16;
+    return reinterpret_cast<Lanes>(words);
+}
+INLINE void store(BFloat16 *p, Lanes x) {
+    WordLanes words = reinterpret_cast<WordLanes>(x);
+    WordLanes rounded = words + 0x7fff + ((words >> 16) & 1);  // to nearest, ties to even
+    rounded = x == x ? rounded : words | 0x400000;             // a nan stays one
+    *reinterpret_cast<HalfLanes *>(p) = __builtin_convertvector(rounded >> 16, HalfLanes);
+}
+INLINE float to_float(float x) { return x; }
+INLINE float to_float(BFloat16 x) {
+    uint32_t word = uint32_t(x.bits) << 16;
+    float value;
+    memcpy(&value, &word, 4);
+    return value;
+}
+
+INLINE Lanes broadcast(float x) { return Lanes{} + x; }
+INLINE float total(Lanes x) {
+    float sum = 0;
+    for (int lane = 0; lane < WIDTH; lane++) sum += x[lane];
+    return sum;
+}
+INLINE float largest(Lanes x) {
+    float top = x[0];
+    for (int lane = 1; lane < WIDTH; lane++) top = x[lane] > top ? x[lane] : top;
+    return top;
+}
+
+// e^x to 2e-7 of its value for x <= 88, 0 below -87; nan stays nan. Cephes' polynomial.
+INLINE Lanes exponential(Lanes x) {
+    Lanes bounded = x < -87.0f ? broadcast(-87.0f) : x;
+    Lanes power = (bounded * 1.44269504088896341f + 12582912.0f) - 12582912.0f;  // rounded to a whole number
+    Lanes r = bounded - power * 0.693359375f;
+    r = r - power * -2.12194440e-4f;
+    Lanes p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    Lanes y = p * r * r + r + 1.0f;
+    IntLanes exponent = (__builtin_convertvector(power, IntLanes) + 127) << 23;
+    return x < -87.0f ? Lanes{} : y * reinterpret_cast<Lanes>(exponent);
+}
+
+template <class T> INLINE float norm_scale(const T *x, int64_t width, float epsilon) {
+    Lanes squares = {};
+    for (int64_t i = 0; i < width; i += WIDTH) squares += load(x + i) * load(x + i);
+    return 1.0f / sqrtf(total(squares) / width + epsilon);
+}
+
+// RMSNorm of `rows` contiguous rows.
+template <class T> INLINE void norm_rows(const T *x, const T *weight, T *out, int64_t rows, int64_t width, float epsilon) {
+    for (int64_t row = 0; row < rows; row++, x += width, out += width) {
+        float scale = norm_scale(x, width, epsilon);
+        for (int64_t i = 0; i < width; i += WIDTH) store(out + i, load(x + i) * scale * load(weight + i));
+    }
+}
+
+// Rotary embedding in place of the first heads of each row `[heads_of_row, width]`; with weights, their RMSNorm first.
+// `cosines` and `sines` repeat after `angle_rows` rows.
+template <class T>
+INLINE void rotate_rows(T *rows, const T *cosines, const T *sines, const T *query_weight, const T *key_weight,
+                        int64_t num_rows, int64_t angle_rows, int64_t query_heads, int64_t key_heads,
+                        int64_t heads_of_row, int64_t width, float epsilon) {
+    int64_t half = width / 2;
+    for (int64_t row = 0; row < num_rows; row++) {
+        const T *cosine = cosines + (row % angle_rows) * width, *sine = sines + (row % angle_rows) * width;
+        for (int64_t head = 0; head < query_heads + key_heads; head++) {
+            T *x = rows + (row * heads_of_row + head) * width;
+            const T *weight = head < query_heads ? query_weight : key_weight;
+            float scale = weight ? norm_scale(x, width, epsilon) : 1.0f;
+            for (int64_t i = 0; i < half; i += WIDTH) {
+                Lanes first = load(x + i), second = load(x + half + i);
+                if (weight) {
+                    first *= scale * load(weight + i);
+                    second *= scale * load(weight + half + i);
+                }
+                store(x + i, first * load(cosine + i) - second * load(sine + i));
+                store(x + half + i, second * load(cosine + half + i) + first * load(sine + half + i));
+            }
+        }
+    }
+}
+
+// Copy one position per row: `[heads, width]` keys, then as many values, to `positions[row]` of `[rows, heads, capacity, width]`.
+template <class T>
+INLINE void store_rows(const T *states, T *keys, T *values, const int64_t *positions, int64_t rows, int64_t row_stride,
+                       int64_t heads, int64_t width, int64_t capacity) {
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < heads; head++) {
+            int64_t at = ((row * heads + head) * capacity + positions[row]) * width;
+            const T *key = states + row * row_stride + head * width;
+            memcpy(keys + at, key, width * sizeof(T));
+            memcpy(values + at, key + heads * width, width * sizeof(T));
+        }
+}
+
+constexpr int64_t BLOCK = 64, MAX_QUERIES = 16, MAX_WIDTH = 256;
+
+// The attention of some queries to the keys so far: the largest score, the sum of exponentials, the sum of values.
+struct Partial {
+    float top[MAX_QUERIES], sum[MAX_QUERIES], values[MAX_QUERIES][MAX_WIDTH];
+};
+
+INLINE const float *as_floats(const float *states, int64_t, float *) { return states; }
+INLINE const float *as_floats(const BFloat16 *states, int64_t count, float *buffer) {
+    for (int64_t i = 0; i < count; i += WIDTH) store(buffer + i, load(states + i));
+    return buffer;
+}
+
+// Attend from the queries `of .. of + queries` to the positions `[count, width]` of one head.
+template <class T>
+INLINE void attend(const float *query, int64_t queries, const T *keys, const T *values, int64_t count, int64_t width,
+                   float scale, Partial &partial, int64_t of = 0) {
+    float scores[MAX_QUERIES][BLOCK], buffer[sizeof(T) == 4 ? 1 : BLOCK * MAX_WIDTH];
+    for (int64_t start = 0; start < count; start += BLOCK) {
+        int64_t length = count - start < BLOCK ? count - start : BLOCK;
+        const float *states = as_floats(keys + start * width, length * width, buffer);
+        for (int64_t key = 0; key < length; key++)
+            for (int64_t i = 0; i < queries; i++) {
+                Lanes products = {};
+                for (int64_t x = 0; x < width; x += WIDTH)
+                    products += load(query + (of + i) * width + x) * load(states + key * width + x);
+                scores[i][key] = total(products) * scale;
+            }
+        for (int64_t i = 0; i < queries; i++) {
+            for (int64_t key = length; key < BLOCK; key++) scores[i][key] = -INFINITY;
+            Lanes tops = load(scores[i]);
+            for (int64_t key = WIDTH; key < BLOCK; key += WIDTH) {
+                Lanes more = load(scores[i] + key);
+                tops = more > tops ? more : tops;
+            }
+            float top = largest(tops), before = partial.top[of + i];
+            top = top > before ? top : before;
+            float kept = before == -INFINITY ? 0.0f : exponential(broadcast(before - top))[0];
+            Lanes sums = {};
+            for (int64_t key = 0; key < BLOCK; key += WIDTH) {
+                Lanes weight = exponential(load(scores[i] + key) - top);
+                store(scores[i] + key, weight);
+                sums += weight;
+            }
+            partial.top[of + i] = top;
+            partial.sum[of + i] = partial.sum[of + i] * kept + total(sums);
+            if (kept != 1.0f)
+                for (int64_t x = 0; x < width; x += WIDTH) store(partial.values[of + i] + x, load(partial.values[of + i] + x) * kept);
+        }
+        states = as_floats(values + start * width, length * width, buffer);
+        for (int64_t i = 0; i < queries; i++)
+            for (int64_t x = 0; x < width; x += 2 * WIDTH) {
+                Lanes first = load(partial.values[of + i] + x), second = load(partial.values[of + i] + x + WIDTH);
+                for (int64_t key = 0; key < length; key++) {
+                    first += scores[i][key] * load(states + key * width + x);
+                    second += scores[i][key] * load(states + key * width + x + WIDTH);
+                }
+                store(partial.values[of + i] + x, first);
+                store(partial.values[of + i] + x + WIDTH, second);
+            }
+    }
+}
+
+// Row `row` attends to its prompt, if `prompt_of[row]` is one, and to its own positions `first[row] .. lengths[row]`.
+template <class T> struct Attention {
+    const T *query, *keys, *values;
+    T *out;
+    const int64_t *first, *lengths, *prompt_of, *prompt_lengths;
+    const T *const *prompt_keys, *const *prompt_values;
+    int64_t rows, row_stride, key_heads, group, width, capacity;
+    float scale;
+
+    INLINE void run_heads(int64_t from, int64_t to, void *self) {
+        const Attention &a = *static_cast<Attention *>(self);
+        Partial partial;
+        float queries[MAX_QUERIES * MAX_WIDTH];
+        for (int64_t task = from, rows; task < to; task += rows) {
+            // consecutive rows of one prompt read it together, as far as their queries fit
+            int64_t head = task / a.rows, row = task % a.rows, prompt = a.prompt_of ? a.prompt_of[row] : -1;
+            int64_t limit = MAX_QUERIES / a.group, end = to < (head + 1) * a.rows ? to : (head + 1) * a.rows;
+            for (rows = 1; prompt >= 0 && rows < limit && task + rows < end && a.prompt_of[row + rows] == prompt;) rows++;
+            for (int64_t start = 0; start < a.group; start += MAX_QUERIES) {
+                int64_t count = a.group - start < MAX_QUERIES ? a.group - start : MAX_QUERIES;
+                int64_t offset = (head * a.group + start) * a.width;
+                for (int64_t r = 0; r < rows; r++)
+                    for (int64_t i = 0; i < count * a.width; i += WIDTH)
+                        store(queries + r * count * a.width + i, load(a.query + (row + r) * a.row_stride + offset + i));
+                for (int64_t i = 0; i < rows * count; i++) {
+                    partial.top[i] = -INFINITY;
+                    partial.sum[i] = 0;
+                    memset(partial.values[i], 0, a.width * sizeof(float));
+                }
+                if (prompt >= 0) {
+                    int64_t length = a.prompt_lengths[prompt];
+                    attend(queries, rows * count, a.prompt_keys[prompt] + head * length * a.width,
+                           a.prompt_values[prompt] + head * length * a.width, length, a.width, a.scale, partial);
+                }
+                for (int64_t r = 0; r < rows; r++) {
+                    int64_t first = a.first[row + r], at = ((row + r) * a.key_heads + head) * a.capacity + first;
+                    attend(queries, count, a.keys + at * a.width, a.values + at * a.width, a.lengths[row + r] - first,
+                           a.width, a.scale, partial, r * count);
+                    T *out = a.out + (row + r) * a.key_heads * a.group * a.width + offset;
+                    for (int64_t i = 0; i < count; i++)
+                        for (int64_t x = 0; x < a.width; x += WIDTH)
+                            store(out + i * a.width + x,
+                                  load(partial.values[r * count + i] + x) / partial.sum[r * count + i]);
+                }
+            }
+        }
+    }
+};
+
+constexpr int64_t TOKENS = 256;  // of a block of the cumulative distribution
+
+// Draw `ends[row] - ends[row - 1]` tokens from each row of logits by the inverse of the cumulative distribution.
+template <class T> struct Sampling {
+    const T *logits;
+    const double *temperatures, *uniforms;
+    const int64_t *ends;
+    int64_t *tokens;
+    float *logprobs;
+    double *sums;  // [rows, blocks]
+    int64_t vocabulary;
+
+    INLINE Lanes weights(const T *x, int64_t i, int64_t end, float top, float inverse) {
+        if (i + WIDTH <= end) return exponential((load(x + i) - top) * inverse);
+        Lanes last = broadcast(-INFINITY);
+        for (int64_t lane = 0; i + lane < end; lane++) last[lane] = to_float(x[i + lane]);
+        return exponential((last - top) * inverse);
+    }
+
+    INLINE void run_rows(int64_t from, int64_t to, void *self) {
+        const Sampling &s = *static_cast<Sampling *>(self);
+        int64_t size = s.vocabulary, blocks = (size + TOKENS - 1) / TOKENS;
+        for (int64_t row = from; row < to; row++) {
+            const T *x = s.logits + row * size;
+            double *sums = s.sums + row * blocks, sum = 0;
+            float top = to_float(x[0]), inverse = float(1.0 / s.temperatures[row]);
+            int64_t i = 0;
+            Lanes tops = broadcast(top);
+            for (; i + WIDTH <= size; i += WIDTH) {
+                Lanes more = load(x + i);
+                tops = more > tops ? more : tops;
+            }
+            top = largest(tops);
+            for (; i < size; i++) top = to_float(x[i]) > top ? to_float(x[i]) : top;
+            for (int64_t block = 0; block < blocks; block++) {
+                int64_t end = (block + 1) * TOKENS < size ? (block + 1) * TOKENS : size;
+                Lanes of_block = {};
+                for (i = block * TOKENS; i < end; i += WIDTH) of_block += weights(x, i, end, top, inverse);
+                sums[block] = sum += total(of_block);
+            }
+            for (int64_t draw = row ? s.ends[row - 1] : 0; draw < s.ends[row]; draw++) {
+                double target = s.uniforms[draw] * sum;
+                int64_t block = 0, chosen = -1;
+                while (block < blocks - 1 && !(sums[block] > target)) block++;
+                while (block > 0 && sums[block] == sums[block - 1]) block--;  // the last ones may have no mass
+                double reached = block ? sums[block - 1] : 0;
+                int64_t end = (block + 1) * TOKENS < size ? (block + 1) * TOKENS : size;
+                for (i = block * TOKENS; i < end && !(reached > target && chosen >= 0); i += WIDTH) {
+                    Lanes weight = weights(x, i, end, top, inverse);
+                    for (int64_t lane = 0; lane < WIDTH && !(reached > target && chosen >= 0); lane++)
+                        if (weight[lane] > 0) {
+                            chosen = i + lane;
+                            reached += weight[lane];
+                        }
+                }
+                s.tokens[draw] = chosen < 0 ? 0 : chosen;  // no weight is positive where a logit is not finite
+                s.logprobs[draw] = float(double((to_float(x[s.tokens[draw]]) - top) * inverse) - log(sum));
+            }
+        }
+    }
+};
+
+template <class T> static void run_attention(int64_t from, int64_t to, void *self) { Attention<T>::run_heads(from, to, self); }
+template <class T> static void run_sampling(int64_t from, int64_t to, void *self) { Sampling<T>::run_rows(from, to, self); }
+
+#define EXPORTS(T, SUFFIX)                                                                                            \
+    extern "C" void rms_norm_##SUFFIX(const T *x, const T *weight, T *out, int64_t rows, int64_t width, float epsilon) { \
+        norm_rows(x, weight, out, rows, width, epsilon);                                                              \
+    }                                                                                                                 \
+    extern "C" void rotate_##SUFFIX(T *rows, const T *cosines, const T *sines, const T *query_weight,                 \
+                                    const T *key_weight, int64_t num_rows, int64_t angle_rows, int64_t query_heads,   \
+                                    int64_t key_heads, int64_t heads_of_row, int64_t width, float epsilon) {          \
+        rotate_rows(rows, cosines, sines, query_weight, key_weight, num_rows, angle_rows, query_heads, key_heads,     \
+                    heads_of_row, width, epsilon);                                                                    \
+    }                                                                                                                 \
+    extern "C" void store_positions_##SUFFIX(const T *states, T *keys, T *values, const int64_t *positions,           \
+                                             int64_t rows, int64_t row_stride, int64_t heads, int64_t width,          \
+                                             int64_t capacity) {                                                      \
+        store_rows(states, keys, values, positions, rows, row_stride, heads, width, capacity);                        \
+    }                                                                                                                 \
+    extern "C" void attention_##SUFFIX(ParallelFor run, const T *query, const T *keys, const T *values, T *out,       \
+                                       const int64_t *first, const int64_t *lengths, const int64_t *prompt_of,        \
+                                       const int64_t *prompt_lengths, const T *const *prompt_keys,                    \
+                                       const T *const *prompt_values, int64_t rows, int64_t row_stride,               \
+                                       int64_t key_heads, int64_t group, int64_t width, int64_t capacity,             \
+                                       float scale) {                                                                 \
+        Attention<T> all = {query,       keys,          values, out,        first,     lengths, prompt_of, prompt_lengths, \
+                            prompt_keys, prompt_values, rows,   row_stride, key_heads, group,   width,     capacity,  \
+                            scale};                                                                                   \
+        run(0, rows *key_heads, 4, run_attention<T>, &all);                                                           \
+    }                                                                                                                 \
+    extern "C" void sample_##SUFFIX(ParallelFor run, const T *logits, const double *temperatures,                     \
+                                    const double *uniforms, const int64_t *ends, int64_t *tokens, float *logprobs,    \
+                                    double *sums, int64_t rows, int64_t vocabulary) {                                 \
+        Sampling<T> all = {logits, temperatures, uniforms, ends, tokens, logprobs, sums, vocabulary};                 \
+        run(0, rows, 1, run_sampling<T>, &all);                                                                       \
+    }
+
+EXPORTS(float, float32)
+EXPORTS(BFloat16, bfloat16)

@@ -1,0 +1,222 @@
+"""Compiled kernels against float64 at all shapes of a decode step; alone and in a batch they give equal bits."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import cpu_kernels
+from cpu_kernels import (
+    DTYPES,
+    Prompts,
+    attend,
+    can_attend,
+    can_sample,
+    is_compiled,
+    rms_norm,
+    rotate_,
+    sample,
+    store_positions_,
+)
+from cpu_kernels.build import find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+CAPACITY = 150
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        yield
+
+
+def test_an_installation_with_a_compiler_has_the_kernels():
+    assert is_compiled(), "run `make install` (or pip install --editable .) again"
+
+
+def test_a_missing_library_is_logged_once_with_what_to_do(caplog: pytest.LogCaptureFixture, monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu_kernels, "library_path", lambda folder, capability: tmp_path / "kernels.so")
+    cpu_kernels._library.cache_clear()
+    try:
+        assert not is_compiled()
+        assert not can_sample(torch.zeros(1, 4))
+    finally:
+        cpu_kernels._library.cache_clear()
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path / 'kernels.so'} is missing: PyTorch's functions stand in")
+    assert "install one, then the package again" in message
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 32), (3, 1, 576), (2, 5, 4, 64), (64, 1, 4096)])
+def test_rms_norm_is_that_of_pytorch(shape: tuple[int, ...], dtype: torch.dtype):
+    x, weight = torch.randn(shape).to(dtype) * 3, torch.randn(shape[-1]).to(dtype)
+    expected = torch.nn.functional.rms_norm(x.double(), shape[-1:], weight.double(), 1e-5)
+    for compiled in (True, False):
+        got = rms_norm(x, weight, 1e-5, compiled=compiled)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), expected, atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_normed", [False, True])
+@pytest.mark.parametrize(("n", "length", "width"), [(5, 1, 64), (2, 7, 128), (1, 3, 32)])
+def test_the_rotary_embedding_is_that_of_transformers_and_leaves_the_values(
+    n: int, length: int, width: int, is_normed: bool, dtype: torch.dtype
+):
+    heads = torch.randn(n, length, 3 + 2 + 2, width).to(dtype)
+    for rows in {1, n}:
+        cosines, sines = torch.randn(2, rows, length, width).to(dtype)
+        weights = torch.randn(2, width).to(dtype)
+        x = heads[:, :, :5].double()
+        if is_normed:
+            each = torch.cat((weights[:1].expand(3, -1), weights[1:].expand(2, -1))).double()
+            x = torch.nn.functional.rms_norm(x, (width,), eps=1e-6) * each
+        turned = torch.cat((-x[..., width // 2 :], x[..., : width // 2]), -1)
+        expected = x * cosines.double().unsqueeze(2) + turned * sines.double().unsqueeze(2)
+        for compiled in (True, False):
+            norms = (weights[0], weights[1], 1e-6) if is_normed else None
+            got = rotate_(heads.clone(), cosines, sines, 3, 2, norms, compiled=compiled)
+            torch.testing.assert_close(got[:, :, :5].double(), expected, atol=4 * ROUNDING[dtype], rtol=ROUNDING[dtype])
+            assert torch.equal(got[:, :, 5:], heads[:, :, 5:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_position_is_written_where_it_belongs_and_nowhere_else(dtype: torch.dtype):
+    heads = torch.randn(4, 9, 32).to(dtype)
+    keys, values = torch.zeros(2, 6, 3, CAPACITY, 32, dtype=dtype)
+    positions = torch.tensor([0, 149, 7, 7])
+    store_positions_(heads[:, 3:], keys, values, positions)
+    for row, position in enumerate(positions.tolist()):
+        assert torch.equal(keys[row, :, position], heads[row, 3:6])
+        assert torch.equal(values[row, :, position], heads[row, 6:])
+    assert int((keys != 0).any(-1).sum()) == int((values != 0).any(-1).sum()) == 4 * 3
+
+
+def attention(
+    query: Tensor, keys: Tensor, values: Tensor, first: int, length: int, prompt: tuple[Tensor, ...]
+) -> Tensor:
+    """One row's attention in float64: `[heads, d]`."""
+    joined = [torch.cat((p, own[:, first:length]), 1).double() for p, own in zip(prompt, (keys, values), strict=True)]
+    k, v = (states.repeat_interleave(len(query) // len(keys), 0)[None] for states in joined)
+    return scaled_dot_product_attention(query.double()[None, :, None], k, v)[0, :, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    key_heads=st.integers(1, 3),
+    group=st.sampled_from([1, 2, 3, 4, 7, 16, 18]),
+    width=st.sampled_from([32, 64, 96, 256]),
+    dtype=st.sampled_from(list(DTYPES)),
+    prompts=st.lists(st.sampled_from([1, 2, 63, 64, 65, 130]), max_size=3),
+    window=st.sampled_from([None, 1, 20]),
+    draw=st.randoms(use_true_random=False),
+)
+def test_attention_is_that_of_each_row_over_its_prompt_and_its_own_positions(
+    rows: int, key_heads: int, group: int, width: int, dtype: torch.dtype, prompts: list[int], window: int | None, draw
+):
+    heads = torch.randn(rows, key_heads * (group + 2), width).to(dtype)
+    query = heads[:, : key_heads * group]
+    keys, values = torch.randn(2, rows + 1, key_heads, CAPACITY, width).to(dtype)
+    lengths = torch.tensor([draw.choice([1, 2, 63, 64, 65, 128, CAPACITY]) for _ in range(rows)])
+    first = torch.zeros_like(lengths) if window is None or prompts else (lengths - window).clamp(min=0)
+    states = [torch.randn(2, 1, key_heads, length, width).to(dtype).unbind() for length in prompts]
+    of_row = torch.tensor([draw.randrange(-1, len(prompts)) for _ in range(rows)])
+    shared = None
+    if prompts:
+        other = torch.zeros(2, len(prompts), dtype=torch.int64)  # of another layer
+        addresses = torch.tensor([[state.data_ptr() for state in pair] for pair in states]).T
+        shared = Prompts(of_row, torch.tensor(prompts), torch.stack((other, addresses)))
+    assert can_attend(keys, values)
+    got = attend(query, keys, values, first, lengths, width**-0.5, shared, layer=1)
+    nothing = torch.empty(key_heads, 0, width, dtype=dtype)
+    for row in range(rows):
+        prompt = (nothing, nothing) if of_row[row] < 0 else tuple(state[0] for state in states[of_row[row]])
+        expected = attention(query[row], keys[row], values[row], int(first[row]), int(lengths[row]), prompt)
+        torch.testing.assert_close(got[row].double(), expected, atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
+        alone = None if shared is None else Prompts(of_row[row : row + 1], shared.lengths, shared.pointers)
+        one = slice(row, row + 1)
+        again = attend(query[one], keys[one], values[one], first[one], lengths[one], width**-0.5, alone, layer=1)
+        assert torch.equal(again[0], got[row])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_other_types_and_widths_are_not_served_and_have_pytorchs_functions(dtype: torch.dtype):
+    states = torch.randn(2, 1, 4, 32).to(dtype)
+    assert not can_attend(states, states)
+    assert not can_sample(states[0, 0])
+    assert not can_attend(*torch.randn(2, 1, 1, 4, 24))
+    assert not can_attend(*torch.randn(2, 1, 1, 4, 288))
+    assert rms_norm(states, torch.ones(32, dtype=dtype), 1e-5).dtype == dtype
+
+
+# --- sampling
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [1, 7, 255, 256, 257, 4099])
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 2.5])
+def test_a_draw_is_the_inverse_of_the_cumulative_distribution(temperature: float, vocabulary: int, dtype: torch.dtype):
+    n, draws = 5, [1, 3, 2, 64, 1]
+    logits = (4 * torch.randn(n, vocabulary)).to(dtype)
+    uniforms = torch.rand(sum(draws), dtype=torch.float64)
+    uniforms[:2] = torch.tensor([0.0, 1 - 2**-53])
+    assert can_sample(logits)
+    tokens, logprobs = sample(
+        logits, torch.full((n,), temperature, dtype=torch.float64), uniforms, torch.tensor(draws).cumsum(0)
+    )
+    log_p = (logits.double() / temperature).log_softmax(-1)
+    rows = torch.repeat_interleave(torch.arange(n), torch.tensor(draws))
+    upper = log_p.exp().cumsum(-1)[rows, tokens]
+    assert bool((upper >= uniforms - 1e-6).all())
+    assert bool((upper - log_p.exp()[rows, tokens] <= uniforms + 1e-6).all())
+    torch.testing.assert_close(logprobs.double(), log_p[rows, tokens], atol=2e-6, rtol=1e-6)
+
+
+def test_a_token_without_probability_is_never_sampled():
+    logits = torch.full((4, 600), -torch.inf)
+    for row, token in enumerate((0, 255, 256, 599)):
+        logits[row, token] = -5.0
+    for uniform in (0.0, 0.5, 1 - 2**-53):
+        uniforms = torch.full((4,), uniform, dtype=torch.float64)
+        tokens, logprobs = sample(logits, torch.ones(4, dtype=torch.float64), uniforms, torch.arange(1, 5))
+        assert tokens.tolist() == [0, 255, 256, 599]
+        assert logprobs.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_has_nan_log_probabilities_and_disturbs_no_other(bad: float):
+    logits = torch.randn(3, 300)
+    ones, uniforms, ends = torch.ones(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64), torch.arange(1, 4)
+    expected = sample(logits, ones, uniforms, ends)
+    for token in (0, 150, 299):
+        broken = logits.clone()
+        broken[1, token] = bad
+        tokens, logprobs = sample(broken, ones, uniforms, ends)
+        assert bool(logprobs[1].isnan())
+        assert 0 <= int(tokens[1]) < 300
+        for row in (0, 2):
+            assert (tokens[row], logprobs[row]) == (expected[0][row], expected[1][row])
+
+
+def test_results_do_not_depend_on_the_number_of_threads():
+    logits, keys = torch.randn(9, 5000), torch.randn(9, 3, CAPACITY, 64)
+    query, lengths = torch.randn(9, 6, 64), torch.arange(100, 109)
+    uniforms = torch.rand(9, dtype=torch.float64)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            sampled = sample(logits, torch.ones(9, dtype=torch.float64), uniforms, torch.arange(1, 10))
+            found.append((*sampled, attend(query, keys, keys, torch.zeros_like(lengths), lengths, 0.125)))
+    finally:
+        torch.set_num_threads(before)
+    for one, other in itertools.pairwise(found):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

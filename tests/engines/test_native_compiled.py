@@ -1,0 +1,111 @@
+"""The native engine with `cpu_kernels` between its products: the same distributions, prompts read once, recorded."""
+
+import copy
+
+import pytest
+import torch
+
+import cpu_kernels
+from cpu_kernels.build import find_compiler
+from dapo.config.rollout_options import NativeConfig
+from dapo.core.errors import EngineError
+from dapo.engines.native.compatibility import patch_model
+from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.linear_probe import resolve_kernels
+from dapo.engines.native.prepacked_linear import COMPILED, LAYERS
+from dapo.types import Generation, GenerationRequest
+from helpers import tiny_models
+from helpers.tiny_models import SERVED, tiny_model
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.1}  # of the largest, and of the mean difference in nats
+KERNELS = {LAYERS: COMPILED}
+PROMPT = tuple((7 * i + 3 * i * i) % 197 for i in range(40))
+PROMPTS = {PROMPT: 5, (*PROMPT, 3): 4, (5, 5, 120): 3}
+
+
+@pytest.fixture(autouse=True)
+def wide_heads(monkeypatch: pytest.MonkeyPatch):
+    """Of the narrowest width that the kernels serve."""
+    monkeypatch.setitem(tiny_models.COMMON, "head_dim", 32)
+    monkeypatch.setitem(tiny_models.COMMON, "hidden_size", 192)
+
+
+def requests(**options: object) -> list[GenerationRequest]:
+    settings: dict = {"max_new_tokens": 30, "temperature": 0.9, "top_p": 1.0, "stop_ids": (), **options}
+    return [
+        GenerationRequest(id=f"{p}/{i}", prompt_ids=prompt, seed=10 * p + i, **settings)
+        for p, (prompt, size) in enumerate(PROMPTS.items())
+        for i in range(size)
+    ]
+
+
+def answers(engine: NativeEngine, submitted: list[GenerationRequest]) -> dict[str, Generation]:
+    engine.submit(submitted)
+    done: dict[str, Generation] = {}
+    while engine.in_flight:
+        done |= {g.request_id: g for g in engine.poll()}
+    return done
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SERVED)
+def test_each_log_probability_is_the_plain_models(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    calls: list[bool] = []
+    attend = cpu_kernels.attend
+
+    def counted(*arguments: object) -> torch.Tensor:
+        calls.append(arguments[6] is not None)
+        return attend(*arguments)
+
+    monkeypatch.setattr("dapo.engines.native.attention.attend", counted)
+    model = tiny_model(name, dtype=dtype)
+    plain = copy.deepcopy(model).double()
+    done = answers(NativeEngine(model, NativeConfig(slots=8, kernels=KERNELS)), submitted := requests())
+    has_windows = "window" in name or name == "gemma3"
+    assert calls
+    assert any(calls) != has_windows  # prompts are shared where every layer sees all of them
+    with torch.inference_mode():
+        for each in submitted:
+            tokens = done[each.id].token_ids
+            logits = plain(input_ids=torch.tensor([[*each.prompt_ids, *tokens]])).logits[
+                0, len(each.prompt_ids) - 1 : -1
+            ]
+            log_p = (logits / each.temperature).log_softmax(-1)
+            expected = log_p[torch.arange(len(tokens)), torch.tensor(tokens)]
+            difference = (torch.tensor(done[each.id].logprobs) - expected).abs()
+            assert float(difference.max() if dtype == torch.float32 else difference.mean()) < TOLERANCE[dtype]
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"temperature": 0.0}, {"min_new_tokens": 4, "stop_ids": (3,)}])
+def test_a_response_is_the_same_alone_and_among_others(options: dict):
+    engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=16, kernels=KERNELS))
+    submitted = [each for each in requests(**options) if len(each.prompt_ids) < 32]
+    together = answers(engine, [*submitted, *(each for each in requests(**options) if each not in submitted)])
+    for each in submitted:
+        alone = answers(engine, [each])[each.id]
+        assert alone.token_ids == together[each.id].token_ids
+        # the products of a layer may round differently for another number of rows
+        assert alone.logprobs == pytest.approx(together[each.id].logprobs, abs=1e-5)
+
+
+@needs_compiler
+def test_a_run_records_compiled_layers_and_one_without_them_does_not_use_them(monkeypatch: pytest.MonkeyPatch):
+    model = tiny_model("llama")
+    recorded = resolve_kernels(NativeConfig(), model, dtype=torch.float32, device="cpu").kernels
+    assert recorded is not None
+    assert recorded[LAYERS] == COMPILED
+    for dtype, device in ((torch.float64, "cpu"), (torch.bfloat16, "cuda")):
+        assert LAYERS not in (resolve_kernels(NativeConfig(), model, dtype=dtype, device=device).kernels or {})
+    monkeypatch.setattr("dapo.engines.native.attention.attend", None)
+    monkeypatch.setattr("cpu_kernels.sample", None)
+    assert answers(NativeEngine(tiny_model("llama"), NativeConfig(slots=8, kernels={})), requests())
+
+
+def test_a_run_with_compiled_layers_needs_them(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cpu_kernels, "_library", lambda: None)
+    assert LAYERS not in resolve_kernels(NativeConfig(), tiny_model("llama"), dtype=torch.float32, device="cpu").kernels
+    with pytest.raises(EngineError, match=r"rollout\.native\.kernels: the run uses compiled layers.*C\+\+ compiler"):
+        patch_model(tiny_model("llama"), rows=4, kernels=KERNELS)
