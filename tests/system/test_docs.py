@@ -1,5 +1,6 @@
 """Pages keep what they promise: options, commands, targets and files that they name exist, examples are valid."""
 
+import contextlib
 import re
 import shlex
 from collections.abc import Iterator
@@ -155,6 +156,22 @@ def test_a_page_of_a_size_ends_in_a_command_that_can_be_typed(name: str):
     words = shlex.split(line)
     assert (language, words[0], (ROOT / words[2]).is_file()) == ("", "dapo", True)
     assert f"({name})" in PAGES["README.md"].read_text(encoding="utf-8")
+
+
+def test_the_gpu_page_shows_what_its_check_and_its_acceptance_print(capsys: pytest.CaptureFixture[str]):
+    page = PAGES["docs/gpu_server.md"].read_text(encoding="utf-8")
+    (shown,) = [text for _, text in blocks(page) if text.startswith("$ dapo check ")]
+    command, *expected = shown.splitlines()
+    with contextlib.chdir(ROOT), pytest.raises(SystemExit) as end:
+        app(shlex.split(command.removeprefix("$ dapo ")), prog_name="dapo")
+    printed = iter(capsys.readouterr().out.splitlines())
+    assert not end.value.code
+    for line in expected:
+        assert line == "  ..." or line in printed, line  # in this order
+    source = (ROOT / "benchmarks" / "gpu_acceptance.py").read_text(encoding="utf-8")
+    for text in ("torch finds no CUDA device here", "the report: "):
+        assert text in source
+        assert text in page
 
 
 def test_each_kind_of_mistake_is_found(tmp_path: Path):
