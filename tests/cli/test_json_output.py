@@ -154,6 +154,17 @@ def test_an_error_is_an_object_as_well_and_the_message_for_people_stays(tmp_path
         assert given.found["error"] in given.err
 
 
+def test_a_folder_stands_for_its_runs_and_without_a_name_it_is_runs(
+    trained: tuple[Path, Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "runs").symlink_to(trained[0].parent)
+    monkeypatch.chdir(tmp_path)
+    for arguments in ((), ("runs",)):
+        assert [each["run"] for each in answer("status", *arguments).found["runs"]] == ["runs/run"]
+    (tmp_path / "runs").unlink()
+    assert "no run directory runs" in answer("status").found["error"]
+
+
 def test_what_cannot_work_is_in_the_object_and_in_the_exit_code():
     given = answer("check", TINY, "--assume", "memory_gib=0.1")
     assert given.code == 2

@@ -31,7 +31,7 @@ def view(
     from dapo.analysis.view.server import serve
     from dapo.cli.formatting import plural
 
-    shown = Runs(runs or [])
+    shown = Runs(runs or [Path("runs")])
 
     def on_ready(url: str) -> None:
         if as_json:

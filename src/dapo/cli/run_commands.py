@@ -166,16 +166,17 @@ def clean(
 
 
 @commands.command(group=INSPECT)
-def status(runs: Annotated[list[Path], Argument(metavar="RUN_DIR")], as_json: AsJson = False) -> None:
+def status(runs: Annotated[list[Path] | None, Argument(metavar="RUN_DIR")] = None, as_json: AsJson = False) -> None:
     """Show the state of runs: step, time left, accuracy, disk use."""
+    from dapo.runs.run_reader import find_runs
     from dapo.runs.status import run_status
 
-    found, damaged = [], dict[str, DapoError]()
-    for path in runs:
+    named, found, damaged = runs or [Path("runs")], [], dict[str, DapoError]()
+    for path in (paths := named if len(named) > 1 else find_runs(named) or named):
         try:
             found.append(run_status(path))
         except DapoError as error:
-            if len(runs) == 1:
+            if len(paths) == 1:
                 raise
             damaged[str(path)] = error
     if as_json:

@@ -134,15 +134,13 @@ class RunReader:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Find the named runs, or those in `./runs` if none is named.
+    """Find the named runs.
 
     A folder of runs stands for its runs, the newest first, the damaged ones included; it may hold none yet. Raises
     CheckpointError for a path that does not exist, and if there is only a damaged run.
     """
     found: list[Path] = []
-    if not paths and not os.path.isdir("runs"):
-        raise CheckpointError("there is no folder ./runs; name a run: dapo view RUN")
-    for path in paths or [Path("runs")]:
+    for path in paths:
         found += [path] if RunDirectory.is_run(path) or not os.path.isdir(path) else _runs_inside(path)
     found = list(dict.fromkeys(found))
     for path in found:

@@ -47,6 +47,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
         "train_state": state.state_dict(),
         "stream": run.sampling.stream.state_dict(),
         "sampler": run.sampling.sampler.state_dict(),
+        "judging": config.reward.judging,
     }
     if state.pending_metrics is not None:
         counts["pending_metrics"] = state.pending_metrics
@@ -101,7 +102,8 @@ def restore(run: Run, checkpoint: Path) -> None:
     state = read_state(checkpoint)
     run.policy.load(checkpoint)
     run.sampling.stream.load_state_dict(state["stream"])
-    run.sampling.sampler.load_state_dict(state["sampler"] | {"errors": []})  # the verifier may have been corrected
+    is_same_verifier = state.get("judging") == run.config.reward.judging
+    run.sampling.sampler.load_state_dict(state["sampler"] | ({} if is_same_verifier else {"errors": []}))
     try:
         run.problem_stats = read_problem_stats(checkpoint / PROBLEM_STATS_FILE)
     except DapoError as error:
@@ -109,8 +111,7 @@ def restore(run: Run, checkpoint: Path) -> None:
         raise CheckpointError(f"{error}; {older}") from None
     # a kill may have come between the checkpoint and the copy in the run directory
     write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
-    prefetched_batch = read_prefetched_batch(checkpoint, run.sampling.stream)
-    pending = _pending_metrics(state)
+    pending, prefetched_batch = _pending_metrics(state), read_prefetched_batch(checkpoint, run.sampling.stream)
     run.state = TrainState(
         **state["train_state"], pending_metrics=pending, prefetched_batch=prefetched_batch, is_saved=True
     )
