@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.machine import describe_machine
 from benchmarks.report import markdown_rows
-from cpu_kernels import Prompts, attend, rms_norm, rotate_
+from cpu_kernels import Prompts, Rows, attend, rms_norm, rotate_
 from dapo.engines.native.linear_probe import MAX_ELEMENTS, MIN_ELEMENTS, linear_shapes, measure_kernels
 from dapo.engines.native.prepacked_linear import KERNELS, multiplies
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
@@ -67,7 +67,7 @@ def between_products(model: nn.Module, dtype: torch.dtype, rows: int) -> list[tu
         grouped = query.reshape(rows, key_heads, -1, width)
         seconds = (
             shortest(lambda _, k, v, q: scaled_dot_product_attention(q, k, v), None, keys, values, grouped),
-            shortest(lambda _, s: attend(query, *own, first, lengths, width**-0.5, s), None, shared),
+            shortest(lambda _, s: attend(query, *own, Rows(first, first, lengths, s)), None, shared),
         )
         name = f"attention to {length} of a prompt of {GROUP} rows and {OWN} of their own"
         found.append((name, *(f"{1e6 * each:.0f}" for each in seconds)))

@@ -2,28 +2,28 @@
 
 RMSNorm, the rotary embedding, the write to the cache of keys and values, the attention of a decode step, and sampling.
 Compiled functions serve float32 and bfloat16, in which they compute in float32; `is_compiled` says whether they can.
-`rms_norm` and `rotate_` have a form in PyTorch's functions for everything else. Gradients are not supported.
+`rms_norm` and `rotate_` have a form in PyTorch's functions for everything else. `RMSNorm` and `SiluGate` have
+gradients, for the update.
 """
 
-import ctypes
-import logging
-import platform
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from cpu_kernels.build import library_path
+from cpu_kernels.compiled import DTYPES, MAX_WIDTH, library, serves
+from cpu_kernels.training import RMSNorm, SiluGate, fuse_layers
 
 __all__ = [
     "DTYPES",
     "Prompts",
+    "RMSNorm",
+    "Rows",
+    "SiluGate",
     "attend",
     "can_attend",
     "can_sample",
+    "fuse_layers",
     "is_compiled",
     "rms_norm",
     "rotate_",
@@ -31,61 +31,20 @@ __all__ = [
     "store_positions_",
 ]
 
-_LOG = logging.getLogger("cpu_kernels")
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-_MULTIPLE, _MAX_WIDTH = 32, 256
-"""A head's width is a multiple of two vectors of the widest instruction set, and half a head of one."""
-_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_ARGUMENTS = {
-    "rms_norm": [_POINTER] * 3 + [_INT] * 2 + [_FLOAT],
-    "rotate": [_POINTER] * 5 + [_INT] * 6 + [_FLOAT],
-    "store_positions": [_POINTER] * 4 + [_INT] * 5,
-    "attention": [_POINTER] * 11 + [_INT] * 6 + [_FLOAT],
-    "sample": [_POINTER] * 8 + [_INT] * 2,
-}
-
 
 def is_compiled() -> bool:
     """Whether the compiled functions are there, for this processor."""
-    return _library() is not None
-
-
-@lru_cache(1)
-def _library() -> Any:
-    """The functions by name and type, and PyTorch's loop over its threads; None where they were not compiled."""
-    path = library_path(Path(__file__).parent, torch.backends.cpu.get_cpu_capability())
-    try:
-        library = ctypes.CDLL(str(path))
-        name = "libtorch_cpu.dylib" if platform.system() == "Darwin" else "libtorch_cpu.so"
-        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
-        functions: dict[Any, Any] = {"run": ctypes.cast(torch_library.torch_parallel_for, ctypes.c_void_p)}
-    except (OSError, AttributeError):
-        _LOG.warning(
-            "%s is missing: PyTorch's functions stand in, and generation is slower. It is compiled where a C++ "
-            "compiler (g++) is installed before the package: install one, then the package again",
-            path,
-        )
-        return None
-    for name, arguments in _ARGUMENTS.items():
-        for dtype, suffix in DTYPES.items():
-            function = getattr(library, f"{name}_{suffix}")
-            function.argtypes, function.restype = arguments, None
-            functions[name, dtype] = function
-    return functions
-
-
-def _serves(tensor: Tensor, width: int = 0) -> bool:
-    return tensor.dtype in DTYPES and tensor.device.type == "cpu" and width % _MULTIPLE == 0 and is_compiled()
+    return library() is not None
 
 
 def rms_norm(inputs: Tensor, weight: Tensor, epsilon: float, *, compiled: bool = True) -> Tensor:
     """RMSNorm over the last dimension; `compiled=False`: by PyTorch's functions."""
     width = inputs.shape[-1]
     compiled = compiled and not torch.is_grad_enabled()
-    if compiled and _serves(inputs, width) and weight.dtype == inputs.dtype and inputs.is_contiguous():
-        out, library = torch.empty_like(inputs), _library()
+    if compiled and serves(inputs, width) and weight.dtype == inputs.dtype and inputs.is_contiguous():
+        out, functions = torch.empty_like(inputs), library()
         rows = inputs.numel() // width
-        library["rms_norm", inputs.dtype](inputs.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, epsilon)
+        functions["rms_norm", inputs.dtype](inputs.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, epsilon)
         return out
     wide = inputs.float() if inputs.dtype.itemsize < 4 else inputs
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
@@ -120,12 +79,12 @@ def rotate_(
     *weights, epsilon = norms or (None, None, 0.0)
     compiled = compiled and not torch.is_grad_enabled()
     same = all(each is None or each.dtype == heads.dtype for each in (cosines, sines, *weights))
-    if compiled and _serves(heads, width) and heads.is_contiguous() and same:
+    if compiled and serves(heads, width) and heads.is_contiguous() and same:
         cosines, sines = cosines.contiguous(), sines.contiguous()
         pointers = (None if weight is None else weight.data_ptr() for weight in weights)
         sizes = n * length, len(cosines) * length, query_heads, key_heads, count, width
         angles = cosines.data_ptr(), sines.data_ptr()
-        _library()["rotate", heads.dtype](heads.data_ptr(), *angles, *pointers, *sizes, epsilon)
+        library()["rotate", heads.dtype](heads.data_ptr(), *angles, *pointers, *sizes, epsilon)
         return heads
     states = heads[:, :, :rotated]
     if norms is not None:
@@ -145,7 +104,7 @@ def rotate_(
 def can_attend(keys: Tensor, values: Tensor) -> bool:
     """Whether `store_positions_` and `attend` serve keys and values of this type and width."""
     width = keys.shape[-1]
-    return values.shape == keys.shape and width <= _MAX_WIDTH and _serves(keys, width)
+    return values.shape == keys.shape and width <= MAX_WIDTH and serves(keys, width)
 
 
 def store_positions_(states: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> None:
@@ -160,7 +119,7 @@ def store_positions_(states: Tensor, keys: Tensor, values: Tensor, positions: Te
     n, _, width = states.shape
     _, heads, capacity, _ = keys.shape
     pointers = states.data_ptr(), keys.data_ptr(), values.data_ptr(), positions.data_ptr()
-    _library()["store_positions", keys.dtype](*pointers, n, states.stride(0), heads, width, capacity)
+    library()["store_positions", keys.dtype](*pointers, n, states.stride(0), heads, width, capacity)
 
 
 @dataclass(frozen=True)
@@ -179,38 +138,49 @@ class Prompts:
     pointers: Tensor
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The positions and prompts to which the rows of a decode step attend.
+
+    Attributes:
+        first: `[n]` int64, the first position in the row.
+        split: `[n]` int64, the number of positions of a prompt that is in the row: its bits are those of one outside.
+        lengths: `[n]` int64, one more than the last position in the row.
+        prompts: outside of the rows.
+    """
+
+    first: Tensor
+    split: Tensor
+    lengths: Tensor
+    prompts: Prompts | None = None
+
+
 def attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    first: Tensor,
-    lengths: Tensor,
-    scaling: float,
-    prompts: Prompts | None = None,
-    layer: int = 0,
+    query: Tensor, keys: Tensor, values: Tensor, rows: Rows, scaling: float | None = None, layer: int = 0
 ) -> Tensor:
-    """The attention of one query per row and head to the row's prompt and its own positions; returns `[n, heads, d]`.
+    """The attention of one query per row and head; returns `[n, heads, d]`.
 
     Args:
         query: `[n, heads, d]`; rows may lie apart.
         keys: `[rows, kv_heads, capacity, d]`, at least n rows.
         values: likewise.
-        first: `[n]` the first position that the row's query sees.
-        lengths: `[n]` one more than the last one.
-        scaling: of the products.
-        prompts: those that come before the rows' own positions.
+        rows: the positions and prompts of the n rows.
+        scaling: of the products; None: 1 / sqrt(d).
         layer: whose keys and values of the prompts are read.
     """
     n, heads, width = query.shape
     query = query if query.stride()[1:] == (width, 1) else query.contiguous()
     _, key_heads, capacity, _ = keys.shape
-    out, library = query.new_empty(n, heads, width), _library()
-    tensors: list[Tensor | None] = [query, keys, values, out, first, lengths, None, None, None, None]
-    if prompts is not None:
-        tensors[6:] = prompts.of_row, prompts.lengths, *prompts.pointers[layer]
+    out, functions = query.new_empty(n, heads, width), library()
+    tensors: list[Tensor | None] = [query, keys, values, out, rows.first, rows.split, rows.lengths]
+    if rows.prompts is None:
+        tensors += [None] * 4
+    else:
+        tensors += [rows.prompts.of_row, rows.prompts.lengths, *rows.prompts.pointers[layer]]
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
     sizes = n, query.stride(0), key_heads, heads // key_heads, width, capacity
-    library["attention", query.dtype](library["run"], *pointers, *sizes, scaling)
+    scale = width**-0.5 if scaling is None else scaling
+    functions["attention", query.dtype](functions["run"], *pointers, *sizes, scale)
     return out
 
 
@@ -232,11 +202,11 @@ def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor, ends: Tensor)
     tokens = torch.empty(len(uniforms), dtype=torch.int64)
     logprobs, sums = torch.empty(len(uniforms)), torch.empty(n, -(-vocabulary // 256), dtype=torch.float64)
     tensors = logits, temperatures, uniforms, ends, tokens, logprobs, sums
-    library = _library()
-    library["sample", logits.dtype](library["run"], *(tensor.data_ptr() for tensor in tensors), n, vocabulary)
+    functions = library()
+    functions["sample", logits.dtype](functions["run"], *(tensor.data_ptr() for tensor in tensors), n, vocabulary)
     return tokens, logprobs
 
 
 def can_sample(logits: Tensor) -> bool:
     """Whether `sample` serves these logits."""
-    return _serves(logits) and logits.is_contiguous()
+    return serves(logits) and logits.is_contiguous()

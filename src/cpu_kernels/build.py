@@ -5,6 +5,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
@@ -15,8 +16,9 @@ _OPTIONS += ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wn
 
 
 def library_path(folder: Path, capability: str) -> Path:
-    """The compiled library for a processor of that capability, which may not exist."""
-    return folder / f"kernels-{LEVELS[capability] if _is_x86() and capability in LEVELS else platform.machine()}.so"
+    """The library compiled from this source for a processor of that capability, which may not exist."""
+    level = LEVELS[capability] if _is_x86() and capability in LEVELS else platform.machine()
+    return folder / f"kernels-{level}-{zlib.crc32(SOURCE.read_bytes()):08x}.so"
 
 
 def find_compiler() -> str | None:

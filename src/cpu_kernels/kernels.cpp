@@ -87,6 +87,73 @@ template <class T> INLINE void norm_rows(const T *x, const T *weight, T *out, in
     }
 }
 
+// The same with its gradient: the rows' scales are kept. Rows are added up in blocks of `ROWS`, for any number of threads.
+constexpr int64_t ROWS = 64;
+
+template <class T> struct Norm {
+    const T *x, *weight, *gradient;
+    T *out;        // of the forward the normed rows, of the backward the gradient of `x`
+    float *scales; // [rows]
+    float *sums;   // [blocks, width] of the backward: the gradient of `weight`
+    int64_t rows, width;
+    float epsilon;
+
+    INLINE void forward(int64_t from, int64_t to, void *self) {
+        const Norm &n = *static_cast<Norm *>(self);
+        for (int64_t row = from; row < to; row++) {
+            const T *x = n.x + row * n.width;
+            float scale = n.scales[row] = norm_scale(x, n.width, n.epsilon);
+            for (int64_t i = 0; i < n.width; i += WIDTH)
+                store(n.out + row * n.width + i, load(x + i) * scale * load(n.weight + i));
+        }
+    }
+
+    INLINE void backward(int64_t from, int64_t to, void *self) {
+        const Norm &n = *static_cast<Norm *>(self);
+        for (int64_t block = from; block < to; block++) {
+            float *sums = n.sums + block * n.width;
+            for (int64_t row = block * ROWS; row < n.rows && row < (block + 1) * ROWS; row++) {
+                const T *x = n.x + row * n.width, *gradient = n.gradient + row * n.width;
+                float scale = n.scales[row];
+                Lanes along = {};
+                for (int64_t i = 0; i < n.width; i += WIDTH) along += load(gradient + i) * load(n.weight + i) * load(x + i);
+                float mean = total(along) / n.width * scale * scale;
+                for (int64_t i = 0; i < n.width; i += WIDTH) {
+                    Lanes g = load(gradient + i), value = load(x + i);
+                    store(sums + i, load(sums + i) + g * value * scale);
+                    store(n.out + row * n.width + i, (g * load(n.weight + i) - value * mean) * scale);
+                }
+            }
+        }
+    }
+};
+
+// silu(gate) * up, and its gradients.
+template <class T> struct Gate {
+    const T *gate, *up, *gradient;
+    T *out, *of_up;  // of the backward the gradients of `gate` and `up`
+
+    INLINE Lanes sigmoid(Lanes x) {
+        Lanes power = exponential(x > 0.0f ? -x : x);  // of -|x|, which is never too large
+        return (x > 0.0f ? broadcast(1.0f) : power) / (1.0f + power);
+    }
+    INLINE void forward(int64_t from, int64_t to, void *self) {
+        const Gate &s = *static_cast<Gate *>(self);
+        for (int64_t i = from * WIDTH; i < to * WIDTH; i += WIDTH) {
+            Lanes gate = load(s.gate + i);
+            store(s.out + i, gate * sigmoid(gate) * load(s.up + i));
+        }
+    }
+    INLINE void backward(int64_t from, int64_t to, void *self) {
+        const Gate &s = *static_cast<Gate *>(self);
+        for (int64_t i = from * WIDTH; i < to * WIDTH; i += WIDTH) {
+            Lanes gate = load(s.gate + i), gradient = load(s.gradient + i), open = sigmoid(gate);
+            store(s.of_up + i, gradient * gate * open);
+            store(s.out + i, gradient * load(s.up + i) * open * (1.0f + gate * (1.0f - open)));
+        }
+    }
+};
+
 // Rotary embedding in place of the first heads of each row `[heads_of_row, width]`; with weights, their RMSNorm first.
 // `cosines` and `sines` repeat after `angle_rows` rows.
 template <class T>
@@ -189,11 +256,12 @@ INLINE void attend(const float *query, int64_t queries, const T *keys, const T *
     }
 }
 
-// Row `row` attends to its prompt, if `prompt_of[row]` is one, and to its own positions `first[row] .. lengths[row]`.
+// Row `row` attends to its prompt, if `prompt_of[row]` is one, and to its own positions `first[row] .. lengths[row]`. Those
+// before `split[row]` come first, in blocks of their own: a prompt gives equal bits in the row and outside of it.
 template <class T> struct Attention {
     const T *query, *keys, *values;
     T *out;
-    const int64_t *first, *lengths, *prompt_of, *prompt_lengths;
+    const int64_t *first, *split, *lengths, *prompt_of, *prompt_lengths;
     const T *const *prompt_keys, *const *prompt_values;
     int64_t rows, row_stride, key_heads, group, width, capacity;
     float scale;
@@ -224,9 +292,13 @@ template <class T> struct Attention {
                            a.prompt_values[prompt] + head * length * a.width, length, a.width, a.scale, partial);
                 }
                 for (int64_t r = 0; r < rows; r++) {
-                    int64_t first = a.first[row + r], at = ((row + r) * a.key_heads + head) * a.capacity + first;
-                    attend(queries, count, a.keys + at * a.width, a.values + at * a.width, a.lengths[row + r] - first,
-                           a.width, a.scale, partial, r * count);
+                    int64_t first = a.first[row + r], last = a.lengths[row + r], middle = a.split[row + r];
+                    int64_t at = ((row + r) * a.key_heads + head) * a.capacity;
+                    middle = middle < first ? first : middle > last ? last : middle;
+                    attend(queries, count, a.keys + (at + first) * a.width, a.values + (at + first) * a.width,
+                           middle - first, a.width, a.scale, partial, r * count);
+                    attend(queries, count, a.keys + (at + middle) * a.width, a.values + (at + middle) * a.width,
+                           last - middle, a.width, a.scale, partial, r * count);
                     T *out = a.out + (row + r) * a.key_heads * a.group * a.width + offset;
                     for (int64_t i = 0; i < count; i++)
                         for (int64_t x = 0; x < a.width; x += WIDTH)
@@ -300,12 +372,35 @@ template <class T> struct Sampling {
     }
 };
 
+template <class T> static void run_norm(int64_t from, int64_t to, void *self) { Norm<T>::forward(from, to, self); }
+template <class T> static void run_norm_backward(int64_t from, int64_t to, void *self) { Norm<T>::backward(from, to, self); }
+template <class T> static void run_gate(int64_t from, int64_t to, void *self) { Gate<T>::forward(from, to, self); }
+template <class T> static void run_gate_backward(int64_t from, int64_t to, void *self) { Gate<T>::backward(from, to, self); }
 template <class T> static void run_attention(int64_t from, int64_t to, void *self) { Attention<T>::run_heads(from, to, self); }
 template <class T> static void run_sampling(int64_t from, int64_t to, void *self) { Sampling<T>::run_rows(from, to, self); }
 
 #define EXPORTS(T, SUFFIX)                                                                                            \
     extern "C" void rms_norm_##SUFFIX(const T *x, const T *weight, T *out, int64_t rows, int64_t width, float epsilon) { \
         norm_rows(x, weight, out, rows, width, epsilon);                                                              \
+    }                                                                                                                 \
+    extern "C" void norm_forward_##SUFFIX(ParallelFor run, const T *x, const T *weight, T *out, float *scales,        \
+                                          int64_t rows, int64_t width, float epsilon) {                               \
+        Norm<T> all = {x, weight, nullptr, out, scales, nullptr, rows, width, epsilon};                               \
+        run(0, rows, 64, run_norm<T>, &all);                                                                          \
+    }                                                                                                                 \
+    extern "C" void norm_backward_##SUFFIX(ParallelFor run, const T *x, const T *weight, const T *gradient, T *out,   \
+                                           float *scales, float *sums, int64_t rows, int64_t width) {                 \
+        Norm<T> all = {x, weight, gradient, out, scales, sums, rows, width, 0};                                       \
+        run(0, (rows + ROWS - 1) / ROWS, 1, run_norm_backward<T>, &all);                                              \
+    }                                                                                                                 \
+    extern "C" void gate_forward_##SUFFIX(ParallelFor run, const T *gate, const T *up, T *out, int64_t count) {       \
+        Gate<T> all = {gate, up, nullptr, out, nullptr};                                                              \
+        run(0, count / WIDTH, 4096, run_gate<T>, &all);                                                               \
+    }                                                                                                                 \
+    extern "C" void gate_backward_##SUFFIX(ParallelFor run, const T *gate, const T *up, const T *gradient, T *out,    \
+                                           T *of_up, int64_t count) {                                                 \
+        Gate<T> all = {gate, up, gradient, out, of_up};                                                               \
+        run(0, count / WIDTH, 4096, run_gate_backward<T>, &all);                                                      \
     }                                                                                                                 \
     extern "C" void rotate_##SUFFIX(T *rows, const T *cosines, const T *sines, const T *query_weight,                 \
                                     const T *key_weight, int64_t num_rows, int64_t angle_rows, int64_t query_heads,   \
@@ -319,12 +414,13 @@ template <class T> static void run_sampling(int64_t from, int64_t to, void *self
         store_rows(states, keys, values, positions, rows, row_stride, heads, width, capacity);                        \
     }                                                                                                                 \
     extern "C" void attention_##SUFFIX(ParallelFor run, const T *query, const T *keys, const T *values, T *out,       \
-                                       const int64_t *first, const int64_t *lengths, const int64_t *prompt_of,        \
+                                       const int64_t *first, const int64_t *split, const int64_t *lengths,            \
+                                       const int64_t *prompt_of,                                                      \
                                        const int64_t *prompt_lengths, const T *const *prompt_keys,                    \
                                        const T *const *prompt_values, int64_t rows, int64_t row_stride,               \
                                        int64_t key_heads, int64_t group, int64_t width, int64_t capacity,             \
                                        float scale) {                                                                 \
-        Attention<T> all = {query,       keys,          values, out,        first,     lengths, prompt_of, prompt_lengths, \
+        Attention<T> all = {query,       keys,          values, out,        first,     split, lengths, prompt_of, prompt_lengths, \
                             prompt_keys, prompt_values, rows,   row_stride, key_heads, group,   width,     capacity,  \
                             scale};                                                                                   \
         run(0, rows *key_heads, 4, run_attention<T>, &all);                                                           \

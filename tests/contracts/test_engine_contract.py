@@ -100,6 +100,12 @@ MODELLED = [name for name, entry in ENGINES.items() if entry.model is not None]
 STATISTICAL = [name for name in ENGINES if name in ("native, llama", "vllm, llama")]
 
 
+@pytest.fixture(autouse=True)
+def one_step_a_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In POLL_S, for which a pool by load decodes in one poll, the tiny model ends a whole response."""
+    monkeypatch.setattr("dapo.distributed.engine_pool.POLL_S", 0.0)
+
+
 def each(names: Sequence[str]) -> pytest.MarkDecorator:
     """Run a test for each of these engines."""
     return pytest.mark.parametrize(

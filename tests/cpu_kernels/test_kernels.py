@@ -1,5 +1,6 @@
 """Compiled kernels against float64 at all shapes of a decode step; alone and in a batch they give equal bits."""
 
+import copy
 import itertools
 
 import pytest
@@ -8,14 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-import cpu_kernels
+import cpu_kernels.compiled as loading
 from cpu_kernels import (
     DTYPES,
     Prompts,
+    RMSNorm,
+    Rows,
+    SiluGate,
     attend,
     can_attend,
     can_sample,
+    fuse_layers,
     is_compiled,
     rms_norm,
     rotate_,
@@ -41,13 +47,13 @@ def test_an_installation_with_a_compiler_has_the_kernels():
 
 
 def test_a_missing_library_is_logged_once_with_what_to_do(caplog: pytest.LogCaptureFixture, monkeypatch, tmp_path):
-    monkeypatch.setattr(cpu_kernels, "library_path", lambda folder, capability: tmp_path / "kernels.so")
-    cpu_kernels._library.cache_clear()
+    monkeypatch.setattr(loading, "library_path", lambda folder, capability: tmp_path / "kernels.so")
+    loading.library.cache_clear()
     try:
         assert not is_compiled()
         assert not can_sample(torch.zeros(1, 4))
     finally:
-        cpu_kernels._library.cache_clear()
+        loading.library.cache_clear()
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path / 'kernels.so'} is missing: PyTorch's functions stand in")
     assert "install one, then the package again" in message
@@ -132,10 +138,11 @@ def test_attention_is_that_of_each_row_over_its_prompt_and_its_own_positions(
     shared = None
     if prompts:
         other = torch.zeros(2, len(prompts), dtype=torch.int64)  # of another layer
-        addresses = torch.tensor([[state.data_ptr() for state in pair] for pair in states]).T
-        shared = Prompts(of_row, torch.tensor(prompts), torch.stack((other, addresses)))
+        of_layer = torch.tensor([[state.data_ptr() for state in pair] for pair in states]).T
+        shared = Prompts(of_row, torch.tensor(prompts), torch.stack((other, of_layer)))
     assert can_attend(keys, values)
-    got = attend(query, keys, values, first, lengths, width**-0.5, shared, layer=1)
+    split = torch.tensor([draw.choice([0, 1, 64, 70, 200]) for _ in range(rows)])
+    got = attend(query, keys, values, Rows(first, split, lengths, shared), layer=1)
     nothing = torch.empty(key_heads, 0, width, dtype=dtype)
     for row in range(rows):
         prompt = (nothing, nothing) if of_row[row] < 0 else tuple(state[0] for state in states[of_row[row]])
@@ -143,8 +150,26 @@ def test_attention_is_that_of_each_row_over_its_prompt_and_its_own_positions(
         torch.testing.assert_close(got[row].double(), expected, atol=ROUNDING[dtype], rtol=ROUNDING[dtype])
         alone = None if shared is None else Prompts(of_row[row : row + 1], shared.lengths, shared.pointers)
         one = slice(row, row + 1)
-        again = attend(query[one], keys[one], values[one], first[one], lengths[one], width**-0.5, alone, layer=1)
+        again = attend(query[one], keys[one], values[one], Rows(first[one], split[one], lengths[one], alone), layer=1)
         assert torch.equal(again[0], got[row])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [1, 40, 64, 100])
+def test_a_prompt_in_the_row_gives_the_bits_of_one_outside(length: int, dtype: torch.dtype):
+    query = torch.randn(5, 6, 64).to(dtype)
+    keys, values = torch.randn(2, 5, 2, CAPACITY, 64).to(dtype)
+    keys[:, :, :length], values[:, :, :length] = keys[:1, :, :length], values[:1, :, :length]
+    prompt = [states[:1, :, :length].contiguous() for states in (keys, values)]
+    shared = Prompts(torch.zeros(5, dtype=torch.int64), torch.tensor([length]), addresses(prompt))
+    own = [states[:, :, length:].contiguous() for states in (keys, values)]
+    lengths, zeros = torch.tensor([1, 2, 20, 33, 50]), torch.zeros(5, dtype=torch.int64)
+    outside = attend(query, *own, Rows(zeros, zeros, lengths, shared), 0.1)
+    assert torch.equal(outside, attend(query, keys, values, Rows(zeros, zeros + length, lengths + length), 0.1))
+
+
+def addresses(prompt: list[Tensor]) -> Tensor:
+    return torch.tensor([[[states.data_ptr()] for states in prompt]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
@@ -208,15 +233,102 @@ def test_a_row_that_is_not_finite_has_nan_log_probabilities_and_disturbs_no_othe
 
 def test_results_do_not_depend_on_the_number_of_threads():
     logits, keys = torch.randn(9, 5000), torch.randn(9, 3, CAPACITY, 64)
-    query, lengths = torch.randn(9, 6, 64), torch.arange(100, 109)
+    query, lengths, zeros = torch.randn(9, 6, 64), torch.arange(100, 109), torch.zeros(9, dtype=torch.int64)
     uniforms = torch.rand(9, dtype=torch.float64)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             sampled = sample(logits, torch.ones(9, dtype=torch.float64), uniforms, torch.arange(1, 10))
-            found.append((*sampled, attend(query, keys, keys, torch.zeros_like(lengths), lengths, 0.125)))
+            found.append(
+                (
+                    *sampled,
+                    attend(query, keys, keys, Rows(zeros, zeros, lengths), 0.125),
+                )
+            )
     finally:
         torch.set_num_threads(before)
     for one, other in itertools.pairwise(found):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+# --- gradients
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 32), (3, 21, 576), (1, 200, 64)])
+def test_the_gradients_of_a_norm_are_autograds(shape: tuple[int, ...], dtype: torch.dtype):
+    with torch.inference_mode(False):
+        given = [torch.randn(shape), torch.randn(shape[-1]), torch.randn(shape)]
+        x, weight, gradient = (each.to(dtype) for each in given)
+        ours = [each.clone().requires_grad_() for each in (x, weight)]
+        exact = [each.double().requires_grad_() for each in (x, weight)]
+        out = RMSNorm.apply(*ours, 1e-5)
+        expected = torch.nn.functional.rms_norm(exact[0], shape[-1:], exact[1], 1e-5)
+        out.backward(gradient)
+        expected.backward(gradient.double())
+        compared = [(out, expected), *((one.grad, other.grad) for one, other in zip(ours, exact, strict=True))]
+        for got, right in compared:
+            assert got.dtype == dtype
+            torch.testing.assert_close(got.double(), right, atol=8 * ROUNDING[dtype], rtol=8 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gradients_of_a_gate_are_autograds_also_far_from_zero(dtype: torch.dtype):
+    with torch.inference_mode(False):
+        gate = torch.cat(
+            (torch.randn(7, 64), torch.tensor([[-300.0, -100, -88, -87, -30, 0, 30, 88, 300, 1e4] * 32]).view(5, 64))
+        )
+        up, gradient = torch.randn(2, *gate.shape)
+        gate, up, gradient = (each.to(dtype) for each in (gate, up, gradient))
+        ours = [each.clone().requires_grad_() for each in (gate, up)]
+        exact = [each.double().requires_grad_() for each in (gate, up)]
+        out = SiluGate.apply(*ours)
+        expected = torch.nn.functional.silu(exact[0]) * exact[1]
+        out.backward(gradient)
+        expected.backward(gradient.double())
+        compared = [(out, expected), *((one.grad, other.grad) for one, other in zip(ours, exact, strict=True))]
+        for got, right in compared:
+            torch.testing.assert_close(got.double(), right, atol=ROUNDING[dtype], rtol=4 * ROUNDING[dtype])
+
+
+def test_gradients_do_not_depend_on_the_number_of_threads():
+    with torch.inference_mode(False):
+        before, found = torch.get_num_threads(), []
+        x, weight = torch.randn(999, 64, requires_grad=True), torch.randn(64, requires_grad=True)
+        gradient = torch.randn(999, 64)
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                found.append(torch.autograd.grad(RMSNorm.apply(x, weight, 1e-5), (x, weight), gradient))
+        finally:
+            torch.set_num_threads(before)
+        for one, other in itertools.pairwise(found):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_with_fused_layers_has_the_plain_models_gradients(family: str, dtype: torch.dtype):
+    config, model_class = FAMILIES[family]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 99, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    with torch.inference_mode(False):
+        ids = torch.arange(40).view(2, 20)
+        exact = model_class(config(**sizes, **heads)).double()
+        plain, fused = (copy.deepcopy(exact).to(dtype) for _ in range(2))
+        norms = 2 * 2 + 1 + (4 if family == "qwen3" else 0)
+        assert fuse_layers(fused) == norms + 2
+        fused = copy.deepcopy(fused)  # as the frozen reference of a policy is made
+        found = []
+        for model in (exact, plain, fused):
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            found.append({name: parameter.grad.double() for name, parameter in model.named_parameters()})
+    for name, right in found[0].items():
+        # at most what PyTorch's own functions differ from float64 by
+        allowed = 2 * float((found[1][name] - right).norm()) + 1e-6 * float(right.norm())
+        assert float((found[2][name] - right).norm()) <= allowed, name

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks.scripted_engine import cut
+from cpu_kernels import is_compiled
 from dapo.api.lifecycle.evaluate_models import EvalRequest, evaluate_model
 from dapo.cli.check.summary import ignored_options
 from dapo.cli.train import start_run
@@ -395,12 +396,15 @@ def trained(
 
 
 # dynamic sampling with excess, aborted groups, two updates a step, an evaluation between
+KERNELS = "{layers: compiled}" if is_compiled() else "{}"
 OPTIONS = (
     "train.num_steps=3",
     "train.save_every=0",
     "train.eval_every=2",
     "rollout.native.slots=8",
     "train.threads=1",
+    # of all runs the same, also where no start of a run resolves it
+    f"rollout.native.kernels={KERNELS}",
 )
 
 

@@ -1,6 +1,7 @@
 """The native engine with `cpu_kernels` between its products: the same distributions, prompts read once, recorded."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -55,9 +56,9 @@ def test_each_log_probability_is_the_plain_models(name: str, dtype: torch.dtype,
     calls: list[bool] = []
     attend = cpu_kernels.attend
 
-    def counted(*arguments: object) -> torch.Tensor:
-        calls.append(arguments[6] is not None)
-        return attend(*arguments)
+    def counted(query: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        calls.append(arguments[2].prompts is not None)
+        return attend(query, *arguments)
 
     monkeypatch.setattr("dapo.engines.native.attention.attend", counted)
     model = tiny_model(name, dtype=dtype)
@@ -105,7 +106,7 @@ def test_a_run_records_compiled_layers_and_one_without_them_does_not_use_them(mo
 
 
 def test_a_run_with_compiled_layers_needs_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpu_kernels, "_library", lambda: None)
+    monkeypatch.setattr(cpu_kernels, "library", lambda: None)
     assert LAYERS not in resolve_kernels(NativeConfig(), tiny_model("llama"), dtype=torch.float32, device="cpu").kernels
     with pytest.raises(EngineError, match=r"rollout\.native\.kernels: the run uses compiled layers.*C\+\+ compiler"):
         patch_model(tiny_model("llama"), rows=4, kernels=KERNELS)

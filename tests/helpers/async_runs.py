@@ -17,7 +17,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.training import one_step_off
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 from dapo.training.checkpointing import is_logged, restore
 from dapo.training.signals import signals_as_requests
 from dapo.training.state import Run, TrainState
@@ -35,9 +35,10 @@ def run_or_resume(
 ) -> TrainState:
     """What `dapo train` and `dapo resume` do; `change` may replace parts of the run."""
     config = resolve_auto(config)
+    inputs = read_inputs(config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": 0})}))
+    config = resolve_engine(config, inputs.loaded.model)
     run = RunDirectory(path) if path.exists() else RunDirectory.create(path, dump_config(config), {})
     in_process = config.model_copy(update={"rollout": config.rollout.model_copy(update={"engines": 0})})
-    inputs = read_inputs(in_process)
     display = ProgressDisplay(config.train.num_steps)
     with run.lock(), InlineJudge(config.reward.verifier, options=config.reward.options) as judge:
         run.checkpoints.clear_leftovers()

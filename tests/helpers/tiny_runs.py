@@ -12,7 +12,7 @@ from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 from dapo.training.state import Run
 from helpers.paths import CONFIGS
 
@@ -36,6 +36,7 @@ def new_run(config: Config, path: Path) -> Iterator[Run]:
     """A new run in `path`, parts of which a test may replace before it trains."""
     config = resolve_auto(config)
     inputs = read_inputs(config)
+    config = resolve_engine(config, inputs.loaded.model)
     with VerifierPool(config.reward) as judge:
         directory = RunDirectory.create(path, dump_config(config), {})
         display = ProgressDisplay(config.train.num_steps)

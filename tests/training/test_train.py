@@ -15,13 +15,14 @@ import torch
 from pyarrow.parquet import read_table
 
 import dapo
+from cpu_kernels import is_compiled
 from dapo.cli.train import resume_run, start_run
 from dapo.config import load_config
 from dapo.core.errors import EngineError, ShortfallError
 from dapo.distributed.engine_specs import open_engine
 from dapo.distributed.protocol import WorkerSpec
 from dapo.engines.native.linear_probe import linear_shapes
-from dapo.engines.native.prepacked_linear import KERNELS, default_kernel, multiplies, shape_name
+from dapo.engines.native.prepacked_linear import COMPILED, KERNELS, LAYERS, default_kernel, multiplies, shape_name
 from dapo.policy.model import load_model
 from dapo.training.assemble import build
 from dapo.types import GenerationRequest
@@ -76,7 +77,8 @@ def test_a_resumed_run_takes_the_kernels_that_it_recorded_also_in_an_engine_of_i
     used.clear()
     options = ["model.dtype=float32", "train.eval_every=0", "train.num_steps=1"]
     start_run(tiny(*options), run_dir=tmp_path / "auto", config_name="tiny")
-    assert load_config(tmp_path / "auto" / "config.yaml").rollout.native.kernels == {}  # small weights are not timed
+    recorded = load_config(tmp_path / "auto" / "config.yaml").rollout.native.kernels
+    assert recorded == ({LAYERS: COMPILED} if is_compiled() else {})  # small weights are not timed
     assert not used
     shapes = linear_shapes(load_model("tiny-random", dtype=torch.float32).model)
     kernels = json.dumps({shape_name(*shape): "counting" for shape in shapes})

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from cpu_kernels import fuse_layers
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import token_logprobs
 from dapo.policy.packed_attention import IMPLEMENTATION, unsupported_model_error, use_packed_attention
@@ -33,6 +34,7 @@ def use_packed_forward(model: PreTrainedModel) -> None:
     """
     if (plain := model.config._attn_implementation) != IMPLEMENTATION:
         use_packed_attention(model)
+        fuse_layers(model)
         check_packed_forward(model, plain)
 
 

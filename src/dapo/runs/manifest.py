@@ -153,16 +153,18 @@ _END_OF_DECAY = "train.num_steps"
 
 def provenance(config: Config, train: Sequence[Problem], held_out: Sequence[Problem]) -> dict[str, dict[str, Any]]:
     """Collect options, versions, processor and data of this process, as JSON values."""
-    import torch  # a process that trains has imported it already; `dapo status` does not need it
+    import torch  # a process that trains has imported both already; `dapo status` does not need them
 
-    options = flat_options(config)
+    import cpu_kernels
+
+    options, layers = flat_options(config), "compiled" if cpu_kernels.is_compiled() else "not compiled"
     kept = {name: value for name, value in options.items() if not name.startswith(_FREE_OPTIONS)}
     if config.decays_lr:
         kept[_END_OF_DECAY] = config.train.num_steps
     return {
         "options": kept,
         "versions": package_versions(),
-        "machine": {"processor": cpu_model(), "number of threads": torch.get_num_threads()},
+        "machine": {"processor": cpu_model(), "number of threads": torch.get_num_threads(), "layers": layers},
         "data": {"training problems": _fingerprint(train), "evaluation problems": _fingerprint(held_out)},
     }
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from cpu_kernels import Prompts, attend
+from cpu_kernels import Rows, attend
 from dapo.core.errors import EngineError
 
 NAME = "dapo_native"
@@ -63,15 +63,6 @@ class RowLengths:
         )
 
 
-@dataclass(frozen=True)
-class CompiledRows:
-    """Attention of a decode step by `cpu_kernels`, without a mask: a row's query sees its prompt and its positions."""
-
-    first: Tensor  # [n] the first position in a row that its query sees
-    lengths: Tensor  # [n] positions in use
-    prompts: Prompts | None = None
-
-
 def register() -> None:
     """Register `NAME` with transformers, and turn off cuDNN's attention. Repeated calls have no effect.
 
@@ -88,7 +79,7 @@ def native_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | RowLengths | CompiledRows | None,
+    attention_mask: Tensor | RowLengths | Rows | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: object,
@@ -103,10 +94,9 @@ def native_attention(
             raise EngineError(f"{what} ({name})")
     if isinstance(attention_mask, RowLengths):
         return attention_mask(query.squeeze(2), key, value, scaling).unsqueeze(1), None
-    if isinstance(attention_mask, CompiledRows):
-        rows, layer = attention_mask, int(module.layer_idx)  # type: ignore[arg-type]
-        queries, scale = query.squeeze(2), query.shape[-1] ** -0.5 if scaling is None else scaling
-        return attend(queries, key, value, rows.first, rows.lengths, scale, rows.prompts, layer).unsqueeze(1), None
+    if isinstance(attention_mask, Rows):
+        layer = int(module.layer_idx)  # type: ignore[arg-type]
+        return attend(query.squeeze(2), key, value, attention_mask, scaling, layer).unsqueeze(1), None
     n, heads, length, width = query.shape
     shared = key.shape[1]
     if length == 1:
@@ -127,14 +117,14 @@ def native_mask(
     *,
     q_length: int,
     kv_length: int,
-    q_offset: int | Tensor | RowLengths | CompiledRows = 0,
+    q_offset: int | Tensor | RowLengths | Rows = 0,
     mask_function: Callable[..., Tensor] | None = None,
     allow_is_causal_skip: bool = True,
     local_size: int | None = None,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     **others: object,
-) -> Tensor | RowLengths | CompiledRows | None:
+) -> Tensor | RowLengths | Rows | None:
     """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
 
     A prefill gets `[1, 1, q, q_offset + q]` booleans, or None for plain causal attention (`q_offset` 0). A decode step
@@ -144,7 +134,7 @@ def native_mask(
     """
     if mask_function is None:
         raise EngineError("a model without a mask function")
-    if isinstance(q_offset, RowLengths | CompiledRows):
+    if isinstance(q_offset, RowLengths | Rows):
         if others.get("use_vmap"):  # set by transformers where a model extends its causal or sliding mask
             raise EngineError("a mask function of its own")
         if local_size is None:

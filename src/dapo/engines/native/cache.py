@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from cpu_kernels import can_attend, store_positions_
-from dapo.engines.native.attention import CompiledRows, RowLengths, VarlenAttention
+from cpu_kernels import Rows, can_attend, store_positions_
+from dapo.engines.native.attention import RowLengths, VarlenAttention
 from dapo.engines.native.device_memory import upload
 
 BLOCK = 64  # positions; capacity grows by at least half, in whole blocks, so that copying is rare
@@ -134,7 +134,7 @@ class SlotCache(KeyValueCache):
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
         self._copy(self.tensors, self.tensors, sources, rows, length)
 
-    def begin_step(self, positions: Tensor, longest: int, shared: CompiledRows | None = None) -> None:
+    def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
         """Prepare a forward that writes row i at `positions[i]` `[n]`; the longest row then has `longest` positions."""
         raise NotImplementedError
 
@@ -186,14 +186,14 @@ class MaskedSlots(SlotCache):
         """`compiled`: whether a decode step attends by `cpu_kernels`, where it supports the tensors."""
         super().__init__()
         self._flat_indices: dict[int, Tensor] = {}
-        self._query_offset: Tensor | CompiledRows = self._positions
+        self._query_offset: Tensor | Rows = self._positions
         self._compiled = compiled
 
-    def begin_step(self, positions: Tensor, longest: int, shared: CompiledRows | None = None) -> None:
+    def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
         self._positions = positions
-        self._query_offset = shared or positions
-        if self._compiled and shared is None and can_attend(self.tensors[0], self.tensors[len(self.tensors) // 2]):
-            self._query_offset = CompiledRows(torch.zeros_like(positions), positions + 1)
+        self._query_offset, zeros = positions, torch.zeros_like(positions)
+        if self._compiled and can_attend(self.tensors[0], self.tensors[len(self.tensors) // 2]):
+            self._query_offset = rows or Rows(zeros, zeros, positions + 1)
         self._length = min(-(-longest // ALIGN) * ALIGN, self.capacity)
         self._flat_indices = {}
 
@@ -208,17 +208,17 @@ class MaskedSlots(SlotCache):
             self._flat_indices[heads] = (lines * self.capacity + self._positions[:, None]).flatten()
         for tensor, states in ((keys, key_states), (values, value_states)):
             tensor.view(-1, tensor.shape[-1]).index_copy_(0, self._flat_indices[heads], states.reshape(n * heads, -1))
-        length = None if isinstance(self._query_offset, CompiledRows) else self._length
+        length = None if isinstance(self._query_offset, Rows) else self._length
         return keys[:n, :, :length], values[:n, :, :length]
 
     def update_fused(self, key_values: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        if not isinstance(self._query_offset, CompiledRows):
+        if not isinstance(self._query_offset, Rows):
             return super().update_fused(key_values, layer_idx)
         keys, values = self.tensors[layer_idx], self.tensors[len(self.tensors) // 2 + layer_idx]
         store_positions_(key_values.squeeze(1), keys, values, self._positions)
         return keys, values
 
-    def get_query_offset(self, layer_idx: int = 0) -> Tensor | CompiledRows:  # type: ignore[override]
+    def get_query_offset(self, layer_idx: int = 0) -> Tensor | Rows:  # type: ignore[override]
         """`[n]` position of each row's query, with the shared prompts; `attention.native_mask` reads it."""
         return self._query_offset
 
@@ -242,8 +242,8 @@ class LengthSlots(SlotCache):
         self._row_lengths: RowLengths | None = None
         self._flat_indices = torch.empty(0, dtype=torch.long)
 
-    def begin_step(self, positions: Tensor, longest: int, shared: CompiledRows | None = None) -> None:
-        if shared is not None:
+    def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
+        if rows is not None:
             raise ValueError("attention by lengths needs the prompts in the rows, got shared prompts")
         n, device = len(positions), positions.device
         self._positions, self._length = positions, longest

@@ -60,7 +60,7 @@ def patch_model(
         )
     model_kernels = model_kernels or model_kernels_for(model, reproducible=reproducible, compiled=compiled)
     if not model_kernels.fuses_weights:
-        fuse_prepacked_layers(model, rows=rows, kernels=kernels)
+        fuse_prepacked_layers(model, rows=rows, kernels=kernels, compiled=compiled)
         prepack_linears(model, rows=rows, kernels=kernels)
     forward = Forward(model, model_kernels, fuse_weight_layers(model) if model_kernels.fuses_weights else ())
     model.set_attn_implementation(attention.NAME)

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from cpu_kernels import Prompts
+import cpu_kernels
 from dapo.config.rollout_options import NativeConfig, RolloutConfig
 from dapo.core.memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
-from dapo.engines.native.attention import CompiledRows
 from dapo.engines.native.cache import PromptCache
 from dapo.engines.native.cache_rows import BranchGroup, Row, RowCopies, Rows, flat
 from dapo.engines.native.compatibility import patch_model
@@ -170,7 +169,7 @@ class NativeEngine(EngineState):
         if not self._cache.fits(len(self._rows), longest):
             self._reserve(longest)
         (ids, at), settings = self._upload([tokens, positions], branches)
-        logits = self._forward.step(self._cache, ids, at, longest=longest, shared=self._shared(branches))
+        logits = self._forward.step(self._cache, ids, at, longest=longest, rows=self._compiled_rows(branches))
         finished = self._sample(branches, logits, settings)
         self._count(decode_steps=1, decode_slot_steps=len(branches), decode_tokens=sum(map(len, branches)))
         self._rows.split()
@@ -240,17 +239,21 @@ class NativeEngine(EngineState):
             self._copy(copies)
         return finished
 
-    def _shared(self, branches: Sequence[BranchGroup]) -> CompiledRows | None:
-        """The rows of these branches with their prompts that are stored outside of the rows; None if there are none."""
-        named = [branch[0].request.prompt_ids if branch[0].shared else None for branch in branches]
-        shared = [prompt for prompt in dict.fromkeys(named) if prompt is not None]
-        if not shared:
+    def _compiled_rows(self, branches: Sequence[BranchGroup]) -> cpu_kernels.Rows | None:
+        """The rows of these branches, with the prompts that are stored outside of them, for compiled attention."""
+        if not self._compiled:
             return None
-        of_row = torch.tensor([-1 if prompt is None else shared.index(prompt) for prompt in named])
-        addresses = torch.tensor([self._prompts[prompt].addresses for prompt in shared])  # [prompts, layers, 2]
-        prompts = Prompts(of_row, torch.tensor([*map(len, shared)]), addresses.permute(1, 2, 0).contiguous())
-        lengths = torch.tensor([branch[0].row_length for branch in branches])
-        return CompiledRows(torch.zeros_like(lengths), lengths, prompts)
+        named = [first.request.prompt_ids if first.shared else None for first, *_ in branches]
+        shared, prompts = [prompt for prompt in dict.fromkeys(named) if prompt is not None], None
+        split = torch.tensor([0 if first.shared else len(first.request.prompt_ids) for first, *_ in branches])
+        if shared:
+            of_row = torch.tensor([-1 if prompt is None else shared.index(prompt) for prompt in named])
+            addresses = torch.tensor([self._prompts[prompt].addresses for prompt in shared])  # [prompts, layers, 2]
+            prompts = cpu_kernels.Prompts(
+                of_row, torch.tensor([*map(len, shared)]), addresses.permute(1, 2, 0).contiguous()
+            )
+        lengths = torch.tensor([first.row_length for first, *_ in branches])
+        return cpu_kernels.Rows(torch.zeros_like(lengths), split, lengths, prompts)
 
     def _upload(
         self, integers: Sequence[Sequence[int]], branches: Sequence[BranchGroup]

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from cpu_kernels import can_attend
+from cpu_kernels import Rows, can_attend
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
-from dapo.engines.native.attention import CompiledRows
 from dapo.engines.native.cache import PromptCache, SlotCache
 from dapo.engines.native.device_memory import upload
 from dapo.engines.native.fused_weight_layers import FusedWeightKernels
@@ -88,13 +87,13 @@ class Forward:
         return self.step(cache, ids, at, longest=max(positions) + 1)
 
     def step(
-        self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, shared: CompiledRows | None = None
+        self, cache: SlotCache, ids: Tensor, positions: Tensor, *, longest: int, rows: Rows | None = None
     ) -> Tensor:
         """Like `decode`, with `[n]` numbers on the device; `longest` is the largest position in a row plus one.
 
-        `shared`: prompts outside of the rows; without them the positions in the rows are those in the sequences.
+        `rows`: lengths and prompts for compiled attention; without them the positions in rows are those in sequences.
         """
-        cache.begin_step(positions if shared is None else shared.lengths - 1, longest, shared)
+        cache.begin_step(positions if rows is None else rows.lengths - 1, longest, rows)
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
 
     def load_weights(self, source: WeightSource) -> None:

@@ -23,14 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from cpu_kernels import rms_norm, rotate_
 from dapo.engines.native.attention import native_attention
 from dapo.engines.native.cache import KeyValueCache
-from dapo.engines.native.prepacked_linear import (
-    COMPILED,
-    DEFAULT_KERNELS,
-    LAYERS,
-    FusedQKVLinear,
-    can_prepack,
-    prepack_linears,
-)
+from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS, FusedQKVLinear, can_prepack, prepack_linears
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers with the same modules in the same order; the last family also normalizes queries and keys."""
@@ -69,11 +62,15 @@ def run_layer(
     return kernels.add_mlp(kernels.add_attention(hidden_states, attn_output.flatten(2)))
 
 
-def fuse_prepacked_layers(model: PreTrainedModel, *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS) -> None:
+def fuse_prepacked_layers(
+    model: PreTrainedModel, *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS, compiled: bool = False
+) -> None:
     """Replace the forward of decoder layers of known families whose weights can be prepacked."""
     layers: list[Any] = [layer for layer in model.modules() if type(layer) in FAMILIES and _is_suited(layer)]
     for layer in layers:
-        layer.forward = partial(run_layer, layer, PrepackedKernels(layer, rows=rows, kernels=kernels))
+        layer.forward = partial(
+            run_layer, layer, PrepackedKernels(layer, rows=rows, kernels=kernels, compiled=compiled)
+        )
 
 
 def _is_suited(layer: Any) -> bool:
@@ -86,9 +83,9 @@ def _is_suited(layer: Any) -> bool:
 class PrepackedKernels:
     """Operations that fuse activation, gate and residual sum into prepacked products; norms take half the passes."""
 
-    def __init__(self, layer: Any, *, rows: int, kernels: Mapping[str, str]) -> None:
+    def __init__(self, layer: Any, *, rows: int, kernels: Mapping[str, str], compiled: bool) -> None:
         """Replace the layer's linear modules by prepacked ones."""
-        self._layer, self._compiled = layer, kernels.get(LAYERS) == COMPILED
+        self._layer, self._compiled = layer, compiled
         self._attention = attention = layer.self_attn
         parts = [attention.q_proj, attention.k_proj, attention.v_proj]
         self._fused_qkv = FusedQKVLinear(parts, rows=rows, kernels=kernels)
