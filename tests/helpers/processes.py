@@ -69,6 +69,10 @@ Disturbance = Callable[[int, int], None]
 """Takes the process ids of a worker and its supervisor."""
 
 
+def go_on(worker: int, supervisor: int) -> None:
+    """No disturbance."""
+
+
 @contextmanager
 def disturbed_verifiers(folder: Path, disturbances: Sequence[Disturbance]) -> Iterator[list[str]]:
     """Inside, each call of `reward_functions.waits_for_a_signal` that waits meets one of these, one after another.
@@ -87,7 +91,7 @@ def disturbed_verifiers(folder: Path, disturbances: Sequence[Disturbance]) -> It
                 disturbance = next(in_rotation)
                 disturbance(*map(int, note.read_text().split()))
                 done.append(disturbance.__name__)
-                if disturbance is stop_and_continue_both:
+                if disturbance in (stop_and_continue_both, go_on):
                     note.with_suffix(".go").touch()
 
     thread = threading.Thread(target=disturb)

@@ -28,6 +28,7 @@ from dapo.types import GenerationRequest
 from helpers.fork_server import ForkServer
 from helpers.processes import (
     disturbed_verifiers,
+    go_on,
     kill_both,
     kill_supervisor,
     kill_worker,
@@ -139,14 +140,16 @@ def test_verifier_processes_that_are_killed_or_stopped_leave_the_run_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     disturbances = [kill_worker, stop_worker, kill_supervisor, stop_and_continue_both, kill_both, stop_both]
-    for name, every in (("whole", 0), ("disturbed", 9)):
-        (tmp_path / name).mkdir()
-        verifier = "reward.verifier=helpers.reward_functions:waits_for_a_signal"
-        options = f"reward.options={{folder: {tmp_path / name}, every: {every}}}"
-        config = tiny(*STEPS, verifier, options, "reward.workers=2", "reward.timeout_s=1")
-        with disturbed_verifiers(tmp_path / name, disturbances) as happened:
+    signals = tmp_path / "signals"  # the same in both runs: evaluations hold the verifier's options
+    verifier = "reward.verifier=helpers.reward_functions:waits_for_a_signal"
+    options = f"reward.options={{folder: {signals}, every: 9}}"
+    config = tiny(*STEPS, verifier, options, "reward.workers=2", "reward.timeout_s=1")
+    for name, planned in (("whole", [go_on]), ("disturbed", disturbances)):
+        signals.mkdir()
+        with disturbed_verifiers(signals, planned) as happened:
             start_run(config, run_dir=tmp_path / name / "run", config_name="tiny")
-        assert (every > 0) == (len(happened) >= len(disturbances)), happened
+        assert len(happened) >= len(planned), happened
+        shutil.rmtree(signals)
     assert differences(contents(tmp_path / "disturbed/run"), contents(tmp_path / "whole/run")) == []
     assert "a verifier process was lost" in capsys.readouterr().out
 
