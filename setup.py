@@ -9,7 +9,7 @@ import re
 import runpy
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -38,13 +38,16 @@ class BuildWithShipped(build_py):
 class WheelForThisProcessor(bdist_wheel):
     """A wheel for this platform and every Python: the kernels know nothing of Python."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = KERNELS["find_compiler"]() is None
-
     def get_tag(self) -> tuple[str, str, str]:
         _, _, platform = super().get_tag()
         return "py3", "none", platform
+
+
+class WithKernels(Distribution):
+    """Compiled files belong to a platform."""
+
+    def has_ext_modules(self) -> bool:
+        return KERNELS["find_compiler"]() is not None
 
 
 def description() -> str:
@@ -55,6 +58,7 @@ def description() -> str:
 
 
 setup(
+    distclass=WithKernels,
     cmdclass={"build_py": BuildWithShipped, "bdist_wheel": WheelForThisProcessor},
     long_description=description(),
     long_description_content_type="text/markdown",
