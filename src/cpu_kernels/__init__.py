@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cpu_kernels.compiled import DTYPES, MAX_WIDTH, library, serves
-from cpu_kernels.training import RMSNorm, SiluGate, fuse_layers
+from cpu_kernels.compiled import DTYPES, MAX_WIDTH, call, library, serves
+from cpu_kernels.training import RMSNorm, SiluGate, fuse_layers, normalize
 
 __all__ = [
     "DTYPES",
@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 
+_TOKENS = 256  # of a block of the cumulative distribution: TOKENS in kernels.cpp
+
+
 def is_compiled() -> bool:
     """Whether the compiled functions are there, for this processor."""
     return library() is not None
@@ -42,10 +45,7 @@ def rms_norm(inputs: Tensor, weight: Tensor, epsilon: float, *, compiled: bool =
     width = inputs.shape[-1]
     compiled = compiled and not torch.is_grad_enabled()
     if compiled and serves(inputs, width) and weight.dtype == inputs.dtype and inputs.is_contiguous():
-        out, functions = torch.empty_like(inputs), library()
-        rows = inputs.numel() // width
-        functions["rms_norm", inputs.dtype](inputs.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, width, epsilon)
-        return out
+        return normalize(inputs, weight, epsilon)[0]
     wide = inputs.float() if inputs.dtype.itemsize < 4 else inputs
     length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     scale: Tensor = length.square_().div_(width).add_(epsilon).rsqrt_()
@@ -200,10 +200,9 @@ def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor, ends: Tensor)
     """
     n, vocabulary = logits.shape
     tokens = torch.empty(len(uniforms), dtype=torch.int64)
-    logprobs, sums = torch.empty(len(uniforms)), torch.empty(n, -(-vocabulary // 256), dtype=torch.float64)
-    tensors = logits, temperatures, uniforms, ends, tokens, logprobs, sums
-    functions = library()
-    functions["sample", logits.dtype](functions["run"], *(tensor.data_ptr() for tensor in tensors), n, vocabulary)
+    logprobs = torch.empty(len(uniforms), dtype=torch.float32)
+    sums = torch.empty(n, -(-vocabulary // _TOKENS), dtype=torch.float64)
+    call("sample", logits, temperatures, uniforms, ends, tokens, logprobs, sums, n, vocabulary)
     return tokens, logprobs
 
 

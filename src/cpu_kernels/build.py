@@ -1,4 +1,7 @@
-"""Compiles `kernels.cpp` for the instruction sets of this kind of processor; setup.py runs it, which has no torch."""
+"""Compiles `kernels.cpp` for the instruction sets of this kind of processor: `python -m cpu_kernels`.
+
+setup.py also runs it, where torch need not be installed.
+"""
 
 import os
 import platform
@@ -29,7 +32,7 @@ def find_compiler() -> str | None:
 
 
 def compile_kernels(folder: Path) -> list[Path]:
-    """Compile the libraries into a folder; returns them, none without a compiler that can."""
+    """Compile the libraries into a folder, where they replace older ones; returns them, none without a compiler."""
     compiler = find_compiler()
     if compiler is None:
         return []
@@ -41,6 +44,8 @@ def compile_kernels(folder: Path) -> list[Path]:
         command = [*compiler.split(), *_OPTIONS, *level, str(SOURCE), "-o", str(target)]
         if subprocess.run(command, check=False, capture_output=True).returncode == 0:
             made.append(target)
+    for old in set(folder.glob("kernels-*.so")) - set(made) if made else ():
+        old.unlink()
     return made
 
 

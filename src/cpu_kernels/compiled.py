@@ -18,7 +18,6 @@ _MULTIPLE, MAX_WIDTH = 32, 256
 """A head's width is a multiple of two vectors of the widest instruction set, and half a head of one."""
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS = {
-    "rms_norm": [_POINTER] * 3 + [_INT] * 2 + [_FLOAT],
     "rotate": [_POINTER] * 5 + [_INT] * 6 + [_FLOAT],
     "store_positions": [_POINTER] * 4 + [_INT] * 5,
     "attention": [_POINTER] * 12 + [_INT] * 6 + [_FLOAT],
@@ -41,8 +40,8 @@ def library() -> Any:
         functions: dict[Any, Any] = {"run": ctypes.cast(torch_library.torch_parallel_for, ctypes.c_void_p)}
     except (OSError, AttributeError):
         _LOG.warning(
-            "%s is missing: PyTorch's functions stand in, and generation is slower. It is compiled where a C++ "
-            "compiler (g++) is installed before the package: install one, then the package again",
+            "%s is missing: PyTorch's functions stand in, and generation is slower; install a C++ compiler (g++), then "
+            "run python -m cpu_kernels",
             path,
         )
         return None

@@ -79,15 +79,7 @@ template <class T> INLINE float norm_scale(const T *x, int64_t width, float epsi
     return 1.0f / sqrtf(total(squares) / width + epsilon);
 }
 
-// RMSNorm of `rows` contiguous rows.
-template <class T> INLINE void norm_rows(const T *x, const T *weight, T *out, int64_t rows, int64_t width, float epsilon) {
-    for (int64_t row = 0; row < rows; row++, x += width, out += width) {
-        float scale = norm_scale(x, width, epsilon);
-        for (int64_t i = 0; i < width; i += WIDTH) store(out + i, load(x + i) * scale * load(weight + i));
-    }
-}
-
-// The same with its gradient: the rows' scales are kept. Rows are added up in blocks of `ROWS`, for any number of threads.
+// RMSNorm and its gradient: the rows' scales are kept. Rows are added up in blocks of `ROWS`, for any number of threads.
 constexpr int64_t ROWS = 64;
 
 template <class T> struct Norm {
@@ -380,9 +372,6 @@ template <class T> static void run_attention(int64_t from, int64_t to, void *sel
 template <class T> static void run_sampling(int64_t from, int64_t to, void *self) { Sampling<T>::run_rows(from, to, self); }
 
 #define EXPORTS(T, SUFFIX)                                                                                            \
-    extern "C" void rms_norm_##SUFFIX(const T *x, const T *weight, T *out, int64_t rows, int64_t width, float epsilon) { \
-        norm_rows(x, weight, out, rows, width, epsilon);                                                              \
-    }                                                                                                                 \
     extern "C" void norm_forward_##SUFFIX(ParallelFor run, const T *x, const T *weight, T *out, float *scales,        \
                                           int64_t rows, int64_t width, float epsilon) {                               \
         Norm<T> all = {x, weight, nullptr, out, scales, nullptr, rows, width, epsilon};                               \

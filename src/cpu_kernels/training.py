@@ -13,6 +13,14 @@ from cpu_kernels.compiled import call, serves
 _ROWS = 64  # of a block of the backward: ROWS in kernels.cpp
 
 
+def normalize(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The RMSNorm of a contiguous tensor over its last dimension, and 1 / sqrt(mean(x^2) + epsilon) of each row."""
+    width = x.shape[-1]
+    out, scales = torch.empty_like(x), torch.empty(x.numel() // width, dtype=torch.float32)
+    call("norm_forward", x, weight, out, scales, len(scales), width, epsilon)
+    return out, scales
+
+
 class RMSNorm(torch.autograd.Function):
     """y = x s w with s = 1 / sqrt(mean(x^2) + epsilon) for each row; `apply(x, weight, epsilon)`.
 
@@ -21,9 +29,8 @@ class RMSNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        x, width = x.contiguous(), x.shape[-1]
-        out, scales = torch.empty_like(x), torch.empty(x.numel() // width)
-        call("norm_forward", x, weight, out, scales, len(scales), width, epsilon)
+        x = x.contiguous()
+        out, scales = normalize(x, weight, epsilon)
         ctx.save_for_backward(x, weight, scales)
         return out
 
@@ -32,7 +39,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scales = ctx.saved_tensors
         gradient, width = gradient.contiguous(), x.shape[-1]
-        of_x, sums = torch.empty_like(x), torch.zeros(-(-len(scales) // _ROWS), width)
+        of_x, sums = torch.empty_like(x), torch.zeros(-(-len(scales) // _ROWS), width, dtype=torch.float32)
         call("norm_backward", x, weight, gradient, of_x, scales, sums, len(scales), width)
         return of_x, sums.sum(0).to(weight.dtype), None
 

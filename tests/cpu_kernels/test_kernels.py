@@ -2,6 +2,10 @@
 
 import copy
 import itertools
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -28,7 +32,7 @@ from cpu_kernels import (
     sample,
     store_positions_,
 )
-from cpu_kernels.build import find_compiler
+from cpu_kernels.build import SOURCE, find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -56,7 +60,35 @@ def test_a_missing_library_is_logged_once_with_what_to_do(caplog: pytest.LogCapt
         loading.library.cache_clear()
     (message,) = caplog.messages
     assert message.startswith(f"{tmp_path / 'kernels.so'} is missing: PyTorch's functions stand in")
-    assert "install one, then the package again" in message
+    assert message.endswith("install a C++ compiler (g++), then run python -m cpu_kernels")
+
+
+def test_the_command_of_that_message_compiles_and_removes_older_libraries(tmp_path):
+    copy_of_package = tmp_path / "cpu_kernels"
+    shutil.copytree(SOURCE.parent, copy_of_package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (copy_of_package / "kernels-of-an-older-source.so").touch()
+    command = [sys.executable, "-m", "cpu_kernels"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    made = sorted(str(path) for path in copy_of_package.glob("*.so"))
+    assert (sorted(done.stdout.split()), done.stderr) == (made, "")
+    assert "older" not in done.stdout
+    environment["CXX"] = "false"
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, sorted(map(str, copy_of_package.glob("*.so")))) == (1, made)
+    assert "could not be compiled: install a C++ compiler (g++)" in done.stderr
+
+
+def test_the_default_type_of_pytorch_changes_nothing():
+    logits, x = torch.randn(3, 300), torch.randn(5, 64)
+    given = torch.ones(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64), torch.arange(1, 4)
+    expected = (*sample(logits, *given), rms_norm(x, x[0], 1e-5))
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = (*sample(logits, *given), rms_norm(x, x[0], 1e-5))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

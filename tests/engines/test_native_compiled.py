@@ -14,8 +14,9 @@ from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.linear_probe import resolve_kernels
 from dapo.engines.native.prepacked_linear import COMPILED, LAYERS
-from dapo.types import Generation, GenerationRequest
+from dapo.types import GenerationRequest
 from helpers import tiny_models
+from helpers.fake_engines import answers
 from helpers.tiny_models import SERVED, tiny_model
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
@@ -39,14 +40,6 @@ def requests(**options: object) -> list[GenerationRequest]:
         for p, (prompt, size) in enumerate(PROMPTS.items())
         for i in range(size)
     ]
-
-
-def answers(engine: NativeEngine, submitted: list[GenerationRequest]) -> dict[str, Generation]:
-    engine.submit(submitted)
-    done: dict[str, Generation] = {}
-    while engine.in_flight:
-        done |= {g.request_id: g for g in engine.poll()}
-    return done
 
 
 @needs_compiler

@@ -21,6 +21,7 @@ from dapo.engines.native.prepacked_linear import COMPILED, LAYERS
 from dapo.engines.native.scheduler import MIN_SHARED_PROMPT, RunningSequence
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.types import Generation, GenerationRequest
+from helpers.fake_engines import answers
 from helpers.fake_memory import FakeMemory, bytes_for_cache
 from helpers.tiny_models import COMMON, SERVED, tiny_model
 
@@ -41,14 +42,6 @@ def groups(size: int, **options: object) -> list[GenerationRequest]:
         for p, prompt in enumerate(PROMPTS)
         for i in range(size)
     ]
-
-
-def answers(engine: NativeEngine, requests: Sequence[GenerationRequest]) -> dict[str, Generation]:
-    engine.submit(requests)
-    done: dict[str, Generation] = {}
-    while engine.in_flight:
-        done |= {g.request_id: g for g in engine.poll()}
-    return done
 
 
 def engine_of(slots: int, *, cache_tokens: int | None = None) -> NativeEngine:

@@ -195,3 +195,12 @@ class EmptyWeightsHandle:
 
     def named_tensors(self) -> Iterator[tuple[str, Any]]:
         yield from ()
+
+
+def answers(engine: RolloutEngine, requests: Sequence[GenerationRequest]) -> dict[str, Generation]:
+    """The generations of these requests, by name."""
+    engine.submit(requests)
+    done: dict[str, Generation] = {}
+    while engine.in_flight:
+        done |= {generation.request_id: generation for generation in engine.poll()}
+    return done

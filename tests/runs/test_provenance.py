@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import cpu_kernels
 from dapo.core.files import atomic_write_json
 from dapo.runs.manifest import PROVENANCE_FILE, provenance, provenance_diff
 from dapo.types import Problem
@@ -53,6 +54,16 @@ def test_options_and_the_number_of_threads_are_named_with_old_and_new(tmp_path: 
         f"warning: number of threads was {before} up to step 4 and is {before + 1} now; "
         "from here on results may differ by rounding",
     ]
+
+
+def test_layers_that_are_compiled_no_longer_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    is_compiled = cpu_kernels.is_compiled()
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu_kernels, "is_compiled", lambda: not is_compiled)
+        now = provenance(tiny(), PROBLEMS, [])
+    before, after = ("compiled", "not compiled") if is_compiled else ("not compiled", "compiled")
+    (line,) = changes(tmp_path, now)
+    assert line.startswith(f"warning: layers was {before} up to step 4 and is {after} now; from here on results may")
 
 
 def test_a_smaller_microbatch_is_no_other_run(tmp_path: Path):

@@ -56,7 +56,7 @@ def patch_model(
     if compiled and not is_compiled():
         raise EngineError(
             "rollout.native.kernels: the run uses compiled layers, and this installation has none for this processor; "
-            "install a C++ compiler (g++), then this package again"
+            "install a C++ compiler (g++), then run python -m cpu_kernels"
         )
     model_kernels = model_kernels or model_kernels_for(model, reproducible=reproducible, compiled=compiled)
     if not model_kernels.fuses_weights:
