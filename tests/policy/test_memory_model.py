@@ -1,5 +1,7 @@
 """Laws of the model of memory: what `auto` chooses from it fits, and is the most that does."""
 
+from dataclasses import replace
+
 import pytest
 
 from dapo.config import Config, GpuShares, build_config, dump_config
@@ -30,6 +32,7 @@ from helpers.model_sizes import sizes_of
 from helpers.tiny_policies import groups_of
 
 H100 = FreeMemory(80 * GIB, "an H100")
+IN_TURN = GpuShares(1, 1, is_shared=True, is_paired=True, alternates=True)
 PAIRED = ["rollout.engine=vllm", "launcher=ray", "distributed.gpus_per_process=0.5"]
 
 
@@ -193,15 +196,16 @@ def test_processes_that_share_a_gpu_are_counted(overrides: list[str], gpus: int,
 @pytest.mark.parametrize(
     ("overrides", "gpus", "expected"),
     [
-        (["rollout.engine=vllm"], 1, GpuShares(1, 1, is_shared=True, alternates=True, transfer="ipc")),
+        (["rollout.engine=vllm"], 1, replace(IN_TURN, transfer="ipc")),
         (["rollout.engine=vllm"], 2, GpuShares(transfer="nccl")),
         (["rollout.engine=vllm", "rollout.engines=3"], 2, GpuShares(1, 2, is_shared=True, alternates=True)),
         (["rollout.engines=1"], 2, GpuShares()),  # the native engine gets files
-        (["rollout.engine=vllm", "schedule=one_step_off"], 1, GpuShares(1, 1, is_shared=True)),
+        (["rollout.engine=vllm", "schedule=one_step_off"], 1, GpuShares(1, 1, is_shared=True, is_paired=True)),
         (["rollout.engine=vllm", "train.device=cpu"], 1, GpuShares()),
-        (PAIRED, 8, GpuShares(1, 1, is_shared=True, alternates=True, transfer="ipc")),
+        (PAIRED, 8, replace(IN_TURN, transfer="ipc")),
+        ([*PAIRED, "distributed.trainer_ranks=2", "rollout.engines=2"], 8, replace(IN_TURN, transfer="ipc")),
         # Ray may place two ranks on a GPU
-        ([*PAIRED, "distributed.trainer_ranks=2", "rollout.engines=2"], 8, GpuShares(1, 1, is_shared=True)),
+        ([*PAIRED, "distributed.trainer_ranks=2", "rollout.engines=4"], 8, GpuShares(1, 1, is_shared=True)),
     ],
 )
 def test_ranks_and_engines_alternate_where_a_step_does_one_thing_at_a_time(

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dapo.core.errors import DapoError, EngineError, NumericsError, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.terminal import print_text
-from dapo.distributed.launch import ENGINE_NAME
-from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, WeightsHandle, Worker, WorkerSpec
+from dapo.distributed.protocol import CALL_TIMEOUT_S, ENGINE_NAME, Launcher, WeightsHandle, Worker, WorkerSpec
 from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.engines.request_checks import EngineState
 from dapo.types import Generation, GenerationRequest

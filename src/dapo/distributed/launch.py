@@ -13,7 +13,6 @@ from dapo.config import Config
 from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import Node, WorkerSpec
 
-ENGINE_NAME = "engine-{}"  # of the engine with a number
 LOG_TAIL_LINES = 5
 LOG_TAIL_BYTES = 16384
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from dapo.engines.engine import WeightSource
 
+ENGINE_NAME = "engine-{}"  # of the engine with a number
 CALL_TIMEOUT_S = 1800.0  # seconds after which a worker without an answer counts as lost
 
 

@@ -17,8 +17,8 @@ from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
 from dapo.core.loading import import_locations
 from dapo.core.memory import collections_paused
 from dapo.core.secrets import HUB_VARIABLES
-from dapo.distributed.launch import ENGINE_NAME, allocator_environment, gpus_per_worker, threads_on_cluster
-from dapo.distributed.protocol import CALL_TIMEOUT_S, Launcher, Node, Worker, WorkerSpec
+from dapo.distributed.launch import allocator_environment, gpus_per_worker, threads_on_cluster
+from dapo.distributed.protocol import CALL_TIMEOUT_S, ENGINE_NAME, Launcher, Node, Worker, WorkerSpec
 from dapo.distributed.rank_samples import IDS, REMAINING_COLUMNS, NumberedPass, encode
 from dapo.distributed.weight_files import PIECE_BYTES, RankWeights, WeightsFile, WeightsFolder, write_chunks
 from dapo.policy.minibatch import partition_minibatch
