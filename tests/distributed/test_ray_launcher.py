@@ -153,7 +153,7 @@ def test_each_rank_computes_on_the_gpu_of_its_engine_also_after_the_engine_is_re
             *("distributed.gpus_per_process=0.5", "distributed.trainer_ranks=6", "rollout.engines=3"),
             "train.threads=1",
         )
-        made = {"factory": COUNTING_WORKER.factory, "options": {}}
+        made = {"factory": COUNTING_WORKER.factory, "options": {}, "environment": COUNTING_WORKER.environment}
         specs = [replace(spec, **made) for spec in engine_specs(config, launcher.nodes)]
         engines = launcher.start([f"engine-{i}" for i in range(3)], specs)
         ranks = [replace(spec, **made) for spec in trainer_specs(config, launcher.nodes)]

@@ -44,6 +44,10 @@ class RayWorker:
     def pid(self) -> int:
         return self.known_info.pid
 
+    @property
+    def log(self) -> Path:
+        return self.known_info.log
+
     def call(self, method: str, /, *arguments: Any, **options: Any) -> "Future[Any]":
         """Like Worker.call; a positional argument may be published weights. Raises EngineError if they are gone."""
         sent = [
@@ -246,7 +250,7 @@ class RayLauncher:
         pairs = zip(workers, specs, strict=True)
         created = [worker.send("create", spec.factory, dict(spec.options)) for worker, spec in pairs]
         for worker, future in zip(workers, created, strict=True):
-            wait(future, what=worker.name, see=f"its output is in {worker.known_info.log}")
+            wait(future, what=worker.name, see=f"its output is in {worker.log}")
 
     def _start(self, name: str, spec: WorkerSpec) -> Any:
         """Start the actor in the worker's bundle, on the GPUs that Ray chooses or on one of another worker's."""
