@@ -29,8 +29,8 @@ class _RunningSequence:
 class ScriptedEngine(EngineState):
     """A deterministic `RolloutEngine` that samples nothing.
 
-    Token ids are those of the script, a tuple or an `array.array`. Calls are recorded: `submitted` requests,
-    `aborted` ids, `loaded` versions and the number of `polls`.
+    Token ids are those of the script from the request's offset, a tuple or an `array.array`. Calls are recorded:
+    `submitted` requests, `aborted` ids, `loaded` versions and the number of `polls`.
     """
 
     def __init__(
@@ -106,21 +106,22 @@ class ScriptedEngine(EngineState):
         return _RunningSequence(request, token_ids, finish, delay)
 
     def _generation(self, request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> Generation:
-        count = len(token_ids)
-        logprobs = self._logprob(count) if callable(self._logprob) else (self._logprob,) * count
+        count, start = len(token_ids), request.offset
+        logprobs = self._logprob(start + count)[start:] if callable(self._logprob) else (self._logprob,) * count
         return Generation(request.id, token_ids, logprobs, finish, self._require_weights())
 
 
 def cut(request: GenerationRequest, token_ids: Sequence[int], finish: Finish) -> tuple[Sequence[int], Finish]:
-    """Cut a scripted response as an engine would: at its first stop id, and to at most `max_new_tokens`.
+    """Cut a scripted response as an engine would: from `offset` to its first stop id or to `max_new_tokens` tokens.
 
     Stop ids among the first `min_new_tokens` are left out: no engine could sample them. An array stays one, anything
     else becomes a tuple.
     """
     ids: Any = token_ids if isinstance(token_ids, array) else tuple(token_ids)
-    while early := [i for i, token in enumerate(ids[: request.min_new_tokens]) if token in request.stop_ids]:
+    start = request.offset
+    while early := [i for i, token in enumerate(ids[: start + request.min_new_tokens]) if token in request.stop_ids]:
         ids = ids[: early[0]] + ids[early[0] + 1 :]
-    kept = ids[: request.max_new_tokens]
+    kept = ids[start : start + request.max_new_tokens]
     # `in` and `index` search in C
     if ends := [kept.index(stop) for stop in request.stop_ids if stop in kept]:
         return kept[: min(ends) + 1], "stop"

@@ -57,11 +57,22 @@ class GenerationRequest:
     temperature: float
     top_p: float
     seed: int
-    """The key of its random numbers: token t depends only on (seed, t) and the model's distribution."""
+    """The key of its random numbers: token t depends only on (seed, offset + t) and the model's distribution."""
     stop_ids: tuple[int, ...]
     """The tokens that end the response, of which they are the last token."""
     min_new_tokens: int = 0
     """Number of first tokens that are no stop ids: their distribution is renormalised over the other tokens."""
+    offset: int = 0
+    """Number of tokens of this response that were sampled before, with which `prompt_ids` ends.
+
+    The two limits count the tokens that are left. So a response that was aborted after t tokens and goes on at offset t
+    equals the one that was sampled whole.
+    """
+    previous: str | None = None
+    """The id of the request with whose prompt and response `prompt_ids` begins.
+
+    An engine that still holds their keys and values may use them, which changes no result but rounding.
+    """
 
 
 @dataclass(frozen=True)

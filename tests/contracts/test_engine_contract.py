@@ -289,6 +289,80 @@ def test_abort_gives_partial_responses_and_queued_ones_give_none(name: str) -> N
     assert run(engine, requests[:1])["a0"].token_ids == whole["a0"].token_ids
 
 
+def continuation(r: GenerationRequest, part: Generation) -> GenerationRequest:
+    """The request for the rest of a response."""
+    n = len(part.token_ids)
+    return replace(
+        r,
+        id=f"{r.id}+",
+        prompt_ids=(*r.prompt_ids, *part.token_ids),
+        max_new_tokens=r.max_new_tokens - n,
+        min_new_tokens=max(0, r.min_new_tokens - n),
+        offset=r.offset + n,
+        previous=r.id,
+    )
+
+
+def assert_continued_equals_whole(
+    engine: RolloutEngine, requests: list[GenerationRequest], tolerance: float
+) -> set[int]:
+    """Abort and continue these requests together after several numbers of polls; returns the numbers of tokens left."""
+    left: set[int] = set()
+    whole = run(engine, requests)
+    longest = max(len(g.token_ids) for g in whole.values())
+    for polls in (0, 1, 2, longest // 2, longest - 1):
+        engine.submit(requests)
+        done = {g.request_id: g for _ in range(polls) for g in engine.poll()}
+        parts = {g.request_id: g for g in engine.abort([r.id for r in requests if r.id not in done])}
+        unfinished = [r for r in requests if r.id in parts]
+        rest = run(engine, [continuation(r, parts[r.id]) for r in unfinished])
+        left |= {len(whole[name].token_ids) - len(part.token_ids) for name, part in parts.items()}
+        for r in unfinished:
+            part, last = parts[r.id], rest[f"{r.id}+"]
+            assert [*part.token_ids, *last.token_ids] == list(whole[r.id].token_ids)
+            assert [*part.logprobs, *last.logprobs] == pytest.approx(list(whole[r.id].logprobs), abs=tolerance)
+            assert last.finish == whole[r.id].finish
+    return left
+
+
+def requests_to_continue(name: str) -> list[GenerationRequest]:
+    """A group with a least length and stop ids, alone samples, a nucleus, and a greedy one; vLLM's are all greedy."""
+    stop_ids = tuple(range(0, VOCABULARY, 9))
+    grouped = group("g", 4, max_new_tokens=12, min_new_tokens=5, stop_ids=stop_ids)
+    alone = [request(f"a{i}", max_new_tokens=10 + i, prompt_ids=(*LONGER_PROMPT, i), temperature=0.7) for i in range(2)]
+    others = [request("n", max_new_tokens=12, top_p=0.8), request("z", max_new_tokens=12, temperature=0.0)]
+    found = [*grouped, *alone, *others]
+    return [replace(r, temperature=0.0) for r in found] if name.startswith("vllm") else found
+
+
+@each([name for name in ENGINES if name in PROTOCOL or name in MODELLED])
+def test_a_response_aborted_and_continued_equals_the_whole_one(name: str) -> None:
+    assert_continued_equals_whole(ENGINES[name].make(16), requests_to_continue(name), ENGINES[name].tolerance)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_in_float64_a_continued_response_has_the_same_log_probabilities_to_1e_9(name: str) -> None:
+    engine = NativeEngine(tiny_model(name).double(), NativeConfig(slots=16))
+    assert {1, 10, 11, 12} <= assert_continued_equals_whole(engine, requests_to_continue(name), 1e-9)
+
+
+@each([name for name in ENGINES if name.startswith("vllm")])
+def test_vllm_continues_a_response_repeatably_and_with_new_numbers(
+    name: str,
+) -> None:
+    engine, r = ENGINES[name].make(8), request(max_new_tokens=24, prompt_ids=(*PROMPT, 3, 3))
+    first = run(engine, [r])["a"]
+    again = [run(engine, [replace(r, offset=2)])["a"] for _ in range(2)]
+    assert again[0].token_ids == again[1].token_ids != first.token_ids
+    assert_logprobs_agree(name, twin(name), r, again[0])
+
+
+@each_engine
+def test_a_negative_offset_is_refused(name: str) -> None:
+    with pytest.raises(EngineError, match="'a': offset must be 0 or more, the tokens sampled before, got -1"):
+        ENGINES[name].make(2).submit([request(offset=-1)])
+
+
 @each_engine
 def test_aborting_nothing_gives_nothing(name: str) -> None:
     assert ENGINES[name].make(2).abort([]) == []

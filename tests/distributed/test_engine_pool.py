@@ -88,6 +88,48 @@ def test_groups_go_whole_to_the_engine_with_least_to_do(launcher: LightLauncher)
     assert [g.request_id for _ in range(2) for g in engine.poll()] == ["4/0", "6/0"]
 
 
+def test_a_request_that_continues_another_goes_to_the_engine_that_answered_it(launcher: LightLauncher) -> None:
+    """Engines of one slot: two requests on one engine are answered one after the other."""
+    engine = pool(launcher, *[engine_spec("scripted", slots=1)] * 2)
+
+    def turn(name: str, previous: str, prompt: int) -> GenerationRequest:
+        return request(name, prompt=prompt, max_new_tokens=1, previous=previous)
+
+    def answers(*requests: GenerationRequest) -> list[list[str]]:
+        engine.submit(requests)
+        came = [[g.request_id for g in engine.poll()] for _ in requests]
+        return [found for found in came if found]
+
+    engine.submit([request("a", prompt=1, max_new_tokens=1), request("b", prompt=2, max_new_tokens=9)])
+    assert [g.request_id for g in engine.poll()] == ["a"]
+    assert [g.request_id for g in engine.abort(["b"])] == ["b"]
+    assert answers(turn("a1", "a", 3), turn("a2", "a", 4)) == [["a1"], ["a2"]]
+    assert answers(turn("b1", "b", 3), turn("b2", "b", 3)) == [["b1"], ["b2"]]
+    assert answers(turn("a3", "a2", 3), turn("b3", "b2", 3)) == [["a3", "b3"]]  # equal prompts of different engines
+    assert answers(turn("c", "unknown", 3), turn("d", "unknown", 4)) == [["c", "d"]]
+    for worker in list(launcher.running.values()):
+        kill(worker.pid)
+    assert answers(turn("a4", "a3", 3), turn("a5", "a3", 4)) == [["a4"], ["a5"]]
+    assert engine.restarts == 1  # engine-1 has nothing to do
+    engine.load_weights(EmptyWeights(), 1)
+    assert answers(turn("a6", "a5", 3), turn("a7", "a5", 4)) == [["a6", "a7"]]
+
+
+def test_the_memory_of_who_answered_is_bounded(launcher: LightLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dapo.distributed.engine_pool.REMEMBERED_ANSWERS", 3)
+    engine = pool(launcher, *[engine_spec("scripted")] * 2)
+    for number in range(4):
+        engine.submit([request(f"{number}", prompt=number, max_new_tokens=1)])
+        drain(engine, 1)
+    # request 0, which engine-0 answered, is forgotten; engine-0 has less to do than engine-1 after "long" there
+    engine.submit([request("busy", prompt=9, max_new_tokens=9)])
+    engine.submit([request("known", prompt=8, max_new_tokens=9, previous="1")])
+    engine.submit([request("forgotten", prompt=7, max_new_tokens=9, previous="0")])
+    assert list(engine.in_flight) == ["busy", "known", "forgotten"]
+    owners = [engine._owner[name].name for name in engine.in_flight]
+    assert owners == ["engine-0", "engine-0", "engine-1"]
+
+
 def test_what_one_engine_refuses_is_queued_at_none(launcher: LightLauncher) -> None:
     engine = pool(launcher, *[engine_spec("scripted")] * 2)
     with pytest.raises(EngineError, match="'bad': max_new_tokens must be at least 1, got 0"):

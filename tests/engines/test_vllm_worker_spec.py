@@ -17,6 +17,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from dapo.cli.train import start_run
 from dapo.config import Config, GpuShares, load_config
 from dapo.core.errors import ConfigError, EngineError, OutOfMemory
+from dapo.core.rng import keyed_seed
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.vllm_spec import require_vllm, vllm_engine_spec, vllm_options, weight_shapes
 from dapo.engines.vllm.engine import VllmEngine
@@ -121,6 +122,11 @@ def test_only_a_reproducible_run_has_seeds_per_request_and_steps_that_wait_for_e
     assert len(seeds) > 1
     assert sampling_arguments(request, seeded=True)["seed"] == 5
     assert sampling_arguments(request, seeded=False)["seed"] is None
+    # the generator starts anew where a response goes on: it must not repeat its numbers
+    later = {sampling_arguments(replace(request, offset=offset), seeded=True)["seed"] for offset in range(9)}
+    assert len(later) == 9
+    assert keyed_seed(5, "offset", 8) in later
+    assert sampling_arguments(replace(request, offset=8), seeded=False)["seed"] is None
 
 
 def test_an_engine_on_several_gpus_is_no_ray_cluster_of_its_own() -> None:

@@ -1,6 +1,7 @@
 """Engine processes as one rollout engine; a process that is lost is replaced, and the loss is logged and counted.
 
-A group goes as a whole to the engine with the fewest requests in flight. With `reproducible` all engines with work
+A group goes as a whole to the engine with the fewest requests in flight; a request with `previous` goes to the engine
+that answered that one, if the weights are still the same. With `reproducible` all engines with work
 advance in lockstep, one token per poll, so which engine samples what, and in which batch, depends on the calls alone.
 Without it an engine decodes for POLL_S or until a request is finished before it answers, so that the controller's time
 does not grow with the steps; a poll returns as soon as any engine has answered, and a slow engine delays no other.
@@ -15,6 +16,7 @@ import pkgutil
 import sys
 import time
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 CLOSE_TIMEOUT_S = 2.0
 MAX_RESTARTS = 10
 POLL_S = 0.1  # also the time for which a submit or an abort may wait
+REMEMBERED_ANSWERS = 2**16  # newest answers whose engine is known to requests that continue them
 
 
 class EngineWorker:
@@ -207,6 +210,8 @@ class EnginePool(EngineState):
         self._shares_gpus, self._transfer, self._call_timeout_s = shares_gpus, transfer, call_timeout_s
         self._weights: tuple[WeightSource, int] | None = None  # the last loaded ones, with their version
         self._owner: dict[str, EngineHandle] = {}
+        self._answered: OrderedDict[str, EngineHandle] = OrderedDict()
+        """The engines of the newest answers since `load_weights`, a function of the calls also if one was replaced."""
         names = [ENGINE_NAME.format(i) for i in range(len(specs))]
         factory = f"{EngineWorker.__module__}:{EngineWorker.__qualname__}"
         options = [{"factory": spec.factory, "options": dict(spec.options)} for spec in specs]
@@ -222,6 +227,7 @@ class EnginePool(EngineState):
         """Send the weights to all engines, or publish them once for all to read at the same time."""
         self._require_idle("load_weights")
         is_first, self._version, self._weights = self._weights is None, None, (weights, version)
+        self._answered.clear()
         for engine in self._engines:
             engine.call_log.clear()
         if self._has_sent(weights, version, is_first=is_first):
@@ -309,8 +315,7 @@ class EnginePool(EngineState):
             # finished but undelivered generations, also of a replaced process
             stopped |= {found.request_id: replace(found, finish="aborted") for found in engine.undelivered}
             engine.undelivered = [found for found in engine.undelivered if found.request_id not in wanted]
-            for name in wanted:
-                del self._owner[name], engine.in_flight[name]
+            self._forget(engine, wanted)
         return [stopped[name] for name in wanted_ids if name in stopped]
 
     def close(self) -> None:
@@ -323,10 +328,12 @@ class EnginePool(EngineState):
             engine.worker.close()
 
     def _distribute(self, requests: Sequence[GenerationRequest]) -> dict[EngineHandle, list[GenerationRequest]]:
-        """Assign each group to the engine with the fewest requests in flight, the first of equals."""
+        """Assign each group to the engine of its previous answers, else to that with the fewest requests in flight."""
         assignments: dict[EngineHandle, list[GenerationRequest]] = {}
-        for _, group in groupby(requests, key=lambda request: request.prompt_ids):
-            engine = min(self._engines, key=lambda e: len(e.in_flight) + len(assignments.get(e, ())))
+        for (_, answered), group in groupby(
+            requests, key=lambda r: (r.prompt_ids, self._answered.get(r.previous or ""))
+        ):
+            engine = answered or min(self._engines, key=lambda e: len(e.in_flight) + len(assignments.get(e, ())))
             assignments.setdefault(engine, []).extend(group)
         return assignments
 
@@ -350,10 +357,17 @@ class EnginePool(EngineState):
 
     def _deliver(self, engine: EngineHandle) -> list[Generation]:
         found, engine.undelivered = engine.undelivered, []
-        for generation in found:
-            self._owner.pop(generation.request_id, None)
-            engine.in_flight.pop(generation.request_id, None)
+        self._forget(engine, [generation.request_id for generation in found])
         return found
+
+    def _forget(self, engine: EngineHandle, answered: Sequence[str]) -> None:
+        """Remove requests that an engine has answered, and remember it for requests that continue them."""
+        for name in answered:
+            self._owner.pop(name, None)
+            engine.in_flight.pop(name, None)
+            self._answered[name] = engine
+            if len(self._answered) > REMEMBERED_ANSWERS:
+                self._answered.popitem(last=False)
 
     def _call(self, calls: Mapping[EngineHandle, Call]) -> dict[EngineHandle, Any]:
         """Call several engines at the same time. Raises the first error, when all have answered."""

@@ -99,6 +99,7 @@ def _check_numbers(request: GenerationRequest) -> None:
         ("temperature", request.temperature, "0 (greedy) or more", 0 <= request.temperature < float("inf")),
         ("top_p", request.top_p, "above 0 and at most 1", 0 < request.top_p <= 1),
         ("seed", request.seed, "0 or more", request.seed >= 0),
+        ("offset", request.offset, "0 or more, the tokens sampled before", request.offset >= 0),
         ("prompt length", len(request.prompt_ids), "at least 1 token", len(request.prompt_ids) >= 1),
     )
     for name, value, expected, holds in expectations:

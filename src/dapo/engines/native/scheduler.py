@@ -55,10 +55,10 @@ class RunningSequence:
         return self.request.stop_ids if len(self.token_ids) < self.request.min_new_tokens else ()
 
     def next_uniform(self) -> float:
-        """The uniform number for the next token, a function of the seed and the token's index."""
-        t = len(self.token_ids)
+        """The uniform number for the next token, a function of the seed and the token's index in its response."""
+        t = self.request.offset + len(self.token_ids)
         if t >= len(self.uniforms):
-            self.uniforms = keyed_uniforms(self.request.seed, max(FIRST_UNIFORMS, 2 * len(self.uniforms)))
+            self.uniforms = keyed_uniforms(self.request.seed, max(FIRST_UNIFORMS, 2 * t))
         return float(self.uniforms[t])
 
     def append(self, token: int, logprob: float) -> None:

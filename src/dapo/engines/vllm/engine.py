@@ -37,7 +37,8 @@ class VllmEngine(checks.EngineState):
     """A RolloutEngine on vLLM's synchronous engine. Each request is a sequence of its own, with its own seed.
 
     vLLM's generator samples the tokens from the request's seed. Equal seeds give equal responses, up to rounding that
-    depends on the composition of a batch; another engine samples different tokens from the same seed.
+    depends on the composition of a batch; another engine samples different tokens from the same seed. A response that
+    goes on at an offset samples from the same distributions as the whole one, but other tokens.
     """
 
     def __init__(

@@ -21,6 +21,7 @@ import torch
 from dapo.core.errors import EngineError
 from dapo.core.loopback import use_loopback_interface
 from dapo.core.memory import explain_out_of_memory
+from dapo.core.rng import keyed_seed
 from dapo.core.terminal import print_text
 from dapo.core.text import shorten
 from dapo.engines.engine import WeightSource
@@ -180,11 +181,15 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool, gpu_byt
 
 
 def sampling_arguments(request: GenerationRequest, *, seeded: bool) -> Mapping[str, Any]:
-    """Arguments of `vllm.SamplingParams`; a CPU samples requests with seeds in a loop, a GPU all together."""
+    """Arguments of `vllm.SamplingParams`; a CPU samples requests with seeds in a loop, a GPU all together.
+
+    vLLM's generator cannot start at a later token, so a response that goes on gets a seed of its own.
+    """
+    seed = keyed_seed(request.seed, "offset", request.offset) if request.offset else request.seed
     return {
         "temperature": request.temperature,
         "top_p": request.top_p,
-        "seed": request.seed if seeded else None,
+        "seed": seed if seeded else None,
         "max_tokens": request.max_new_tokens,
         "min_tokens": request.min_new_tokens,
         "stop_token_ids": list(request.stop_ids),
