@@ -294,8 +294,8 @@ def test_light_modules_load_without_torch_and_other_heavy_packages():
     assert heavy_imports(ROOT) == []
 
 
-def test_the_package_has_at_most_41_500_lines():
-    assert sum(path.read_text(encoding="utf-8").count("\n") for path in ROOT.rglob("*.py")) <= 41_500
+def test_the_package_has_at_most_46_500_lines():
+    assert sum(path.read_text(encoding="utf-8").count("\n") for path in ROOT.rglob("*.py")) <= 46_500
 
 
 def test_the_package_has_at_most_18_entries_at_the_top():
