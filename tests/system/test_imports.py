@@ -24,7 +24,7 @@ LAYERS = [
     {"algo"},
     {"config", "types"},
     {"data", "rewards", "engines", "policy"},
-    {"distributed"},
+    {"distributed", "environments"},
     {"evaluation"},
     {"runs"},
     {"training"},

@@ -3,7 +3,7 @@
 import re
 import threading
 from array import array
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,14 +54,16 @@ def find_turn_end(tokenizer: "PreTrainedTokenizerBase") -> TurnEnd:
 class TextEnd:
     """Cuts token ids off at the end of their text: the first special token."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", turn_end: int | None) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", turn_end: int | None, *, part_of_text: Collection[str] = ()
+    ) -> None:
         """A special token ends the text; so does `turn_end`, special or not.
 
-        Special tokens for unknown text, or around a model's private reasoning, end nothing.
+        Special tokens for unknown text, around a model's private reasoning, or in `part_of_text` end nothing.
         """
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         names = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in special | set(tokenizer.all_special_ids)}
-        ends = {i for i, name in names.items() if not _ENDS_NOTHING.search(name)}
+        ends = {i for i, name in names.items() if not (_ENDS_NOTHING.search(name) or name in part_of_text)}
         ends |= set() if turn_end is None else {turn_end}
         self._is_end = np.zeros(max(ends, default=0) + 2, np.bool_)  # the last entry is for all larger ids
         self._is_end[list(ends)] = True
@@ -84,8 +86,13 @@ class PromptEncoder:
     the prompt is the text and the instruction; messages are joined by blank lines, without their roles.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: "DataConfig") -> None:
-        """`config` is the section `data`. Raises DataError if an option needs a chat template and there is none."""
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", config: "DataConfig", *, tools: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """`config` is the section `data`; the chat template gets the schemas `tools`, and must take them.
+
+        Raises DataError if an option needs a chat template and there is none.
+        """
         has_template = bool(getattr(tokenizer, "chat_template", None))
         if config.chat_template == "on" and not has_template:
             raise DataError("data.chat_template=on, but the model's tokenizer has no chat template; use auto or off")
@@ -98,6 +105,7 @@ class PromptEncoder:
         self._text_end = TextEnd(tokenizer, None if self.turn_end is None else self.turn_end.token_id)
         self._tokenizer = tokenizer
         self._config = config
+        self._tools = list(tools) or None
         self._lengths: dict[Hashable, int] = {}
         self._bounds: dict[Hashable, int] = {}  # of prompts whose length has not been needed
         self._bound = TokenBound.of(tokenizer, add_special_tokens=not self.uses_template)
@@ -170,6 +178,11 @@ class PromptEncoder:
             )
         return "\n\n".join(message["content"] for message in prompt)
 
+    def render_messages(self, messages: Sequence[Mapping[str, Any]], *, header: bool = True, **variables: Any) -> str:
+        """The text of chat messages, and the `header` of the assistant's next turn; raises the template's errors."""
+        options = {"tools": self._tools, "add_generation_prompt": header, "tokenize": False, **variables}
+        return str(self._tokenizer.apply_chat_template([dict(message) for message in messages], **options))
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response up to the first special token: what follows it is not part of the answer."""
         ids = self._text_end.cut(ids)
@@ -207,7 +220,7 @@ class PromptEncoder:
 
         messages = chat_messages(problem, instruction=self._config.instruction, system=self._config.system)
         try:
-            return str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+            return self.render_messages(messages)
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             reason = f"the model's chat template rejects messages of {roles}: {error}"

@@ -1,0 +1,220 @@
+"""Tool calls: schemas of functions, and turns with right, wrong and hostile calls."""
+
+import json
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dapo.core.errors import DataError
+from dapo.environments.calls import CallReader, ToolCall, WrongCall, tool_schema, tool_text
+
+
+def add(a: int, b: int = 2) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: the first number
+        b: the second number,
+            on two lines
+    """
+    return a + b
+
+
+def search(query: str, kinds: list[str], where: Literal["web", "files"] = "web", limit: float | None = None) -> str:
+    """Searches.
+
+    Args:
+        query: words
+        kinds: kinds of pages
+        where: the source
+        limit: the most results
+    """
+    return f"{query} {kinds} {where} {limit}"
+
+
+class Counter:
+    def increment(self, step: int) -> int:
+        """Increments the counter.
+
+        Args:
+            step: what is added
+        """
+        return step
+
+
+SCHEMAS = [tool_schema(add), tool_schema(search)]
+
+
+def hermes(text: str) -> list[ToolCall | WrongCall]:
+    return CallReader("hermes", SCHEMAS).read(text)
+
+
+def llama(text: str) -> list[ToolCall | WrongCall]:
+    return CallReader("llama", SCHEMAS).read(text)
+
+
+def test_a_schema_has_types_defaults_and_descriptions_and_no_self():
+    function = SCHEMAS[0]["function"]
+    assert (function["name"], function["description"]) == ("add", "Adds two numbers.")
+    assert function["parameters"] == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer", "description": "the first number"},
+            "b": {"type": "integer", "description": "the second number, on two lines", "default": 2},
+        },
+        "required": ["a"],
+    }
+    assert tool_schema(Counter().increment)["function"]["parameters"]["required"] == ["step"]
+
+
+def test_a_function_without_types_descriptions_or_named_parameters_is_refused():
+    def no_docstring(a: int) -> int:
+        return a
+
+    def no_description(a: int) -> int:
+        """Does something."""
+        return a
+
+    def no_type(a) -> int:  # type: ignore[no-untyped-def]
+        """Does something.
+
+        Args:
+            a: a number
+        """
+        return a
+
+    def any_number(*numbers: int) -> int:
+        """Does something.
+
+        Args:
+            numbers: numbers
+        """
+        return sum(numbers)
+
+    for function, reason in [
+        (no_docstring, "docstring"),
+        (no_description, "description for the argument 'a'"),
+        (no_type, "missing a type hint"),
+        (any_number, r"parameter \*numbers"),
+    ]:
+        with pytest.raises(DataError, match=f"tool {function.__name__}: .*{reason}"):
+            tool_schema(function)
+
+
+ADD = '{"name": "add", "arguments": {"a": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (f"<tool_call>\n{ADD}\n</tool_call>", 1),
+        (f"Let me see. <tool_call>{ADD}</tool_call> and <tool_call>{ADD}</tool_call>", 2),
+        (f"<tool_call>[{ADD}, {ADD}]</tool_call>", 2),
+        (f"<tool_call>{ADD}", 1),
+        ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}</tool_call>', 1),
+        (f"<think>I could <tool_call>{ADD}</tool_call></think><tool_call>{ADD}</tool_call>", 1),
+        (f"<think><tool_call>{ADD}</tool_call></think>The answer is 3.", 0),
+        ("The answer is 3.", 0),
+        (ADD, 0),
+        ("", 0),
+    ],
+)
+def test_calls_in_the_form_of_hermes(text: str, count: int):
+    assert hermes(text) == [ToolCall("add", {"a": 1})] * count
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('{"name": "add", "parameters": {"a": 1}}', 1),
+        ('\n<|python_tag|>{"type": "function", "name": "add", "parameters": {"a": 1}}', 1),
+        ('{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 1}}', 2),
+        ('{"name": "add", "parameters": {"a": 1}}\nThat is it.', 1),
+        ('{"answer": 3}', 0),
+        ('Let me call {"name": "add", "parameters": {"a": 1}}', 0),
+        ("", 0),
+    ],
+)
+def test_calls_in_the_form_of_llama_3(text: str, count: int):
+    assert llama(text) == [ToolCall("add", {"a": 1})] * count
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"query": "x", "kinds": ["a"]},
+        {"query": "x", "kinds": [], "where": "files", "limit": 3},
+        {"query": "", "kinds": [], "limit": None},
+        {"query": "", "kinds": [], "limit": 2.5},
+    ],
+)
+def test_arguments_that_fit_are_passed_on(arguments: dict[str, Any]):
+    assert hermes(call("search", **arguments)) == [ToolCall("search", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (call("sub", a=1), "Error: there is no tool 'sub'; the tools are: add, search"),
+        (call("add"), "Error: add: missing: a"),
+        (call("add", a=1, c=2), "Error: add: there is no argument 'c'; the arguments are: a, b"),
+        (call("add", a="1"), 'Error: add: a must fit the schema {"type": "integer", '),
+        (call("add", a=True), "Error: add: a must fit the schema"),
+        (call("add", a=1.5), "Error: add: a must fit the schema"),
+        (call("add", a=None), "Error: add: a must fit the schema"),
+        (call("search", query="x", kinds=[1]), "Error: search: kinds must fit the schema"),
+        (call("search", query="x", kinds=[], where="here"), "Error: search: where must fit the schema"),
+        ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "Error: add: expected an object of arguments"),
+        ('<tool_call>{"name": "add", "arguments": "1 +"}</tool_call>', "Error: the call is not valid JSON: "),
+        ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "Error: the call is not valid JSON: NaN"),
+        ("<tool_call>add(1)</tool_call>", "Error: the call is not valid JSON: "),
+        ("<tool_call></tool_call>", "Error: the call is not valid JSON: "),
+        ("<tool_call>3</tool_call>", "Error: expected <tool_call>"),
+        ('<tool_call>{"name": ["add"]}</tool_call>', "Error: expected <tool_call>"),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "Error: the call is not valid JSON: nested too deeply"),
+        ('<tool_call>{"name": "add", "arguments": {"a": ' + "9" * 5000 + "}}</tool_call>", "Error: the call is not"),
+    ],
+)
+def test_a_wrong_call_gives_an_error_for_the_model(text: str, error: str):
+    (wrong,) = hermes(text)
+    assert isinstance(wrong, WrongCall)
+    assert wrong.error.startswith(error)
+    assert len(wrong.error) < 500
+
+
+def test_a_wrong_call_in_the_form_of_llama_3_names_that_form():
+    for text in ('{"name": "add", "parameters": {"a": 1', "<|python_tag|>add.call(1)"):
+        (wrong,) = llama(text)
+        assert isinstance(wrong, WrongCall)
+        assert wrong.error.endswith('write {"name": NAME, "parameters": {ARGUMENT: VALUE}}')
+
+
+PIECES = ["<tool_call>", "</tool_call>", "<|python_tag|>", '{"name": "add", ', '"arguments": ', '{"a": ', "1", "}", "]"]
+
+
+@given(st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12), st.sampled_from([hermes, llama]))
+@settings(max_examples=300, deadline=None)
+def test_no_turn_raises_an_exception(pieces: list[str], read: Any):
+    assert all(isinstance(each, ToolCall | WrongCall) for each in read("".join(pieces)))
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda x: st.lists(x, max_size=3))
+)
+@settings(max_examples=200, deadline=None)
+def test_a_call_with_any_value_is_right_only_if_the_value_is_an_integer(value: Any):
+    (made,) = hermes(f'<tool_call>{{"name": "add", "arguments": {{"a": {json.dumps(value)}}}}}</tool_call>')
+    whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+    assert isinstance(made, ToolCall) == whole
+
+
+def test_the_text_of_the_tools_has_their_schemas_and_the_form():
+    text = tool_text(SCHEMAS, "hermes")
+    assert '"name": "add"' in text
+    assert "<tool_call>" in text
