@@ -298,8 +298,8 @@ def test_the_package_has_at_most_46_500_lines():
     assert sum(path.read_text(encoding="utf-8").count("\n") for path in ROOT.rglob("*.py")) <= 46_500
 
 
-def test_the_package_has_at_most_18_entries_at_the_top():
-    assert len([entry for entry in ROOT.iterdir() if entry.name != "__pycache__"]) <= 18
+def test_the_package_has_at_most_19_entries_at_the_top():
+    assert len([entry for entry in ROOT.iterdir() if entry.name != "__pycache__"]) <= 19
 
 
 def test_the_paper_knows_no_configuration():
