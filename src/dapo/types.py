@@ -1,6 +1,6 @@
 """The values that flow through a step. They are frozen: a later stage makes new values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 from dapo.algo.sampling import is_informative
 
 __all__ = [
+    "Episode",
+    "EpisodeText",
     "Finish",
     "Generation",
     "GenerationRequest",
@@ -73,6 +75,61 @@ class GenerationRequest:
 
     An engine that still holds their keys and values may use them, which changes no result but rounding.
     """
+    problem: Problem | None = None
+    """The task of an episode; an engine that samples single responses does not read it."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """The turns of the policy and the answers of an environment, which a `Generation` holds as tokens.
+
+    Example: `Episode(messages=({"role": "assistant", "content": "4821 + 3977"},
+    {"role": "user", "content": "The calculator shows 8798"}, {"role": "assistant", "content": "8798"}),
+    rewards=(0.0, 1.0), correct=True)`.
+    """
+
+    messages: Sequence[Message]
+    """The conversation behind the prompt: turns with the role `assistant`, observations with another one."""
+    rewards: Sequence[float]
+    """The reward of each turn."""
+    correct: bool | None = None
+    """Whether the environment counts the episode as solved; None: only the rewards count."""
+    error: str | None = None
+    """The reason why the environment failed; such an episode has no verdict and never trains."""
+    is_cut: bool = False
+    """Whether no tokens or turns were left before the environment ended the episode."""
+    tool_calls: int = 0
+    tool_errors: int = 0
+
+    @property
+    def answer(self) -> str:
+        """The text of the last turn, which verifiers of single responses judge."""
+        turns = [message["content"] for message in self.messages if message["role"] == "assistant"]
+        return turns[-1] if turns else ""
+
+    @property
+    def transcript(self) -> str:
+        """The conversation behind the prompt as text, with the role of each observation in brackets."""
+        parts = [m["content"] if m["role"] == "assistant" else f"[{m['role']}] {m['content']}" for m in self.messages]
+        return "\n".join(parts)
+
+    @property
+    def num_turns(self) -> int:
+        return sum(message["role"] == "assistant" for message in self.messages)
+
+
+class EpisodeText(str):
+    """The text of an episode's last turn, with the episode: verifiers of single responses judge it as a text."""
+
+    episode: Episode
+
+    def __new__(cls, episode: Episode) -> "EpisodeText":
+        text = super().__new__(cls, episode.answer)
+        text.episode = episode
+        return text
+
+    def __reduce__(self) -> tuple[type["EpisodeText"], tuple[Episode]]:
+        return EpisodeText, (self.episode,)
 
 
 @dataclass(frozen=True)
@@ -90,6 +147,13 @@ class Generation:
     finish: Finish
     version: int
     """The version of the weights that sampled it: the number of finished training steps."""
+    sampled: tuple[tuple[int, int], ...] | None = None
+    episode: Episode | None = None
+    """The answers and rewards of an environment; None for a single response."""
+
+    def text(self, decode: Callable[[Sequence[int]], str]) -> str:
+        """The response as verifiers receive it: its tokens as `decode` gives them, or an EpisodeText."""
+        return decode(self.token_ids) if self.episode is None else EpisodeText(self.episode)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def test_a_worker_that_is_killed_or_stopped_from_outside_costs_no_verdict(tmp_pa
         open_pool(f"{F}waits_for_a_signal", timeout_s=timeout_s, workers=1, options=options) as pool,
         disturbed_verifiers(tmp_path, [disturbance]) as disturbances,
     ):
-        pool.log = messages.append
+        pool.log_to(messages.append)
         assert judged(pool, ["7", "a"]) == (Verdict(True, 1.0), Verdict(False, -1.0))
     assert len(disturbances) == 2
     assert len(list(tmp_path.glob("*.call*"))) == 4

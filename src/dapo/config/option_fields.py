@@ -20,6 +20,7 @@ CONDITIONS = {
     "decays_lr": "optim.schedule=linear or cosine",
     "engine_processes": f"engine processes (rollout.engines, or rollout.engine={engines_with('needs_process')})",
     "has_kl": "loss.kl_coef above 0",
+    "plays_episodes": "environment.name or environment.tools",
     "predicts_signal": "dynamic_sampling.predict=proportional or thompson",
     "has_ratios": f"{_SEVERAL_UPDATES}, and no loss.function",
     "reuses_samples": _SEVERAL_UPDATES,

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, model_validator
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.data_spec import kinds
 from dapo.config.engines import engines_with
+from dapo.config.environment import EnvironmentConfig
 from dapo.config.model_options import DataConfig, ModelConfig
 from dapo.config.reward_options import AuditConfig, OverlongConfig, RewardConfig
 from dapo.config.rollout_options import DynamicSamplingConfig, RolloutConfig
@@ -73,6 +74,7 @@ class Config(Section):
     audit: AuditConfig = AuditConfig()
     overlong: OverlongConfig = OverlongConfig()
     advantage: AdvantageConfig = AdvantageConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
     critic: CriticConfig = option(CriticConfig(), only_with="advantage.estimator=gae")
@@ -125,6 +127,18 @@ class Config(Section):
         if tokens is None:
             raise ValueError("train.microbatch_tokens=auto is not resolved: see training/assemble/resolve.py")
         return tokens
+
+    @property
+    def plays_episodes(self) -> bool:
+        """Whether responses are episodes of several turns."""
+        return self.environment.name is not None or bool(self.environment.tools)
+
+    @property
+    def max_observed_tokens(self) -> int:
+        """The most tokens of an episode that are observed instead of sampled; 0 without an environment."""
+        if not self.plays_episodes:
+            return 0
+        return (self.environment.max_turns - 1) * self.environment.max_observation_tokens
 
     @property
     def reuses_samples(self) -> bool:
@@ -389,6 +403,8 @@ class Config(Section):
     @property
     def auto_verifier(self) -> tuple[str, dict[str, Any]]:
         """Resolve `reward.verifier: auto`: the verifier that suits the training data, with the user's options."""
+        if self.plays_episodes:
+            return "environment", dict(self.reward.options)
         names = {{"builtin": "exact", "gym": "gym"}.get(kind, "math") for kind in kinds(self.data.train_source)}
         if len(names) > 1:
             raise DataError(

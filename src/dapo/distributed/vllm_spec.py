@@ -65,7 +65,7 @@ def vllm_options(config: Config) -> VllmOptions:
     model, rollout = config.model, config.rollout
     meta_model = load_meta_model(model.name, trust_remote_code=model.trust_remote_code)
     response_tokens = max(rollout.max_response_tokens, config.eval.max_response_tokens or 0)
-    tokens = config.data.max_prompt_tokens + response_tokens
+    tokens = config.data.max_prompt_tokens + response_tokens + config.max_observed_tokens
     return VllmOptions(
         model=model.name,
         model_config=config_of(meta_model).to_json_string(use_diff=False),

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dapo.types import Generation, GenerationRequest, WeightLayout
+from dapo.types import Generation, GenerationRequest, Problem, WeightLayout
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,11 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Free everything. Afterwards every other call raises EngineError."""
+
+
+def episode_problem(engine: RolloutEngine, problem: Problem) -> Problem | None:
+    """The problem that a request to this engine has: engines that play episodes need it, others never get it."""
+    return problem if getattr(engine, "plays_episodes", False) else None
 
 
 def float_array(values: Sequence[float]) -> "array[float]":

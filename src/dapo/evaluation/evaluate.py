@@ -9,10 +9,10 @@ from dapo.core.errors import EngineError
 from dapo.core.journal import Journal
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
-from dapo.engines.engine import RolloutEngine
+from dapo.engines.engine import RolloutEngine, episode_problem
 from dapo.evaluation.scores import Evaluation, EvaluationPlan, JudgedProblem, JudgedResponse
 from dapo.rewards.combine import Judge
-from dapo.types import Finish, GenerationRequest, Problem, Verdict
+from dapo.types import EpisodeText, Finish, GenerationRequest, Problem, Verdict
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class EngineSampler:
                 top_p=plan.top_p,
                 seed=keyed_seed(plan.seed, "eval", problem.id, i),
                 stop_ids=plan.stop_ids,
+                problem=episode_problem(self._engine, problem),
             )
             for i in range(plan.samples_per_problem)
         ]
@@ -79,7 +80,7 @@ class EngineSampler:
                 raise EngineError(f"the engine answered request {generation.request_id!r}, which is not in flight")
             index, i = self._pending.pop(generation.request_id)
             ids = generation.token_ids
-            found.append((index, i, Response(self._encoder.decode(ids), ids, len(ids), generation.finish)))
+            found.append((index, i, Response(generation.text(self._encoder.decode), ids, len(ids), generation.finish)))
         return found
 
 
@@ -146,5 +147,6 @@ def _with_verdicts(responses: Sequence[Response], verdicts: Sequence[Verdict]) -
     for response in responses:
         verdict = next(remaining) if response.error is None else Verdict(None, 0.0, response.error)
         judged = verdict.correct, verdict.score, verdict.error, verdict.answer
-        found.append(JudgedResponse(response.text, *judged, response.tokens, response.finish))
+        text = response.text.episode.transcript if isinstance(response.text, EpisodeText) else response.text
+        found.append(JudgedResponse(text, *judged, response.tokens, response.finish))
     return tuple(found)

@@ -95,6 +95,7 @@ class TrainerMemory:
     def longest_sequence(self) -> int:
         """The tokens of the longest prompt and response, which a microbatch must hold because sequences are not cut."""
         limits = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+        limits += self.config.max_observed_tokens
         return min(limits, self.dimensions.max_positions or limits)
 
     def breakdown(self, tokens: int, *, recompute: bool) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Makes verdicts: right or wrong, errors, and from the results of user code; None where a verifier does not apply."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from numbers import Real
 from typing import Any, TypeAlias
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from dapo.core.loading import try_call
 from dapo.core.secrets import mask_text
 from dapo.core.text import shorten
-from dapo.types import Problem, Verdict
+from dapo.types import Episode, EpisodeText, Problem, Verdict
 from strict_math.text import normalize_number
 
 TokenIds: TypeAlias = Sequence[Sequence[int]]  # the tokens of each of several responses
@@ -39,6 +39,20 @@ def problem_to_json(problem: Problem) -> dict[str, Any]:
     """A problem as JSON values, for a judge in another process; `fields` are JSON values already."""
     prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
     return {**vars(problem), "prompt": prompt, "fields": dict(problem.fields)}
+
+
+def responses_to_json(responses: Sequence[str]) -> dict[str, Any]:
+    """Responses as JSON values, for a judge in another process: texts, and the episodes of those that have one."""
+    episodes = [vars(text.episode) if isinstance(text, EpisodeText) else None for text in responses]
+    return {"responses": list(responses), **({"episodes": episodes} if any(episodes) else {})}
+
+
+def responses_of_json(values: Mapping[str, Any]) -> list[str]:
+    """The responses that `responses_to_json` wrote."""
+    texts: list[str] = values["responses"]
+    episodes = values.get("episodes") or [None] * len(texts)
+    pairs = zip(texts, episodes, strict=True)
+    return [text if episode is None else EpisodeText(Episode(**episode)) for text, episode in pairs]
 
 
 def to_verdict(name: str, value: Any) -> Verdict | None:

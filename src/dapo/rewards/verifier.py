@@ -79,6 +79,7 @@ def _for_groups(options: Mapping[str, Any]) -> bool:
 VERIFIERS: Mapping[str, Registration] = {
     "choice": Registration("choice:ChoiceVerifier", binary=True, reads_answer=_always, check=_by_verdict),
     "code": Registration("code:CodeVerifier", binary=True, check=_by_tests),  # the answer where a row has no tests
+    "environment": Registration("environment:EnvironmentVerifier"),  # of episodes
     "exact": Registration("exact:ExactVerifier", binary=True, reads_answer=_always, check=_by_verdict),
     "gsm8k": Registration(
         "gsm8k:Gsm8kVerifier",

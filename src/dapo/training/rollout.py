@@ -13,7 +13,7 @@ from dapo.core.errors import DapoError, RewardError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
-from dapo.engines.engine import RolloutEngine
+from dapo.engines.engine import RolloutEngine, episode_problem
 from dapo.rewards.combine import Judge
 from dapo.runs.outcomes import OUTCOMES, Outcome, count_dropped
 from dapo.training.dynamic_sampling import DynamicSampler
@@ -257,7 +257,7 @@ class _Collector:
         plan = self.sampling.plan
         position, problem = self.next_problem()
         prompt_ids = self.sampling.encoder.encode(problem)
-        size = plan.group_size
+        size, task = plan.group_size, episode_problem(self.sampling.engine, problem)
         pending = _Pending(position, problem, prompt_ids, [None] * size, missing=size)
         requests = [
             GenerationRequest(
@@ -269,6 +269,7 @@ class _Collector:
                 seed=keyed_seed(plan.seed, "token", self.step, position, i),
                 stop_ids=plan.stop_ids,
                 min_new_tokens=plan.min_response_tokens,
+                problem=task,
             )
             for i in range(size)
         ]
@@ -284,8 +285,9 @@ class _Collector:
             pending.missing -= 1
             if pending.missing:
                 continue
-            ids = [each.token_ids for each in pending.generations if each is not None]
-            pending.texts = tuple(self.sampling.encoder.decode(response) for response in ids)
+            responses = [each for each in pending.generations if each is not None]
+            ids = [each.token_ids for each in responses]
+            pending.texts = tuple(each.text(self.sampling.encoder.decode) for each in responses)
             pending.verdicts = self.sampling.judge.submit(pending.problem, pending.texts, ids)
             pending.due_poll = self.polls + VERDICT_LAG_POLLS
 

@@ -32,6 +32,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import with_verifier
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
+from dapo.training.assemble.episodes import Episodes
 from dapo.training.assemble.inputs import Inputs, distinct, read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 from dapo.training.preflight import load_rows
@@ -156,7 +157,8 @@ def _evaluate(
             plan = replace(plan, samples_per_problem=copies)
         sampler: Sampler
         if inputs is not None:
-            sampler = open_engine_sampler(config, inputs.loaded, inputs.encoder, checkpoint, plan, stack)
+            loaded, encoder = inputs.loaded, inputs.encoder
+            sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack, inputs.episodes)
         else:
             assert request.server is not None
             to_messages = partial(chat_messages, instruction=config.data.instruction, system=config.data.system)
@@ -223,10 +225,11 @@ def open_engine_sampler(
     checkpoint: Path | None,
     plan: EvaluationPlan,
     stack: ExitStack,
+    episodes: Episodes | None = None,
 ) -> EngineSampler:
     """A sampler with the weights of the checkpoint or the model, closed with `stack`."""
     launcher = stack.enter_context(open_launcher(config))
-    engine = build_engine(resolve_engine(config, loaded.model), loaded, launcher, log=warn)
+    engine = build_engine(resolve_engine(config, loaded.model), loaded, launcher, episodes=episodes, log=warn)
     stack.callback(engine.close)
     if checkpoint is not None:
         engine.load_weights(saved_weights(checkpoint, loaded.model), version=step_of(checkpoint))

@@ -127,13 +127,14 @@ class ResourceEstimate:
 
     @property
     def sequence_tokens(self) -> int:
-        return self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+        limits = self.config.data.max_prompt_tokens + self.config.rollout.max_response_tokens
+        return limits + self.config.max_observed_tokens
 
     @property
     def microbatch_tokens(self) -> int:
         """The most tokens of one backward pass; a longer sequence is a microbatch of its own."""
         mean_prompt = round(self.profile.prompt_tokens) + self.config.rollout.max_response_tokens
-        return max(self.config.microbatch_tokens, mean_prompt)
+        return max(self.config.microbatch_tokens, mean_prompt + self.config.max_observed_tokens)
 
     def trainer_memory(self) -> dict[str, float]:
         """Bytes on the device of a trainer rank, by part, at the peak of an update."""
@@ -155,7 +156,7 @@ class ResourceEstimate:
             breakdown["prepacked head"] = e * dimensions.embedding_parameters
         slots = self.cache_limit or 1
         # slots grow to the longest sequence in them
-        longest = self.profile.prompt_tokens + self.config.rollout.max_response_tokens
+        longest = self.profile.prompt_tokens + self.config.rollout.max_response_tokens + self.config.max_observed_tokens
         cache = self.cached_token_bytes * slots * longest
         logits = SAMPLING_FLOATS * 4 * slots * dimensions.vocabulary
         if self.profile.device == "gpu":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dapo.core.errors import DataError, RewardError
 from dapo.core.loading import Failure, try_call
 from dapo.rewards.verdicts import TokenIds, error_verdict, to_verdict, to_verdicts
-from dapo.types import Problem, Verdict
+from dapo.types import EpisodeText, Problem, Verdict
 
 if TYPE_CHECKING:
     import asyncio
@@ -173,8 +173,8 @@ class RewardFunction(_UserFunction):
     """A reward function in TRL's convention: keyword arguments, each a list over the responses of one group.
 
     `prompts`, `completions` (texts, or `[{"role": "assistant", "content": text}]` where the prompt is a list of
-    messages), `completion_ids`, and every column of the problem by its name, limited to its signature. It
-    returns a list with a number, a bool or None for each response.
+    messages; an episode's messages), `completion_ids`, and every column of the problem by its name, limited to its
+    signature. It returns a list with a number, a bool or None for each response.
     """
 
     given = frozenset(_GIVEN)
@@ -203,6 +203,11 @@ class RewardFunction(_UserFunction):
             # a list of its own for each response: some functions pop messages
             columns["prompts"] = [[dict(message) for message in problem.prompt] for _ in responses]
             columns["completions"] = [[{"role": "assistant", "content": text}] for text in responses]
+        if any(isinstance(text, EpisodeText) for text in responses):
+            columns["completions"] = [
+                [dict(message) for message in text.episode.messages] if isinstance(text, EpisodeText) else text
+                for text in responses
+            ]
         columns.update(self.options)
         return {name: value for name, value in columns.items() if self.accepted is None or name in self.accepted}
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,24 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import RewardError
 from dapo.core.secrets import mask_text
-from dapo.core.terminal import print_text
 from dapo.rewards.combine import RewardSpec, Scope
-from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json
+from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json, responses_to_json
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode_init_message, frame, needed_environment
+from dapo.rewards.workers.starter import MAX_RETRIES, WorkerStarter
 from dapo.types import Problem, Verdict
 
 if TYPE_CHECKING:
     from dapo.config.reward_options import RewardConfig
 
 STARTUP_S = 60.0  # time limit for a worker to import its verifier
-
-MAX_RETRIES = 2
-"""Retries of a task on another worker after a signal killed or stopped its own.
-
-The signal may have come from another process; verifiers are stateless, so the next worker gives the same verdict. A
-verifier that kills its own process does so at each retry, which ends in an error verdict.
-"""
 
 
 class VerifierPool:
@@ -55,18 +47,21 @@ class VerifierPool:
         worker cannot build the verifier within `startup_s`.
         """
         self.spec = RewardSpec.of(reward.verifier, options=reward.options, threshold=reward.threshold)
-        self._init_message, self._environment = encode_init_message(self.spec), needed_environment(self.spec)
-        self._timeout_s, self._startup_s = reward.timeout_s, startup_s
-        self._memory_bytes = round(reward.memory_gib * 2**30)
-        self.output = output
+        self._timeout_s, self.output = reward.timeout_s, output
+        self._starter = WorkerStarter(
+            encode_init_message(self.spec),
+            module="dapo.rewards.workers.worker",
+            environment=needed_environment(self.spec.options),
+            memory_gib=reward.memory_gib,
+            startup_s=startup_s,
+            output=output,
+            kind="verifier",
+        )
         self._slow_s = reward.timeout_s / 2
         self._tasks: queue.SimpleQueue[VerifierTask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        self._losses = 0
         self._calls, self._call_s = 0, 0.0
-        self.log: Callable[[str], None] = lambda text: print_text(text, file=sys.stderr)
-        self._live_workers: set[WorkerProcess] = set()
         started: Future[WorkerProcess] = Future()
         self._threads = [
             threading.Thread(target=self._serve, args=(started,), daemon=True, name=f"dapo-verifier-{i}")
@@ -79,14 +74,17 @@ class VerifierPool:
         except BaseException:
             self.close()
             raise
-        self._scopes = first.scopes
-        self.needed_columns: Mapping[str, Collection[str]] = first.needed_columns
+        self._scopes: Mapping[Scope, Sequence[int]] = first.ready["scopes"]
+        self.needed_columns: Mapping[str, Collection[str]] = first.ready["columns"]
         """The data columns that each user function requires."""
 
     @property
     def worker_pids(self) -> list[int]:
-        with self._lock:
-            return sorted(worker.pid for worker in self._live_workers)
+        return self._starter.pids
+
+    def log_to(self, log: Callable[[str], None]) -> None:
+        """Log lost workers by `log` instead of to the standard error."""
+        self._starter.log = log
 
     def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":
         """Queue a group. The future holds one verdict per response, in order, or RewardError once the pool is closed.
@@ -114,15 +112,13 @@ class VerifierPool:
             if self._closed:
                 return
             self._closed = True
-            busy = [worker for worker in self._live_workers if worker.busy]
         with contextlib.suppress(queue.Empty):
             while True:
                 if (task := self._tasks.get_nowait()) is not None:
                     task.group.abandon()
         for _ in self._threads:
             self._tasks.put(None)
-        for worker in busy:
-            worker.interrupt()
+        self._starter.close()
         for thread in self._threads:
             thread.join()
         if self.output is not None:
@@ -138,7 +134,7 @@ class VerifierPool:
         """Run the thread of one worker: call it, pass on its verdicts, replace it."""
         began = time.monotonic()
         standby: list[WorkerProcess] = []  # none or one: started, not yet waited for
-        worker, reason = self._spawn(standby)
+        worker, reason = self._starter.spawn(standby)
         with self._lock:
             if not started.done():
                 # early enough for a standby to be ready at the timeout
@@ -150,7 +146,7 @@ class VerifierPool:
         while (task := self._tasks.get()) is not None:
             worker = self._judge(task, worker, standby)
         for last in filter(None, [worker, *standby]):
-            self._stop(last, graceful=last is worker)
+            self._starter.stop(last, graceful=last is worker)
 
     def _judge(
         self, task: "VerifierTask", worker: WorkerProcess | None, standby: list[WorkerProcess]
@@ -158,11 +154,11 @@ class VerifierPool:
         """Enter the verdicts of a task; returns the worker for the next one, or None."""
         for retries_left in range(MAX_RETRIES, -1, -1):
             if worker is not None and worker.is_lost:  # while it was idle
-                self._stop(worker, graceful=False)
+                self._starter.stop(worker, graceful=False)
                 worker = None
             reason = ""
             if worker is None:
-                worker, reason = self._spawn(standby)
+                worker, reason = self._starter.spawn(standby)
             if worker is None:
                 self._fail(task, f"no worker process: {reason}")
                 return None
@@ -177,84 +173,30 @@ class VerifierPool:
                 timeout_s = self._timeout_s * len(task.response_indices)
                 slow_s = timeout_s - self._timeout_s + self._slow_s
                 answer = worker.call(
-                    task.request, timeout_s, slow_s=slow_s, when_slow=lambda: self._spawn_standby(standby)
+                    task.request, timeout_s, slow_s=slow_s, when_slow=lambda: self._starter.spawn_standby(standby)
                 )
                 rows = _rows_of(answer, len(task.response_indices), len(task.verifier_indices))
             except WorkerLost as error:
                 self._count_call(time.monotonic() - began)
-                self._stop(worker, graceful=False)
+                self._starter.stop(worker, graceful=False)
                 worker = None
                 if not (error.is_retryable and retries_left):
                     self._fail(task, str(error))
                     break
-                self._log_loss(error)
+                self._starter.log_loss(error)
             else:
                 self._count_call(time.monotonic() - began)
                 task.group.add_verdicts(task, rows)
                 if not answer["needs_restart"]:
                     return worker
-                self._stop(worker, graceful=False)
+                self._starter.stop(worker, graceful=False)
                 break
-        return self._spawn(standby)[0]
-
-    def _spawn(self, standby: list[WorkerProcess]) -> tuple[WorkerProcess | None, str]:
-        reason = ""
-        for _ in range(1 + MAX_RETRIES):
-            if not standby:
-                reason = self._spawn_standby(standby)
-            if not standby:
-                break
-            worker = standby.pop()
-            try:
-                worker.wait_ready(self._startup_s)
-                return worker, ""
-            except (WorkerLost, RewardError) as error:
-                self._stop(worker, graceful=False)
-                reason = str(error)
-                if not (isinstance(error, WorkerLost) and error.is_retryable):
-                    break
-                self._log_loss(error)
-        return None, reason
-
-    def _spawn_standby(self, standby: list[WorkerProcess]) -> str:
-        """Start a standby worker if there is none; returns the reason of a failure."""
-        if standby:
-            return ""
-        with self._lock:
-            if self._closed:
-                return "the pool is closed"
-            try:
-                worker = WorkerProcess(
-                    self._init_message,
-                    environment=self._environment,
-                    memory_bytes=self._memory_bytes,
-                    **({} if self.output is None else {"output": self.output.fileno()}),
-                )
-            except OSError as error:
-                return f"it cannot be started ({error})"
-            self._live_workers.add(worker)
-        worker.begin()
-        standby.append(worker)
-        return ""
-
-    def _stop(self, worker: WorkerProcess, *, graceful: bool) -> None:
-        worker.stop(graceful=graceful)
-        with self._lock:
-            self._live_workers.discard(worker)
+        return self._starter.spawn(standby)[0]
 
     def _count_call(self, seconds: float) -> None:
         with self._lock:
             self._calls += 1
             self._call_s += seconds
-
-    def _log_loss(self, error: WorkerLost) -> None:
-        """Log the 1st, 2nd, 4th, 8th ... lost worker: every response may lose one."""
-        with self._lock:
-            self._losses += 1
-            is_reported = self._losses & (self._losses - 1) == 0 and not self._closed
-            count = f" ({self._losses} so far)" if self._losses > 1 else ""
-        if is_reported:
-            self.log(f"a verifier process was lost{count}: {error}; another takes over")
 
     def _fail(self, task: "VerifierTask", reason: str) -> None:
         if self._closed:
@@ -336,7 +278,7 @@ def make_tasks(
     for scope, indices in cuts:
         own = {
             "scope": scope,
-            "responses": [responses[i] for i in indices],
+            **responses_to_json([responses[i] for i in indices]),
             # most of the bytes, and only functions that judge groups use them
             "token_ids": [list(token_ids[i]) if scope == "group" else [] for i in indices],
         }

@@ -13,14 +13,14 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from dapo.core.environment import worker_environment
 from dapo.core.errors import RewardError
 from dapo.core.loading import import_locations, module_file
 from dapo.core.secrets import HUB_VARIABLES
-from dapo.rewards.combine import RewardSpec, Scope
+from dapo.rewards.combine import RewardSpec
 from dapo.rewards.workers.supervisor import Event
 
 _EXIT_S, _SUPERVISOR_EXIT_S, _SEND_S = 1.0, 5.0, 10.0
@@ -52,10 +52,13 @@ def encode_init_message(spec: RewardSpec) -> bytes:
         raise RewardError(f"a verifier's options must be JSON values to reach its processes: {error}") from None
 
 
-def needed_environment(spec: RewardSpec) -> dict[str, str]:
-    """A worker's variables: harmless ones, and those that options `*_env` or the text of a named module name."""
-    named = set(HUB_VARIABLES) if "reward_model" in spec.weights else set()
-    for name, options in spec.options.items():
+def needed_environment(options_by_name: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """A worker's variables: harmless ones, and those that options `*_env` or the text of a named module name.
+
+    The names are those of verifiers, `module:function`, or an environment's `module:Class`.
+    """
+    named = set(HUB_VARIABLES) if "reward_model" in options_by_name else set()
+    for name, options in options_by_name.items():
         named |= {str(value) for option, value in options.items() if option.endswith("_env")}
         if (file := module_file(name.partition(":")[0]) if ":" in name else None) is not None:
             named |= set(re.findall(r"\w+", file.read_text(encoding="utf-8", errors="replace")))
@@ -70,8 +73,15 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, init_message: bytes, *, environment: Mapping[str, str], memory_bytes: int, output: int = _STDERR
+        self,
+        init_message: bytes,
+        *,
+        module: str,
+        environment: Mapping[str, str],
+        memory_bytes: int,
+        output: int = _STDERR,
     ) -> None:
+        """Start a process that runs `module`, which calls `worker.run`; `begin` sends it the first message."""
         self._connection, theirs = socket.socketpair()
         their_keepalive_pipe, keepalive_pipe = os.pipe()
         report, their_report = os.pipe()
@@ -80,7 +90,7 @@ class WorkerProcess:
         try:
             self._process = subprocess.Popen(
                 # -P: a random.py in the current directory must not shadow the standard library
-                [sys.executable, "-P", "-m", "dapo.rewards.workers.worker", *map(str, given), str(memory_bytes)],
+                [sys.executable, "-P", "-m", module, *map(str, given), str(memory_bytes)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -104,27 +114,25 @@ class WorkerProcess:
         self.pid = self._process.pid
         """The worker's process id once it is ready, its supervisor's until then."""
         self.busy = True
-        self.needed_columns: Mapping[str, Sequence[str]] = {}
-        """The data columns that each user function requires; known once it is ready."""
-        self.scopes: Mapping[Scope, Sequence[int]] = {}
-        """Positions of the verifiers of each scope; known once it is ready."""
+        self.ready: Mapping[str, Any] = {}
+        """Its answer to the first message, once it is ready."""
 
     @property
     def is_lost(self) -> bool:
         return self._read_events() or bool(self._events)
 
     def begin(self) -> None:
-        """Start building the verifier in the worker; `wait_ready` raises if that fails."""
+        """Send the first message; `wait_ready` raises if the worker cannot use it."""
         with contextlib.suppress(OSError):
             self._connection.settimeout(_SEND_S)
             self._connection.sendall(self._init_message)
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until the worker can judge. Raises RewardError if it builds no verifier, WorkerLost if it ends."""
+        """Wait for the answer to the first message. Raises RewardError if it is an error, WorkerLost if it ends."""
         reply = self._exchange(b"", timeout_s, "the worker process was not ready after")
-        if "scopes" not in reply:
+        if "pid" not in reply:
             raise RewardError(reply.get("error", "the worker process sent an invalid first message"))
-        self.scopes, self.needed_columns, self.pid = reply["scopes"], reply["columns"], reply["pid"]
+        self.ready, self.pid = reply, reply["pid"]
 
     def call(
         self, request: bytes, timeout_s: float, *, slow_s: float, when_slow: Callable[[], object]

@@ -1,4 +1,4 @@
-"""The process that runs verifiers for a pool. Imports no torch.
+"""The process that runs verifiers for a pool, and `run` for other processes with user code. Imports no torch.
 
 Usage: `python -m dapo.rewards.workers.worker SOCKET KEEPALIVE_PIPE REPORT_PIPE MEMORY_BYTES`, with descriptors.
 """
@@ -10,11 +10,13 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO, cast
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import OUT_OF_MEMORY, use_import_locations
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
+from dapo.rewards.verdicts import responses_of_json
 from dapo.rewards.workers.process import encode, receive
 from dapo.rewards.workers.supervisor import exit_with_supervisor, supervise
 from dapo.types import Problem, Verdict
@@ -22,8 +24,8 @@ from dapo.types import Problem, Verdict
 _MAX_ERROR_CHARS, _MAX_ANSWER_CHARS = 1000, 200
 
 
-def main() -> None:
-    """Supervise a child process, which builds the verifier and judges until its connection ends."""
+def run(serve: Callable[[socket.socket], None]) -> None:
+    """Supervise a child process, which calls `serve` with its connection to the pool."""
     connection, keepalive_pipe, report, memory_bytes = map(int, sys.argv[1:])
     output, theirs = os.pipe()
     supervisor_pid, worker = os.getpid(), os.fork()
@@ -43,7 +45,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         cast(TextIO, stream).reconfigure(line_buffering=True)  # type: ignore[attr-defined]
     os.set_inheritable(connection, False)
-    _serve(socket.socket(fileno=connection))
+    serve(socket.socket(fileno=connection))
 
 
 def _limit(memory_bytes: int) -> None:
@@ -66,20 +68,19 @@ def _serve(connection: socket.socket) -> None:
         connection.sendall(encode({"error": str(error)}))
         return
     connection.sendall(encode({"scopes": verifier.scopes, "columns": verifier.needed_columns, "pid": os.getpid()}))
-    own_pid, initial_state = os.getpid(), _process_state(connection)
+    own_pid, initial_state = os.getpid(), process_state(connection)
     number = 0
     while (task := receive(connection)) is not None:
         number += 1
-        rows = verifier.verdicts(task["scope"], Problem(**task["problem"]), task["responses"], task["token_ids"])
+        rows = verifier.verdicts(task["scope"], Problem(**task["problem"]), responses_of_json(task), task["token_ids"])
         verdicts = [[_verdict_to_json(verdict) for verdict in row] for row in rows]
         if os.getpid() != own_pid:
             os._exit(0)  # the verifier has forked, and the child must not answer too
         signal.setitimer(signal.ITIMER_REAL, 0)  # a pending alarm would interrupt the next verdict
-        state = _process_state(connection)
         answer = {
             "number": number,
             "verdicts": verdicts,
-            "damage": " and ".join(text for text, value in initial_state.items() if state[text] != value),
+            "damage": describe_damage(initial_state, connection),
             # the memory may still be full
             "needs_restart": any(OUT_OF_MEMORY in (v[2] or "") for row in verdicts for v in row if v is not None),
         }
@@ -93,8 +94,8 @@ def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
     return [verdict.correct, verdict.score, error and error[:_MAX_ERROR_CHARS], answer and answer[:_MAX_ANSWER_CHARS]]
 
 
-def _process_state(connection: socket.socket) -> dict[str, Any]:
-    """Process state that every verdict must leave unchanged, keyed by the message for a change."""
+def process_state(connection: socket.socket) -> dict[str, Any]:
+    """Process state that every call must leave unchanged, keyed by the message for a change."""
     state: dict[str, Any] = {"left the working directory changed": None}
     with contextlib.suppress(OSError):  # it was removed
         state["left the working directory changed"] = os.getcwd()
@@ -108,5 +109,11 @@ def _process_state(connection: socket.socket) -> dict[str, Any]:
     return state
 
 
+def describe_damage(initial_state: Mapping[str, Any], connection: socket.socket) -> str:
+    """Describe the changes of the process state since `initial_state`; empty without one."""
+    state = process_state(connection)
+    return " and ".join(text for text, value in initial_state.items() if state[text] != value)
+
+
 if __name__ == "__main__":
-    main()
+    run(_serve)

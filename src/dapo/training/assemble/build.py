@@ -31,6 +31,7 @@ from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.sinks import Display, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
+from dapo.training.assemble.episodes import Episodes
 from dapo.training.assemble.inputs import Inputs
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
 from dapo.training.preflight import load_filter
@@ -57,10 +58,10 @@ def build_run(
     """Build a run with all its parts, before its first step; after the block engines and policy are closed."""
     stop_ids = inputs.loaded.stop_ids
     test = reward_test_command(config.reward, config.data, directory.path)
-    judge.log = display.message
+    judge.log_to(display.message)
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs, display.message))
-        engine = build_engine(config, inputs.loaded, launcher, log=display.message)
+        engine = build_engine(config, inputs.loaded, launcher, episodes=inputs.episodes, log=display.message)
         stack.callback(engine.close)
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
         yield Run(
@@ -123,7 +124,7 @@ def open_audit(config: Config, log: Callable[[str], None]) -> Iterator[Audit | N
         return
     output = VerifierOutput()
     with VerifierPool(config.audit_reward, output=output) as judge:
-        judge.log = log
+        judge.log_to(log)
         yield Audit(judge, share=config.audit.share, seed=config.train.seed, output=output)
 
 
@@ -138,9 +139,17 @@ def open_policy(config: Config, loaded: LoadedModel, launcher: Launcher | None) 
 
 
 def build_engine(
-    config: Config, loaded: LoadedModel, launcher: Launcher | None = None, *, log: Callable[[str], None] = print
+    config: Config,
+    loaded: LoadedModel,
+    launcher: Launcher | None = None,
+    *,
+    episodes: Episodes | None = None,
+    log: Callable[[str], None] = print,
 ) -> RolloutEngine:
-    """Build the rollout engine, in this process or in processes of `launcher`; all its answers are checked."""
+    """Build the rollout engine, in this process or in processes of `launcher`; all its answers are checked.
+
+    With `episodes` it plays them, and its `close` ends their environment's processes, too.
+    """
     engine: RolloutEngine
     shares = config.gpu_shares(torch.cuda.device_count())
     if config.engine_processes:
@@ -157,7 +166,8 @@ def build_engine(
     else:
         engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), shares.sampling)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
-    return CheckedEngine(engine, vocabulary=vocabulary)
+    checked = CheckedEngine(engine, vocabulary=vocabulary)
+    return checked if episodes is None else episodes.play_in(checked, log)
 
 
 def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:

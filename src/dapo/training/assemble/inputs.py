@@ -13,6 +13,7 @@ from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
 from dapo.policy.model import LoadedModel, device_of, load_model
 from dapo.policy.varlen_attention import padded_attention_notes
+from dapo.training.assemble.episodes import Episodes, open_episodes
 from dapo.training.assemble.resolve import require_hardware
 from dapo.training.preflight import NO_COLUMNS, load_filter, load_rows
 from dapo.types import Problem
@@ -27,6 +28,7 @@ class Inputs:
     train: list[Problem]
     held_out: list[Problem]
     notes: list[str]
+    episodes: Episodes | None = None  # the environment, whose processes the engine of the run ends
     copies: int = 1  # copies of each held-out problem in the file, if all problems have equally many; else 1
 
 
@@ -50,8 +52,30 @@ def read_inputs(
     if removed:
         notes.append(f"{removed} training problems left out: their text is in the evaluation set")
     require_hardware(config)
-    loaded, encoder, about_model = read_model_and_encoder(config, training=training)
+    loaded, encoder, about_model, episodes = read_model_and_encoder(config, training=training)
     notes += about_model
+    try:
+        if episodes is not None:
+            problems, held_out = episodes.with_prompts(problems), episodes.with_prompts(held_out)
+        problems, held_out = _fitting(config, problems, held_out, loaded, encoder, notes, training, on_progress)
+    except BaseException:
+        if episodes is not None:
+            episodes.pool.close()
+        raise
+    return Inputs(loaded, encoder, problems, held_out, notes, episodes, copies)
+
+
+def _fitting(
+    config: Config,
+    problems: list[Problem],
+    held_out: list[Problem],
+    loaded: LoadedModel,
+    encoder: PromptEncoder,
+    notes: list[str],
+    training: bool,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[list[Problem], list[Problem]]:
+    """Drop problems whose prompts are too long, and check that the others fit the model."""
     if training:
         problems = drop_long(problems, encoder, notes, kind="training prompts", on_progress=on_progress)
     if held_out:
@@ -59,8 +83,8 @@ def read_inputs(
     response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
     if training:
         response_tokens = max(response_tokens, config.rollout.max_response_tokens)
-    require_fit([*problems, *held_out], encoder, loaded, response_tokens)
-    return Inputs(loaded, encoder, problems, held_out, notes, copies)
+    require_fit([*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens)
+    return problems, held_out
 
 
 def drop_long(
@@ -87,14 +111,23 @@ def require_fit(problems: Sequence[Problem], encoder: PromptEncoder, loaded: Loa
     if prompt_tokens + response_tokens > limit:
         raise ConfigError(
             f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the {limit} positions of "
-            f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens"
+            f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens), data.max_prompt_tokens, "
+            "or environment.max_turns and environment.max_observation_tokens"
         )
 
 
-def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedModel, PromptEncoder, list[str]]:
-    """Load the model with its stop ids, the encoder of its prompts, and notes for the user. Raises ConfigError."""
+def read_model_and_encoder(
+    config: Config, *, training: bool
+) -> tuple[LoadedModel, PromptEncoder, list[str], Episodes | None]:
+    """Load the model with its stop ids, the encoder of its prompts, notes for the user, and start the environment.
+
+    The last is None without `environment`. Raises ConfigError.
+    """
     loaded = read_model(config, device_for_inputs(config, training=training))
     encoder = PromptEncoder(loaded.tokenizer, config.data)
+    episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
+    if episodes is not None:
+        encoder = episodes.renderer.prompts
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training:
         # a controller may have no GPU itself
@@ -102,7 +135,7 @@ def read_model_and_encoder(config: Config, *, training: bool) -> tuple[LoadedMod
         capability = torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else None
         dtype = getattr(torch, config.model.dtype)
         notes += padded_attention_notes(dtype, device, capability)
-    return stop_at_turn_end(loaded, encoder), encoder, notes
+    return stop_at_turn_end(loaded, encoder), encoder, notes, episodes
 
 
 def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel:

@@ -1,0 +1,48 @@
+"""Environments of skyrl-gym: `BaseTextEnv` with `init`, `step` and `close`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dapo.core.errors import ConfigError
+from dapo.core.loading import require_package
+from dapo.environments.environment import StepResult
+from dapo.rewards.verifiers.function import columns_of
+from dapo.types import Message, Problem
+
+
+class SkyRLEnvironment:
+    """Plays an environment of skyrl-gym, by its registered id or its class.
+
+    A problem's columns are its `extras`, with `reward_spec` as skyrl-gym's data has it: `{"ground_truth": answer}`
+    unless the data has that column.
+    """
+
+    def __init__(self, environment: str | Callable[..., Any], **options: Any) -> None:
+        """`options` are keyword arguments of the class, or `env_config`."""
+        self._environment, self._options = environment, options
+        if isinstance(environment, str):
+            require_package("skyrl_gym", purpose="environment.name=skyrl:ID", error=ConfigError)
+        self._made: Any = None
+
+    def reset(self, problem: Problem, seed: int) -> list[Message]:
+        extras = {"reward_spec": {"ground_truth": problem.answer}, **columns_of(problem)}
+        options = {"env_config": {}, **self._options}
+        if isinstance(self._environment, str):
+            import skyrl_gym
+
+            self._made = skyrl_gym.make(self._environment, extras=extras, **options)
+        else:
+            self._made = self._environment(extras=extras, **options)
+        prompt = problem.prompt
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        first, _ = self._made.init(messages)
+        return [dict(message) for message in first]
+
+    def step(self, action: str) -> StepResult:
+        output: Mapping[str, Any] = self._made.step(action)
+        reward, done = float(output["reward"] or 0.0), bool(output["done"])
+        return StepResult([dict(message) for message in output["observations"]], reward=reward, done=done)
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()

@@ -1,0 +1,50 @@
+"""Games of textarena for one player, by their ids."""
+
+from typing import Any
+
+from dapo.core.errors import ConfigError
+from dapo.core.loading import require_package
+from dapo.environments.environment import StepResult
+from dapo.types import Problem
+
+
+class TextArenaGame:
+    """Plays a game of textarena in its raw form: observations are what is new, because the conversation has the rest.
+
+    The reward comes at the end, as the game pays it; none of it says whether the game was won, so `correct` is None
+    (`reward.threshold` decides it by the score).
+    """
+
+    def __init__(self, game: str, **options: Any) -> None:
+        """`options` are keyword arguments of the game."""
+        require_package("textarena", purpose=f"environment.name=textarena:{game}", error=ConfigError)
+        import textarena
+
+        known = textarena.envs.registration.ENV_REGISTRY
+        raw = game if game.endswith("-raw") else f"{game}-raw"
+        if raw not in known:
+            near = [name for name in known if name.partition("-")[0] == game.partition("-")[0]]
+            raise ConfigError(
+                f"textarena has no game {game!r}; {'it has ' + ', '.join(near[:8]) if near else 'see its page'}"
+            )
+        self._game = textarena.make(raw, **options)
+        self._action_type = textarena.ObservationType.PLAYER_ACTION
+
+    def reset(self, problem: Problem, seed: int) -> str:
+        self._game.reset(num_players=1, seed=seed)
+        return self._observed()
+
+    def step(self, action: str) -> StepResult:
+        done, _ = self._game.step(action)
+        if done:
+            return self.end()
+        return StepResult(self._observed())
+
+    def end(self) -> StepResult:
+        rewards, _ = self._game.close()
+        return StepResult(reward=float((rewards or {}).get(0, 0.0)), done=True)
+
+    def _observed(self) -> str:
+        """The messages since the last turn, without the player's own."""
+        _, messages = self._game.get_observation()
+        return "\n".join(text for _, text, kind in messages if kind != self._action_type)

@@ -1,0 +1,254 @@
+"""An engine whose responses are episodes: turns of the policy, each answered by an environment."""
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from dapo.config.environment import EnvironmentConfig
+from dapo.core.errors import ConfigError, DataError, EngineError
+from dapo.core.rng import keyed_seed
+from dapo.engines.engine import RolloutEngine, WeightSource, float_array
+from dapo.environments.environment import prompt_to_json
+from dapo.environments.pool import Answer, EnvironmentPool, EpisodeHandle
+from dapo.environments.rendering import TurnRenderer
+from dapo.types import Episode, Finish, Generation, GenerationRequest, Message, Problem
+
+
+@dataclass(eq=False)
+class _Running:
+    """An episode and its tokens so far, without those of the prompt."""
+
+    request: GenerationRequest
+    handle: EpisodeHandle
+    token_ids: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("d"))
+    sampled: list[tuple[int, int]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    version: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    is_cut: bool = False  # whether no tokens or turns were left before the environment ended the episode
+    finish: Finish = "stop"
+    correct: bool | None = None
+    error: str | None = None
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(end - start for start, end in self.sampled)
+
+    def add_turn(self, generation: Generation, text: str) -> None:
+        start = len(self.token_ids)
+        self.token_ids.extend(iter(generation.token_ids))
+        self.logprobs.extend(iter(generation.logprobs))
+        self.sampled.append((start, len(self.token_ids)))
+        self.messages.append({"role": "assistant", "content": text})
+        self.version = generation.version
+
+    def add_observation(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
+        self.token_ids.extend(ids)
+        self.logprobs.extend([0.0] * len(ids))
+        self.messages.extend(messages)
+
+    def generation(self, finish: Finish) -> Generation:
+        episode = Episode(
+            messages=tuple(self.messages),
+            rewards=tuple(self.rewards),
+            correct=self.correct,
+            error=self.error,
+            is_cut=self.is_cut,
+            tool_calls=self.tool_calls,
+            tool_errors=self.tool_errors,
+        )
+        logprobs, sampled = float_array(self.logprobs), tuple(self.sampled)
+        return Generation(
+            self.request.id, self.token_ids, logprobs, finish, self.version, sampled=sampled, episode=episode
+        )
+
+
+def environment_seed(seed: int, problem: Problem) -> int:
+    """The seed of a problem's environment: equal for all members of a group, in every epoch."""
+    return keyed_seed(seed, "environment", problem.id)
+
+
+class EpisodeEngine:
+    """A RolloutEngine that plays an episode for each request, with another engine that samples its turns.
+
+    The tokens that are trained are those that were sampled: the prompt of turn k + 1 is the prompt of turn k, the ids
+    sampled in turn k, and the ids of the rendered observation. Turn k draws from the seed of the request and k. An
+    environment's answer counts `environment.lag_polls` polls after its turn has ended, and is waited for if it is
+    late, so that episodes do not depend on the environment's speed.
+
+    `max_new_tokens` of a request bounds the tokens sampled in all turns. A turn that is cut at a limit is not
+    answered: the episode ends, with `finish` `length`.
+    """
+
+    plays_episodes = True
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        pool: EnvironmentPool,
+        renderer: TurnRenderer,
+        config: EnvironmentConfig,
+        *,
+        seed: int,
+    ) -> None:
+        """`seed` is the run's: an episode's environment gets a seed that depends on it and on the problem.
+
+        Raises ConfigError if `environment.max_observation_tokens` has no room for a text in the chat template.
+        """
+        self._max_text_tokens = config.max_observation_tokens - renderer.overhead
+        if self._max_text_tokens < 1:
+            raise ConfigError(
+                f"environment.max_observation_tokens={config.max_observation_tokens} has no room for an observation: "
+                f"{renderer.name} puts {renderer.overhead} tokens around it"
+            )
+        self._engine, self._pool, self._renderer, self._config, self._seed = engine, pool, renderer, config, seed
+        self._polls = 0
+        self._running: dict[str, _Running] = {}
+        self._sampling: dict[str, _Running] = {}
+        """The episodes whose turn is being sampled, by the id of its request."""
+        self._answering: deque[tuple[int, _Running, Future[Answer]]] = deque()
+        """The episodes whose environment is answering, each with the poll at which the answer counts."""
+
+    def load_weights(self, weights: WeightSource, version: int) -> None:
+        self._engine.load_weights(weights, version)
+
+    def drop_weights(self) -> None:
+        self._engine.drop_weights()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Begin an episode for each request. Raises EngineError for a request without a problem."""
+        turns = []
+        for request in requests:
+            if request.problem is None:
+                raise EngineError(f"request {request.id!r} has no problem, which an episode needs")
+            seed = environment_seed(self._seed, request.problem)
+            running = _Running(request, self._pool.open(request.problem, seed))
+            self._running[request.id] = running
+            turns.append(self._next_turn(running))
+        self._engine.submit(turns)
+
+    def poll(self) -> list[Generation]:
+        """Advance the turns by one poll of their engine, and return the episodes that have ended."""
+        self._polls += 1
+        if self._sampling:
+            for generation in self._engine.poll():
+                self._answer_turn(self._sampling.pop(generation.request_id), generation)
+        elif self._answering:
+            self._polls = self._answering[0][0]
+        ended: list[Generation] = []
+        turns: list[GenerationRequest] = []
+        while self._answering and self._answering[0][0] <= self._polls:
+            _, running, future = self._answering.popleft()
+            self._use_answer(running, future.result(), turns, ended)
+        self._engine.submit(turns)
+        return ended
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        chosen = {id(self._running[name]) for name in request_ids}
+        turns = [turn for turn, running in self._sampling.items() if id(running) in chosen]
+        for generation in self._engine.abort(turns):
+            self._sampling.pop(generation.request_id).add_turn(generation, "")
+        self._answering = deque(each for each in self._answering if id(each[1]) not in chosen)
+        return [self._end(self._running[name], "aborted") for name in request_ids]
+
+    def close(self) -> None:
+        self._running.clear()
+        self._sampling.clear()
+        self._answering.clear()
+        try:
+            self._engine.close()
+        finally:
+            self._pool.close()
+
+    def _next_turn(self, running: _Running) -> GenerationRequest:
+        """The request for the next turn of an episode."""
+        request, turn = running.request, len(running.sampled)
+        left = request.max_new_tokens - running.num_sampled
+        limit = self._config.max_turn_tokens
+        follows = replace(
+            request,
+            id=f"{request.id}/{turn}",
+            prompt_ids=(*request.prompt_ids, *running.token_ids),
+            max_new_tokens=left if limit is None else min(left, limit),
+            min_new_tokens=0 if turn else request.min_new_tokens,
+            seed=keyed_seed(request.seed, "turn", turn) if turn else request.seed,
+            problem=None,
+            previous=f"{request.id}/{turn - 1}" if turn else None,
+        )
+        self._sampling[follows.id] = running
+        return follows
+
+    def _answer_turn(self, running: _Running, generation: Generation) -> None:
+        """Pass a turn to its environment; a turn that was cut ends the episode instead."""
+        text = self._renderer.text(generation.token_ids)
+        running.add_turn(generation, text)
+        if generation.finish == "length":
+            running.finish = "length"
+            self._cut(running)
+        else:
+            self._wait_for(running, running.handle.step(text))
+
+    def _cut(self, running: _Running) -> None:
+        running.is_cut = True
+        self._wait_for(running, running.handle.end())
+
+    def _wait_for(self, running: _Running, future: "Future[Answer]") -> None:
+        self._answering.append((self._polls + self._config.lag_polls, running, future))
+
+    def _use_answer(
+        self, running: _Running, answer: Answer, turns: list[GenerationRequest], ended: list[Generation]
+    ) -> None:
+        """Go on by an environment's answer: to the next turn, or to the end of the episode."""
+        running.error = answer.get("error") or self._difference_of_prompt(running)
+        if running.error is not None:
+            ended.append(self._end(running, running.finish))
+            return
+        running.tool_calls += answer["tool_calls"]
+        running.tool_errors += answer["tool_errors"]
+        reward = answer["reward"] or 0.0
+        if len(running.rewards) < len(running.sampled):
+            running.rewards.append(reward)
+        else:  # `end` pays for an answered turn, too
+            running.rewards[-1] += reward
+        if running.is_cut or answer["done"]:
+            running.correct = answer["correct"]
+            ended.append(self._end(running, running.finish))
+            return
+        num_left = running.request.max_new_tokens - running.num_sampled
+        if len(running.sampled) >= self._config.max_turns or not num_left:
+            running.finish = "stop" if num_left else "length"
+            self._cut(running)
+            return
+        role, observation = "tool" if answer["tool_calls"] else "user", answer["observation"]
+        try:
+            ids = self._renderer.following(
+                observation, ended=True, role=role, end_id=running.token_ids[-1], limit=self._max_text_tokens
+            )
+        except DataError as error:
+            running.error = str(error)
+            ended.append(self._end(running, "stop"))
+            return
+        given = [{"role": role, "content": observation}] if isinstance(observation, str) else observation
+        shown = [
+            {**each, "content": self._renderer.shortened(each["content"], self._max_text_tokens)} for each in given
+        ]
+        running.add_observation(ids, shown)
+        turns.append(self._next_turn(running))
+
+    def _difference_of_prompt(self, running: _Running) -> str | None:
+        """The reason why the environment's own prompt is not the one that was encoded; None if it is."""
+        reset, problem = running.handle.reset.result(), running.request.problem
+        assert problem is not None
+        if reset["prompt"] is None or reset["prompt"] == prompt_to_json(problem.prompt):
+            return None
+        return f"reset returned another prompt than at the start for problem {problem.id} and the same seed"
+
+    def _end(self, running: _Running, finish: Finish) -> Generation:
+        running.handle.close()
+        del self._running[running.request.id]
+        return running.generation(finish)

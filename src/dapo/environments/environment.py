@@ -1,0 +1,85 @@
+"""The interface of an environment: it answers the policy's turns with observations and rewards."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dapo.core.verifier_limits import MAX_SCORE
+from dapo.types import Message, Problem
+
+__all__ = ["Environment", "StepResult"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """An environment's answer to one turn.
+
+    Example: `StepResult("The calculator shows 8798")`, and after the next turn
+    `StepResult(reward=1.0, done=True, correct=True)`.
+    """
+
+    observation: str | Sequence[Message] = ""
+    """The text that the policy reads next; a text is one message of role `tool` after a tool call, else `user`."""
+    reward: float | None = None
+    """The reward of this turn; None: 0."""
+    done: bool = False
+    """Whether the episode is over."""
+    correct: bool | None = None
+    """With `done`, whether the episode was solved; None: only the rewards count."""
+    tool_calls: int = 0
+    """The number of tools that the turn called."""
+    tool_errors: int = 0
+    """The number of those calls that failed, and whose error the policy reads."""
+
+
+class Environment(Protocol):
+    """Plays one episode at a time. Every answer is a function of the problem, the seed and the actions so far."""
+
+    def reset(self, problem: Problem, seed: int) -> str | Sequence[Message] | None:
+        """Begin an episode. Returns the prompt; None: the problem's own prompt."""
+
+    def step(self, action: str) -> StepResult:
+        """Answer the text of a turn."""
+
+    def end(self) -> StepResult:
+        """Pay the last reward of an episode that is cut because no tokens or turns are left. Optional."""
+
+    def close(self) -> None:
+        """Free the episode's resources. Optional."""
+
+
+def prompt_to_json(prompt: Any) -> Any:
+    """Check what `reset` returned. Raises TypeError if it is neither None, a text nor a list of messages."""
+    if prompt is None or isinstance(prompt, str):
+        return prompt
+    return _messages(prompt, "reset returned")
+
+
+def result_to_json(result: Any) -> dict[str, Any]:
+    """Check a StepResult, and return its fields as JSON values. Raises TypeError or ValueError with the reason."""
+    if not isinstance(result, StepResult):
+        raise TypeError(f"expected a StepResult, got {type(result).__name__}")
+    observation = result.observation
+    if not isinstance(observation, str):
+        observation = _messages(observation, "the observation is")
+    reward = result.reward
+    if reward is not None:
+        reward = float(reward)
+        if not math.isfinite(reward) or abs(reward) > MAX_SCORE:
+            raise ValueError(f"the reward is {reward:g}, expected a finite number of at most {MAX_SCORE:g} in size")
+    correct = None if result.correct is None else bool(result.correct)
+    fields = {"observation": observation, "reward": reward, "done": bool(result.done), "correct": correct}
+    return fields | {"tool_calls": int(result.tool_calls), "tool_errors": int(result.tool_errors)}
+
+
+def _messages(value: Any, what: str) -> list[dict[str, str]]:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    if not is_list or not all(_is_message(each) for each in value):
+        expected = "a text or a list of messages with the texts `role` and `content`"
+        raise TypeError(f"{what} {type(value).__name__} {str(value)[:80]!r}, expected {expected}")
+    return [{name: str(text) for name, text in message.items()} for message in value]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(value.get(name), str) for name in ("role", "content"))

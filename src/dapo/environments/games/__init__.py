@@ -1,0 +1,1 @@
+"""Environments that need no other package."""

@@ -1,0 +1,103 @@
+"""The process that plays episodes for an EnvironmentPool. Imports no torch.
+
+Usage: `python -m dapo.environments.worker` with the arguments of `dapo.rewards.workers.worker`.
+"""
+
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dapo.core.errors import DapoError
+from dapo.core.loading import OUT_OF_MEMORY, Failure, try_call, use_import_locations
+from dapo.environments.adapters import environment_maker
+from dapo.environments.calls import CallForm
+from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
+from dapo.rewards.workers.process import encode, receive
+from dapo.rewards.workers.worker import describe_damage, process_state, run
+from dapo.types import Problem
+
+_MAX_REASON_CHARS = 1000
+
+
+@dataclass
+class _Episode:
+    """An episode with its own state of the global random generators, which many games use."""
+
+    environment: Environment
+    random_state: Any
+    numpy_state: Any = None
+
+    def call(self, function: Callable[[], dict[str, Any]]) -> "dict[str, Any] | Failure":
+        numpy = sys.modules.get("numpy")
+        random.setstate(self.random_state)
+        if numpy is not None and self.numpy_state is not None:
+            numpy.random.set_state(self.numpy_state)
+        result = try_call(function)
+        self.random_state = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self.numpy_state = None if numpy is None else numpy.random.get_state()
+        return result
+
+
+def _serve(connection: socket.socket) -> None:
+    init_message = receive(connection)
+    if init_message is None:
+        return
+    use_import_locations(init_message["path"], init_message["code_folders"])
+    try:
+        maker = environment_maker(**init_message["spec"])
+    except DapoError as error:
+        connection.sendall(encode({"error": str(error)}))
+        return
+    own_pid = os.getpid()
+    connection.sendall(encode({"pid": own_pid, "tools": maker.tools}))
+    initial_state = process_state(connection)
+    episodes: dict[str, _Episode] = {}
+    number = 0
+    while (message := receive(connection)) is not None:
+        number += 1
+        result = _answer(maker.make, episodes, message)
+        if os.getpid() != own_pid:
+            os._exit(0)  # the environment has forked, and the child must not answer too
+        signal.setitimer(signal.ITIMER_REAL, 0)  # a pending alarm would interrupt the next call
+        failed = isinstance(result, Failure)
+        answer: dict[str, Any] = {"error": result.reason[:_MAX_REASON_CHARS]} if isinstance(result, Failure) else result
+        answer |= {"number": number, "damage": describe_damage(initial_state, connection)}
+        answer["needs_restart"] = failed and OUT_OF_MEMORY in answer["error"]  # the memory may still be full
+        connection.sendall(encode(answer))
+
+
+def _answer(
+    make: Callable[[CallForm | None], Environment], episodes: dict[str, _Episode], message: dict[str, Any]
+) -> dict[str, Any] | Failure:
+    name, seed = message["episode"], message.get("seed", 0)
+    if message["call"] == "reset":
+        problem = Problem(**message["problem"])
+        random.seed(seed)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(seed % 2**32)
+        before = random.getstate(), None if numpy is None else numpy.random.get_state()
+        made = try_call(lambda: make(message["form"]))
+        if isinstance(made, Failure):
+            return made
+        episodes[name] = _Episode(made, *before)
+        return episodes[name].call(lambda: {"prompt": prompt_to_json(made.reset(problem, seed))})
+    episode = episodes[name]
+    environment = episode.environment
+    if message["call"] == "step":
+        return episode.call(lambda: result_to_json(environment.step(message["action"])))
+    if message["call"] == "end":
+        end = getattr(environment, "end", None)
+        return episode.call(lambda: result_to_json(StepResult() if end is None else end()))
+    del episodes[name]
+    close = getattr(environment, "close", None)
+    return {} if close is None else episode.call(lambda: {"closed": close() and None})
+
+
+if __name__ == "__main__":
+    run(_serve)

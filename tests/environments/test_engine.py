@@ -1,0 +1,178 @@
+"""Episodes: the tokens that train are those that were sampled, and nothing depends on the environment's speed."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.scripted_engine import ScriptedEngine
+from dapo.config import DataConfig
+from dapo.config.environment import EnvironmentConfig
+from dapo.core.errors import ConfigError, EngineError
+from dapo.core.rng import keyed_uniforms
+from dapo.engines.checked import CheckedEngine
+from dapo.environments.engine import EpisodeEngine
+from dapo.environments.rendering import TurnRenderer
+from dapo.types import Finish, Generation, GenerationRequest, Problem
+from helpers.chat_templates import tokenizer
+from helpers.environments import Echo, LocalPool
+
+TOKENIZER = tokenizer("chatml")
+END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
+LETTERS = TOKENIZER("abcdefgh", add_special_tokens=False)["input_ids"]
+RENDERER = TurnRenderer(TOKENIZER, DataConfig(train="builtin:sums"))
+PROBLEM = Problem("1", "Say something.", "x")
+PROMPT = RENDERER.prompts.encode(PROBLEM)
+
+
+def keyed_turn(request: GenerationRequest) -> tuple[Sequence[int], Finish]:
+    """Up to seven letters and the end of the turn, by the seed."""
+    uniforms = keyed_uniforms(request.seed, 8)
+    length = int(uniforms[7] * 8)
+    return [*(LETTERS[int(u * len(LETTERS))] for u in uniforms[:length]), END], "stop"
+
+
+def episodes(make: Any = Echo, *, lag_polls: int = 2, slots: int | None = None, **options: Any) -> EpisodeEngine:
+    config = EnvironmentConfig(name="helpers.environments:Echo", lag_polls=lag_polls, **options)
+    inner = ScriptedEngine(keyed_turn, slots=slots, logprob=lambda count: [-1.0 - i / 8 for i in range(count)])
+    engine = EpisodeEngine(CheckedEngine(inner, vocabulary=len(TOKENIZER)), LocalPool(make), RENDERER, config, seed=5)  # type: ignore[arg-type]
+    engine.inner = inner  # type: ignore[attr-defined]
+    return engine
+
+
+def request(
+    label: str = "a", *, seed: int = 1, budget: int = 64, problem: Problem | None = PROBLEM
+) -> GenerationRequest:
+    return GenerationRequest(label, PROMPT, budget, 1.0, 1.0, seed, (END,), problem=problem)
+
+
+def play(engine: EpisodeEngine, requests: Sequence[GenerationRequest], polls: int = 2000) -> dict[str, Generation]:
+    engine.submit(requests)
+    found: dict[str, Generation] = {}
+    for _ in range(polls):
+        found |= {each.request_id: each for each in engine.poll()}
+        if len(found) == len(requests):
+            return found
+    raise AssertionError(f"{len(found)} of {len(requests)} episodes after {polls} polls")
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), turns=st.integers(1, 5), max_turns=st.integers(1, 6), budget=st.integers(1, 40))
+def test_the_trained_tokens_are_the_sampled_ones_and_each_prompt_begins_with_the_one_before(
+    seed: int, turns: int, max_turns: int, budget: int
+):
+    engine = episodes(partial(Echo, turns=turns), max_turns=max_turns)
+    (episode,) = play(engine, [request(seed=seed, budget=budget)]).values()
+    sampled = engine.inner.submitted  # type: ignore[attr-defined]
+    whole = (*PROMPT, *episode.token_ids)
+    assert episode.sampled is not None
+    assert episode.episode is not None
+    assert len(sampled) == len(episode.sampled) == episode.episode.num_turns <= max_turns
+    for turn, (start, end) in zip(sampled, episode.sampled, strict=True):
+        assert turn.prompt_ids == whole[: len(PROMPT) + start]
+        expected, _ = keyed_turn(turn)
+        assert list(episode.token_ids[start:end]) == list(expected[: turn.max_new_tokens])
+        assert list(episode.logprobs[start:end]) == [-1.0 - i / 8 for i in range(end - start)]
+        assert turn.problem is None
+    between = [range(e, s) for (_, e), (s, _) in zip(episode.sampled, episode.sampled[1:], strict=False)]
+    assert all(episode.logprobs[i] == 0 for gap in between for i in gap)
+    assert sum(end - start for start, end in episode.sampled) <= budget
+    assert episode.sampled[-1][1] == len(episode.token_ids)  # nothing is observed that no turn follows
+
+
+def test_the_whole_is_the_rendered_conversation_where_the_sampled_ids_are_those_of_their_text():
+    (episode,) = play(episodes(), [request(seed=3)]).values()
+    assert episode.episode is not None
+    messages = [{"role": "user", "content": PROBLEM.prompt}, *episode.episode.messages]
+    text = TOKENIZER.apply_chat_template(messages, tokenize=False)
+    assert [*PROMPT, *episode.token_ids] == TOKENIZER(text.rstrip("\n"), add_special_tokens=False)["input_ids"]
+
+
+def test_an_episode_of_one_turn_is_the_response_without_an_environment():
+    requests = [request(str(i), seed=i, budget=5) for i in range(20)]
+    inner = ScriptedEngine(keyed_turn)
+    inner.submit([replace(each, problem=None) for each in requests])
+    alone: dict[str, Generation] = {}
+    while len(alone) < len(requests):
+        alone |= {each.request_id: each for each in inner.poll()}
+    for name, episode in play(episodes(partial(Echo, turns=1)), requests).items():
+        assert (list(episode.token_ids), episode.finish) == (list(alone[name].token_ids), alone[name].finish)
+
+
+@settings(max_examples=20, deadline=None)
+@given(lag=st.integers(1, 9), slots=st.integers(1, 6))
+def test_episodes_depend_neither_on_the_lag_nor_on_the_room_of_the_engine(lag: int, slots: int):
+    requests = [request(str(i), seed=i) for i in range(6)]
+    expected = play(episodes(), requests)
+    found = play(episodes(lag_polls=lag, slots=slots), requests)
+    assert {n: (e.token_ids, e.sampled, e.episode) for n, e in found.items()} == {
+        n: (e.token_ids, e.sampled, e.episode) for n, e in expected.items()
+    }
+
+
+def test_each_turn_has_its_reward_and_end_rewards_an_episode_that_is_cut():
+    (whole,) = play(episodes(partial(Echo, turns=3)), [request(seed=2)]).values()
+    assert whole.episode is not None
+    assert (list(whole.episode.rewards), whole.episode.correct, whole.episode.is_cut) == ([1, 2, 3], True, False)
+    (cut,) = play(episodes(partial(Echo, turns=9), max_turns=2), [request(seed=2)]).values()
+    assert cut.episode is not None
+    assert cut.finish == "stop"
+    assert (list(cut.episode.rewards), cut.episode.correct, cut.episode.is_cut) == ([1, 1.5], False, True)
+    seed = next(i for i in range(100) if len(keyed_turn(request(seed=i))[0]) > 4)
+    (short,) = play(episodes(), [request(seed=seed, budget=4)]).values()
+    assert short.episode is not None
+    assert short.finish == "length"
+    assert (list(short.episode.rewards), short.episode.correct, short.episode.is_cut) == ([-0.5], False, True)
+
+
+def test_a_turn_at_its_own_limit_is_not_answered():
+    seed = next(i for i in range(100) if len(keyed_turn(request(seed=i))[0]) > 2)
+    (episode,) = play(episodes(max_turn_tokens=2), [request(seed=seed)]).values()
+    assert (episode.finish, len(episode.token_ids)) == ("length", 2)
+
+
+def test_a_long_observation_is_cut_so_that_an_episode_has_a_known_longest_length():
+    class Wordy(Echo):
+        def step(self, action: str) -> Any:
+            return replace(super().step(action), observation="word " * 500)
+
+    (episode,) = play(episodes(Wordy, max_observation_tokens=90), [request(seed=2)]).values()
+    assert episode.sampled is not None
+    assert len(episode.sampled) == 3
+    gaps = [s - e for (_, e), (s, _) in zip(episode.sampled, episode.sampled[1:], strict=False)]
+    assert max(gaps) <= 90
+    assert "left out" in TOKENIZER.decode(episode.token_ids)
+
+
+def test_aborted_episodes_have_their_tokens_so_far_and_the_others_go_on():
+    engine = episodes()
+    requests = [request(str(i), seed=i) for i in range(8)]
+    engine.submit(requests)
+    found = {each.request_id: each for _ in range(9) for each in engine.poll()}
+    left = [each.id for each in requests if each.id not in found]
+    parts = {each.request_id: each for each in engine.abort(left[::2])}
+    assert set(parts) == set(left[::2])
+    assert all(part.finish == "aborted" for part in parts.values())
+    while len(found) + len(parts) < 8:
+        found |= {each.request_id: each for each in engine.poll()}
+    expected = play(episodes(), requests)
+    assert all(found[name].token_ids == expected[name].token_ids for name in found)
+    for name, part in parts.items():
+        assert list(part.token_ids) == list(expected[name].token_ids[: len(part.token_ids)])
+
+
+def test_what_cannot_be_played_is_refused():
+    with pytest.raises(EngineError, match="request 'a' has no problem, which an episode needs"):
+        episodes().submit([request(problem=None)])
+    with pytest.raises(ConfigError, match="max_observation_tokens=3 has no room for an observation: the chat template"):
+        episodes(max_observation_tokens=3)
+
+
+def test_a_prompt_that_differs_from_the_encoded_one_is_an_error_of_the_episode():
+    (episode,) = play(episodes(partial(Echo, prompt="Other")), [request()]).values()
+    assert episode.episode is not None
+    assert episode.episode.error == "reset returned another prompt than at the start for problem 1 and the same seed"

@@ -1,0 +1,148 @@
+"""Environments for tests: scripted ones, and some that misbehave."""
+
+import ctypes
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
+from dapo.types import Problem
+
+
+class Echo:
+    """Answers each turn with its text until there were `turns` of them; pays the number of the turn."""
+
+    def __init__(self, *, turns: int = 3, prompt: str | None = None) -> None:
+        self.turns, self.prompt, self.count = turns, prompt, 0
+
+    def reset(self, problem: Problem, seed: int) -> str | None:
+        return None if self.prompt is None else f"{self.prompt} {seed % 7}"
+
+    def step(self, action: str) -> StepResult:
+        self.count += 1
+        done = self.count >= self.turns
+        return StepResult(f"{self.count}: {action}", reward=self.count, done=done, correct=done or None)
+
+    def end(self) -> StepResult:
+        return StepResult(reward=-0.5, done=True, correct=False)
+
+
+class Dice:
+    """Throws a die of the global generator at each step, as many games do."""
+
+    def reset(self, problem: Problem, seed: int) -> None:
+        self.first = random.randint(1, 6)
+
+    def step(self, action: str) -> StepResult:
+        return StepResult(f"{self.first} {random.randint(1, 10**9)}")
+
+
+class Forgetful:
+    """Answers with the time: no function of the seed and the actions."""
+
+    def reset(self, problem: Problem, seed: int) -> None:
+        pass
+
+    def step(self, action: str) -> StepResult:
+        if action == "exit":
+            os._exit(3)
+        return StepResult(str(time.monotonic_ns()))
+
+
+class Hostile:
+    """Does what its action names."""
+
+    def reset(self, problem: Problem, seed: int) -> str | None:
+        return _ACTIONS[problem.answer]() if problem.answer in _ACTIONS else None
+
+    def step(self, action: str) -> Any:
+        return _ACTIONS[action]() if action in _ACTIONS else StepResult(f"read {action}", reward=1.0)
+
+    def close(self) -> None:
+        raise RuntimeError("does not close")
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _allocate() -> list[bytes]:
+    return [bytearray(2**28) for _ in range(64)]
+
+
+def _fork() -> StepResult:
+    os.fork()
+    return StepResult("forked")
+
+
+def _chdir() -> StepResult:
+    os.chdir("/")
+    return StepResult("elsewhere")
+
+
+_ACTIONS: dict[str, Callable[[], Any]] = {
+    "raise": lambda: _raise(ValueError("it broke")),
+    "exit": lambda: os._exit(3),
+    "sys.exit": lambda: sys.exit(4),
+    "loop": lambda: time.sleep(1000),
+    "segfault": lambda: ctypes.string_at(0),
+    "kill itself": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "memory": _allocate,
+    "fork": _fork,
+    "chdir": _chdir,
+    "close everything": lambda: os.closerange(0, 50),
+    "print": lambda: print("x" * 10**6) or StepResult("printed"),
+    "no result": lambda: None,
+    "a text": lambda: "a text",
+    "number": lambda: StepResult(5),  # type: ignore[arg-type]
+    "messages of numbers": lambda: StepResult([{"role": "user", "content": 5}]),  # type: ignore[dict-item]
+    "nan": lambda: StepResult(reward=float("nan")),
+    "infinite": lambda: StepResult(reward=float("inf")),
+    "text reward": lambda: StepResult(reward="much"),  # type: ignore[arg-type]
+    "large": lambda: StepResult("y" * 10**7),
+    "surrogate": lambda: StepResult("\ud800"),
+    "seed": lambda: random.seed(0) or StepResult("seeded"),
+}
+
+
+class LocalEpisode:
+    """The handle of an episode that is played in this process."""
+
+    def __init__(self, environment: Environment, problem: Problem, seed: int) -> None:
+        self.environment = environment
+        self.reset = _done({"prompt": prompt_to_json(environment.reset(problem, seed))})
+        self.is_closed = False
+
+    def step(self, action: str) -> "Future[dict[str, Any]]":
+        return _done(result_to_json(self.environment.step(action)))
+
+    def end(self) -> "Future[dict[str, Any]]":
+        return _done(result_to_json(self.environment.end()))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class LocalPool:
+    """An EnvironmentPool without processes."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make, self.opened = make, list[LocalEpisode]()
+
+    def open(self, problem: Problem, seed: int) -> LocalEpisode:
+        self.opened.append(LocalEpisode(self.make(), problem, seed))
+        return self.opened[-1]
+
+    def close(self) -> None:
+        pass
+
+
+def _done(value: dict[str, Any]) -> "Future[dict[str, Any]]":
+    future: Future[dict[str, Any]] = Future()
+    future.set_result(value)
+    return future
