@@ -6,6 +6,8 @@ from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 from dapo.algo.sampling import is_informative
+from dapo.core.constant_rows import constant_row
+from dapo.core.ranges import Ranges, mask_of, merged, select, zeroed
 
 __all__ = [
     "Episode",
@@ -143,17 +145,49 @@ class Generation:
     A tuple or, from the built-in engines, an `array.array` of 4 bytes per token, which other processes get as bytes.
     """
     logprobs: Sequence[float]
-    """Log-probabilities of the tokens under the sampler at the sampling temperature, also a tuple or an array."""
+    """Log-probabilities of the tokens under the sampler at the sampling temperature, also a tuple or an array.
+
+    Those of tokens that were not sampled are 0, whatever was given.
+    """
     finish: Finish
     version: int
     """The version of the weights that sampled it: the number of finished training steps."""
-    sampled: tuple[tuple[int, int], ...] | None = None
+    sampled: Ranges | None = None
+    """The ascending ranges [start, end) of `token_ids` that the policy sampled, without gaps of 0 tokens; None: all.
+
+    Example: an episode with the turns (5, 6) and (7, 2), and the observation (30, 31) between them:
+
+        Generation("7/4/0", (5, 6, 30, 31, 7, 2), (-0.1, -0.2, 0, 0, -0.3, -0.1), "stop", 3, sampled=((0, 2), (4, 6)))
+    """
     episode: Episode | None = None
     """The answers and rewards of an environment; None for a single response."""
+
+    def __post_init__(self) -> None:
+        if self.sampled is None:
+            return
+        object.__setattr__(self, "sampled", merged(self.sampled, len(self.token_ids)))
+        if self.sampled is not None and len(self.logprobs) == len(self.token_ids):
+            object.__setattr__(self, "logprobs", zeroed(self.logprobs, self.sampled))
+
+    @property
+    def num_sampled(self) -> int:
+        """The length of the response: the number of its tokens that the policy sampled."""
+        return num_sampled(self.token_ids, self.sampled)
+
+    @property
+    def mask(self) -> Sequence[int]:
+        """1 for each token that the policy sampled, else 0."""
+        length = len(self.token_ids)
+        return constant_row(True, length) if self.sampled is None else mask_of(self.sampled, length)
 
     def text(self, decode: Callable[[Sequence[int]], str]) -> str:
         """The response as verifiers receive it: its tokens as `decode` gives them, or an EpisodeText."""
         return decode(self.token_ids) if self.episode is None else EpisodeText(self.episode)
+
+
+def num_sampled(token_ids: Sequence[int], sampled: Ranges | None) -> int:
+    """The number of sampled tokens of a response."""
+    return len(token_ids) if sampled is None else sum(end - start for start, end in sampled)
 
 
 @dataclass(frozen=True)
@@ -214,8 +248,8 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Response tokens over the whole group."""
-        return sum(len(g.token_ids) for g in self.generations)
+        """Sampled response tokens over the whole group."""
+        return sum(g.num_sampled for g in self.generations)
 
     @cached_property
     def is_informative(self) -> bool:
@@ -261,7 +295,7 @@ class Sample:
     weight: float = 1.0
     """The weight of the group in the loss (`dynamic_sampling.weights`)."""
     kl: float | None = None
-    """The divergence to the reference summed over the tokens, with `loss.kl_in: reward`."""
+    """The divergence to the reference summed over the sampled tokens, with `loss.kl_in: reward`."""
     rank_record: RankRecord | None = None
     """The record of old log-probabilities that a trainer rank keeps."""
     token_advantages: Sequence[float] | None = None
@@ -270,11 +304,20 @@ class Sample:
     """A critic's value of each response token before the step's first update; None without a critic."""
     value_targets: Sequence[float] | None = None
     """The target of the critic's value of each response token."""
+    sampled: Ranges | None = None
+    """The ranges of `response_ids` that the policy sampled (`Generation.sampled`); None: all."""
+
+    @property
+    def num_sampled(self) -> int:
+        """The number of response tokens that the policy sampled, with those that do not train."""
+        return num_sampled(self.response_ids, self.sampled)
 
     @cached_property
     def has_signal(self) -> bool:
-        """Whether a token has an advantage other than 0."""
-        return bool(self.advantage) if self.token_advantages is None else any(self.token_advantages)
+        """Whether a token has an advantage other than 0, among the sampled ones."""
+        if self.token_advantages is None:
+            return bool(self.advantage)
+        return any(select(self.token_advantages, self.sampled))
 
     @cached_property
     def num_trained_tokens(self) -> int:

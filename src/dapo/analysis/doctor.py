@@ -104,7 +104,7 @@ def _unfinished_step(run: RunDirectory, metrics: Sequence[Mapping[str, Any]]) ->
     groups = Counter(each.outcome for each in stored)
     tokens: Counter[str] = Counter()
     for each in stored:
-        tokens[each.outcome] += sum(len(generation.token_ids) for generation in each.group.generations)
+        tokens[each.outcome] += each.group.num_tokens
     if decided:
         yield {"step": step, **rollout_metrics(decided, groups, tokens, shortfall=0)}
 

@@ -195,7 +195,7 @@ def _response(config: Config, stored: StoredGroup, i: int) -> dict[str, Any]:
     return {
         "sample": i,
         "text": group.texts[i],
-        "tokens": len(generation.token_ids),
+        "tokens": generation.num_sampled,
         "finish": generation.finish,
         "version": generation.version,
         "correct": verdict.correct,

@@ -241,7 +241,7 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
 
     decided = [pair for step in steps for pair in step.batch.decided]
     groups, rollout = [group for group, _ in decided], config.rollout
-    lengths = [len(generation.token_ids) for group in groups for generation in group.generations]
+    lengths = [generation.num_sampled for group in groups for generation in group.generations]
     rates = _pass_rates(config, groups, samples)
     kept = fmean([outcome == "trained" for _, outcome in decided])
     keep_rate = rates["expected_keep_rate"] if rates["expected_keep_rate"] is not None else kept
@@ -255,7 +255,7 @@ def _summarize(config: Config, steps: Sequence[_Step], samples: int) -> Probe:
     update_tokens_per_s, update_s = None, None
     if trained_tokens := sum(step.trained_tokens for step in steps):
         update_tokens_per_s = trained_tokens / sum(step.update_s for step in steps)
-        trained = [len(g.token_ids) for step in steps for group in step.batch.groups for g in group.generations]
+        trained = [g.num_sampled for step in steps for group in step.batch.groups for g in group.generations]
         update_s = rollout.prompts_per_step * rollout.group_size * fmean(trained) / update_tokens_per_s
     history = MetricHistory()  # without the updates
     for number, step in enumerate(steps, start=1):

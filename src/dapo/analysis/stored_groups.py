@@ -22,9 +22,9 @@ from dapo.policy.model import load_local_tokenizer
 from dapo.runs.checkpoints import has_weights_only, numbered, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import Outcome
-from dapo.runs.rollout_table import all_columns, read_rollouts, rows_of, short_fields
+from dapo.runs.rollout_table import all_columns, ranges_of, read_rollouts, rows_of, short_fields
 from dapo.training.preflight import NO_COLUMNS, load_rows
-from dapo.types import Generation, Group, Problem, Verdict
+from dapo.types import Generation, Group, Problem, Verdict, num_sampled
 
 _TOKEN_COLUMNS = {"response_ids": "i", "engine_logprobs": "f"}
 """The columns with a number per token, with the array type codes that engines use."""
@@ -102,7 +102,11 @@ def _require_consistent(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -
         if not all(number is not None and isfinite(number) for number in (*numbers, row["advantage"] or 0.0)):
             raise ValueError(f"a response of group {group} lacks a finite score, reward or advantage")
         ids, logprobs = tokens.get((group, row["sample"]), (None, ()))
-        if ids is not None and (len(ids) != row["response_tokens"] or len(logprobs) not in (0, len(ids))):
+        ranges = ranges_of(row)
+        length = row["response_tokens"] if ids is None or ranges is None else len(ids)
+        if ids is not None and (len(ids) != length or len(logprobs) not in (0, len(ids))):
+            raise ValueError(f"a response of group {group} has another number of tokens")
+        if ranges is not None and num_sampled((), ranges) != row["response_tokens"]:
             raise ValueError(f"a response of group {group} has another number of tokens")
 
 
@@ -112,10 +116,11 @@ def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> Stor
     fields = json.loads(first["fields"]) if first["fields"] else {}
     generations, verdicts = [], []
     for row in rows:
-        nothing = [constant_row(False, row["response_tokens"]), ()]
+        sampled = ranges_of(row)
+        nothing = [constant_row(False, sampled[-1][1] if sampled else row["response_tokens"]), ()]
         ids, logprobs = tokens.get((row["group_id"], row["sample"]), nothing)
         request = f"{row['step']}/{row['group_id']}/{row['sample']}"
-        generations.append(Generation(request, ids, logprobs, row["finish"], row["version"]))
+        generations.append(Generation(request, ids, logprobs, row["finish"], row["version"], sampled))
         components = json.loads(row["components"]) if row["components"] else {}
         score = 0.0 if row["error"] is not None else row["score"]
         verdicts.append(Verdict(row["correct"], score, row["error"], components=components))
@@ -222,7 +227,9 @@ def with_exact_texts(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup
     """The group with the texts that its verifier read; a table has U+FFFD for bytes that are no UTF-8."""
     if not any(_REPLACED_CHARACTER in text for text in stored.group.texts):
         return stored
-    texts = tuple(encoder.decode(each.token_ids) for each in stored.group.generations)
+    pairs = zip(stored.group.texts, stored.group.generations, strict=True)
+    # the text of an episode is none of its tokens alone
+    texts = tuple(text if each.sampled else encoder.decode(each.token_ids) for text, each in pairs)
     return replace(stored, group=replace(stored.group, texts=texts))
 
 

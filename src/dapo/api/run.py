@@ -98,7 +98,7 @@ class Run:
         if missing := [step for step in steps or () if step not in tables]:
             raise DataError(f"{self.path} has no rollouts of step {missing[0]} (log.rollouts sets which are kept)")
         paths = list(tables.values()) if steps is None else [tables[step] for step in steps]
-        return read_rollouts(paths, columns or all_columns(paths[0])).to_pandas() if paths else table_of([])
+        return read_rollouts(paths, columns or all_columns(*paths)).to_pandas() if paths else table_of([])
 
     @property
     def problems(self) -> "pd.DataFrame":

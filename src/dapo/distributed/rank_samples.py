@@ -34,6 +34,7 @@ def encode(samples: Mapping[int, Sample], columns: Sequence[str]) -> Buffers:
         prompts = {sample.group_id: sample.prompt_ids for sample in samples.values()}
         header |= {name: [getattr(sample, name) for sample in samples.values()] for name in SCALARS}
         header["prompts"] = list(prompts)
+        header["sampled"] = [sample.sampled for sample in samples.values()]
         buffers += [array("q", prompt) for prompt in prompts.values()]
     for name in columns:
         constants = [_constant(sample) if name == "mask" else None for sample in samples.values()]
@@ -56,7 +57,8 @@ def decode(buffers: Buffers) -> dict[int, Sample]:
     for i, number in enumerate(header["numbers"]):
         values: dict[str, Any] = {"engine_logprobs": (), "old_logprobs": None, "mask": ()}
         values |= {name: header[name][i] for name in SCALARS} | {name: rows[i] for name, rows in columns.items()}
-        samples[number] = Sample(prompt_ids=prompts[values["group_id"]], **values)
+        sampled = header["sampled"][i] and tuple(map(tuple, header["sampled"][i]))
+        samples[number] = Sample(prompt_ids=prompts[values["group_id"]], sampled=sampled, **values)
     return samples
 
 

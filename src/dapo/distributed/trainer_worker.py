@@ -16,6 +16,7 @@ from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import EngineError, LaunchError
 from dapo.core.loading import use_import_locations
 from dapo.core.loopback import use_loopback_interface
+from dapo.core.ranges import select
 from dapo.distributed.channel import Buffers
 from dapo.distributed.rank_samples import NumberedPass, RankSamples, decode, microbatches_of
 from dapo.distributed.weight_files import WeightsFolder, write_weights
@@ -108,13 +109,14 @@ class TrainerWorker:
         self._samples.add_columns(buffers)
 
     def response_kl(self, buffers: Buffers, passes: Sequence[NumberedPass], *, step: int) -> dict[int, float]:
-        """KL divergence from the reference by sample number, summed over each response; the samples are not kept."""
-        found = self._policy.token_kl(microbatches_of(decode(buffers), passes), step=step)
+        """KL divergence from the reference by sample number, summed over sampled tokens; the samples are not kept."""
+        samples = decode(buffers)
+        found = self._policy.token_kl(microbatches_of(samples, passes), step=step)
         # not strict: a dummy microbatch has a row and no number
         pairs = (
             pair for each, rows in zip(passes, found, strict=True) for pair in zip(each.numbers, rows, strict=False)
         )
-        return {number: math.fsum(row) for number, row in pairs}
+        return {number: math.fsum(select(row, samples[number].sampled)) for number, row in pairs}
 
     def update(
         self, passes: Sequence[NumberedPass], moved: Sequence[Sequence[int]] | None, *, step: int

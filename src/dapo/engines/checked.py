@@ -107,14 +107,16 @@ class CheckedEngine:
     def _check(self, generation: Generation, request: GenerationRequest) -> None:
         is_stop = np.isin(self._check_tokens(generation, request), request.stop_ids)  # [n]
         ids, finish = generation.token_ids, generation.finish
+        if finish not in ("stop", "length"):
+            raise _wrong(generation, "finish 'stop' or 'length'", repr(finish))
+        if generation.sampled is not None:
+            return  # the end of an episode is its environment's matter
         if finish == "stop" and not is_stop[-1:].any():
             got, stops = f"token {ids[-1]}" if ids else "no token", request.stop_ids
             among = ", ".join(map(str, stops[:5])) + ", ..." * (len(stops) > 5) if stops else "no stop ids at all"
             raise _wrong(generation, f"a last token among {among} with finish 'stop'", got)
         if finish == "length" and len(ids) != request.max_new_tokens:
             raise _wrong(generation, f"{request.max_new_tokens} tokens with finish 'length'", f"{len(ids)} tokens")
-        if finish not in ("stop", "length"):
-            raise _wrong(generation, "finish 'stop' or 'length'", repr(finish))
         if is_stop[:-1].any():
             early = int(is_stop.argmax())
             raise _wrong(generation, f"an end at the first stop id ({ids[early]}, token {early})", f"{len(ids)} tokens")
@@ -124,8 +126,8 @@ class CheckedEngine:
     def _check_tokens(self, generation: Generation, request: GenerationRequest) -> NDArray[Any]:
         """Check tokens and log-probabilities in numpy, since a step may have millions; returns the `[n]` tokens."""
         ids, logprobs = generation.token_ids, generation.logprobs
-        if len(ids) > request.max_new_tokens:
-            raise _wrong(generation, f"at most {request.max_new_tokens} tokens", str(len(ids)))
+        if generation.num_sampled > request.max_new_tokens:
+            raise _wrong(generation, f"at most {request.max_new_tokens} tokens", str(generation.num_sampled))
         tokens, scores = np.asarray(ids), np.asarray(logprobs)
         is_token = tokens.dtype.kind == "i" and tokens.min(initial=0) >= 0 and tokens.max(initial=0) < self._vocabulary
         if len(ids) and not is_token:

@@ -21,7 +21,7 @@ class Response:
 
     text: str
     token_ids: Sequence[int]  # empty if a server returns only text
-    tokens: int
+    tokens: int  # sampled ones
     finish: Finish | None  # None if the response could not be sampled
     error: str | None = None  # the reason why it could not be sampled
 
@@ -79,8 +79,9 @@ class EngineSampler:
             if generation.request_id not in self._pending:
                 raise EngineError(f"the engine answered request {generation.request_id!r}, which is not in flight")
             index, i = self._pending.pop(generation.request_id)
-            ids = generation.token_ids
-            found.append((index, i, Response(generation.text(self._encoder.decode), ids, len(ids), generation.finish)))
+            text = generation.text(self._encoder.decode)
+            response = Response(text, generation.token_ids, generation.num_sampled, generation.finish)
+            found.append((index, i, response))
         return found
 
 

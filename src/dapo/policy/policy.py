@@ -16,6 +16,7 @@ from dapo.algo.entropy import EntropyBonus
 from dapo.algo.kl import token_kl
 from dapo.config import Config, LossConfig
 from dapo.core.memory import explain_out_of_memory
+from dapo.core.ranges import select
 from dapo.policy.checkpoint import (
     ReadTensors,
     State,
@@ -288,15 +289,16 @@ class Policy(PolicyCore):
     def token_kl(self, samples: Sequence[Sample], *, step: int) -> list[Sequence[float]]:
         """The divergence from the policy to the reference at each token, by `loss.kl_estimator`, for rewards.
 
-        Masked tokens are included, and `loss.kl_coef` is not applied. Call it before step `step` updates the policy;
-        the reference is that step's. There is no gradient.
+        Tokens that are masked or were not sampled are included, and `loss.kl_coef` is not applied. Call it before step
+        `step` updates the policy; the reference is that step's. There is no gradient.
         """
         self._begin_step(step)
         return self._score_all(samples, self._token_kl)
 
     def response_kl(self, samples: Sequence[Sample], *, step: int) -> list[float]:
-        """The sum of `token_kl` over each sample's tokens."""
-        return [math.fsum(row) for row in self.token_kl(samples, step=step)]
+        """The sum of `token_kl` over each sample's sampled tokens."""
+        rows = zip(self.token_kl(samples, step=step), samples, strict=True)
+        return [math.fsum(select(row, sample.sampled)) for row, sample in rows]
 
     def _score_all(self, samples: Sequence[Sample], score: Callable[[Microbatch], Tensor]) -> list[Sequence[float]]:
         microbatches = pack(samples, max_tokens=self._config.microbatch_tokens, device=self._model.device)

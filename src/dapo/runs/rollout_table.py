@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.core.files import atomic_file
+from dapo.core.ranges import Ranges
 from dapo.runs.outcomes import OUTCOMES, verdict_name
 from dapo.runs.stored_table import stored_table
-from dapo.types import Finish
+from dapo.types import Finish, Generation
 
 _FIELD_CHARS = 200
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
@@ -60,8 +61,11 @@ ROLLOUT_SCHEMA = pa.schema(
         pa.field("weight", pa.float64()),  # the group's factor in the loss by `dynamic_sampling.weights`; null: none
     ]
 )
-"""One row per response. Tables of older runs lack OPTIONAL_COLUMNS."""
+"""One row per response; `response_tokens` are the sampled ones. Tables of older runs lack OPTIONAL_COLUMNS."""
 OPTIONAL_COLUMNS = ("question", "audit_correct", "audit_score", "audit_error", "weight")
+SAMPLED = pa.field("sampled", pa.list_(pa.int32()))
+"""Starts and ends of the sampled ranges of `response_ids`; null: all. Only tables with observed tokens have it."""
+_WITH_SAMPLED = ROLLOUT_SCHEMA.append(SAMPLED)
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 CURVES = ("reward", "accuracy", "entropy", "length")
@@ -81,27 +85,41 @@ _DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "respo
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with exactly the columns of ROLLOUT_SCHEMA; OPTIONAL_COLUMNS may be missing.
+    """Write rows with exactly the columns of ROLLOUT_SCHEMA, or SAMPLED besides; OPTIONAL_COLUMNS may be missing.
 
-    With one pyarrow version, equal rows give equal bytes. Lone surrogates, which a tokenizer may decode to and UTF-8
-    cannot hold, become U+FFFD. The file is written atomically. Raises ValueError for a row with other columns.
+    The table has the column `sampled` if the first row has it. With one pyarrow version, equal rows give equal bytes.
+    Lone surrogates, which a tokenizer may decode to and UTF-8 cannot hold, become U+FFFD. The file is written
+    atomically. Raises ValueError for a row with other columns.
     """
+    remaining = iter(rows)
+    first = list(islice(remaining, 1))
+    remaining, schema = chain(first, remaining), _WITH_SAMPLED if first and SAMPLED.name in first[0] else ROLLOUT_SCHEMA
     with (
         atomic_file(Path(path)) as temporary,
-        pq.ParquetWriter(temporary, ROLLOUT_SCHEMA, compression="zstd", use_dictionary=_DICTIONARIES) as writer,
+        pq.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=_DICTIONARIES) as writer,
     ):
-        remaining = iter(rows)
         while chunk := list(islice(remaining, ROWS_PER_CHUNK)):
-            writer.write_table(_table(chunk))
+            writer.write_table(_table(chunk, schema))
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
     for row in rows:
         # pyarrow silently drops unknown columns and fills missing ones with nulls
-        if odd := sorted((row.keys() | set(OPTIONAL_COLUMNS)) ^ set(ROLLOUT_SCHEMA.names)):
+        if odd := sorted((row.keys() | set(OPTIONAL_COLUMNS)) ^ set(schema.names)):
             raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
-    columns = [column_of([row.get(field.name) for row in rows], field.type) for field in ROLLOUT_SCHEMA]
-    return pa.Table.from_arrays(columns, schema=ROLLOUT_SCHEMA)
+    columns = [column_of([row.get(field.name) for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def flat_ranges(generation: Generation) -> list[int] | None:
+    """The value of the column `sampled` for a response."""
+    return None if generation.sampled is None else [end for each in generation.sampled for end in each]
+
+
+def ranges_of(row: Mapping[str, Any]) -> Ranges | None:
+    """The sampled ranges of the response in a row. Raises ValueError if a range lacks its end."""
+    flat = row.get("sampled")
+    return None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
@@ -154,14 +172,17 @@ def read_rollouts(
     Without `columns`, all that the first table has are read except TOKEN_COLUMNS. Raises DataError for a table that no
     run has written.
     """
-    wanted = columns or [name for name in all_columns(paths[0]) if name not in TOKEN_COLUMNS]
+    wanted = columns or [name for name in all_columns(*paths) if name not in TOKEN_COLUMNS]
     parts = [part for path in paths for part in _parts(path, wanted, groups)]
-    return pa.concat_tables(parts or [ROLLOUT_SCHEMA.empty_table().select(wanted)])
+    return pa.concat_tables(parts or [_WITH_SAMPLED.empty_table().select(wanted)])
 
 
 def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -> list[pa.Table]:
     """Read columns of a table: its chunks that hold rows of the groups, or all at once."""
-    with stored_table(path, ROLLOUT_SCHEMA) as table:
+    with stored_table(path, _WITH_SAMPLED) as table:
+        if "sampled" in columns and "sampled" not in table.names:  # a step without observations, among others
+            parts = _parts(path, [name for name in columns if name != "sampled"], groups)
+            return [each.append_column(SAMPLED, pa.nulls(len(each), SAMPLED.type)).select(columns) for each in parts]
         if groups is None:
             return [_checked(table.read(columns))]
         chosen = [
@@ -177,13 +198,24 @@ def _checked(rows: pa.Table) -> pa.Table:
             raise ValueError(f"a row has an unknown {name}")
         if name in _COUNTS and rows.num_rows and pc.min(rows[name]).as_py() < 0:
             raise ValueError(f"a row has a negative {name}")
+        if (
+            name == SAMPLED.name
+            and pc.any(pc.bit_wise_and(pc.list_value_length(rows[name]), 1).cast(pa.bool_())).as_py()
+        ):
+            raise ValueError("a sampled range of a row has no end")
     return rows
 
 
-def all_columns(path: Path) -> list[str]:
-    """Read the names of a table's columns. Raises DataError for a table that no run has written."""
-    with stored_table(path, ROLLOUT_SCHEMA) as table:
-        return table.names
+def all_columns(path: Path, *more: Path) -> list[str]:
+    """Read the names of a table's columns, with `sampled` if one of the other tables has it.
+
+    Raises DataError for a table that no run has written.
+    """
+    with stored_table(path, _WITH_SAMPLED) as table:
+        found = list(table.names)
+    if "sampled" not in found and any("sampled" in all_columns(each) for each in more):
+        found.append("sampled")
+    return found
 
 
 def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -191,7 +223,7 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 
     Without `columns`, all except the log-probabilities are read.
     """
-    with stored_table(path, ROLLOUT_SCHEMA) as table:
+    with stored_table(path, _WITH_SAMPLED) as table:
         wanted = list(columns) or [name for name in table.names if name != "engine_logprobs"]
         for i in table.chunks:
             for batch in _checked(table.read(wanted, [i])).to_batches(ROWS_PER_CHUNK):
@@ -201,7 +233,7 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Read some rows of a table of responses in the form of the page; only their chunks are read."""
     records = []
-    with stored_table(path, ROLLOUT_SCHEMA) as table:
+    with stored_table(path, _WITH_SAMPLED) as table:
         start = 0
         for i, length in enumerate(table.chunk_rows):
             if here := [row for row in rows if start <= row < start + length]:
@@ -214,7 +246,7 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 def short_rows(path: Path, text: str = "") -> pa.Table:
     """Read the short columns of the responses that contain a text, in lower case, with the number of each `row`."""
-    with stored_table(path, ROLLOUT_SCHEMA) as table:
+    with stored_table(path, _WITH_SAMPLED) as table:
         rows = _checked(table.read(SHORT_COLUMNS))
         rows = rows.append_column("row", pa.array(range(rows.num_rows), pa.int32()))
         if not text:

@@ -15,7 +15,7 @@ from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
 from dapo.runs.outcomes import OUTCOMES, Outcome
-from dapo.runs.rollout_table import column_of, rows_of
+from dapo.runs.rollout_table import SAMPLED, column_of, flat_ranges, ranges_of, rows_of
 from dapo.training.rollout import Batch, SamplingStart
 from dapo.training.selection import Prediction
 from dapo.types import Generation, Group, Verdict
@@ -25,6 +25,7 @@ RESPONSES_FILE = "prefetched_batch.parquet"  # one row per judged response, grou
 _GROUPS_PER_CHUNK = 16  # bounds memory: at the paper's lengths a batch is gigabytes of ids
 _TYPES = {"prompt_ids": "", "token_ids": "i", "logprobs": "f"}
 """The columns of numbers, each with the type of the arrays that dapo's engines return."""
+_GENERATION = ("request_id", "token_ids", "logprobs", "finish", "version")
 _SCHEMA = pa.schema(
     [
         pa.field("group_id", pa.int64(), nullable=False),
@@ -56,6 +57,8 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
     """Write a batch into a checkpoint; with one pyarrow version, equal batches give equal bytes."""
     batch = prefetched_batch.batch
     schema = _SCHEMA if _is_compact(batch) else _PLAIN_SCHEMA
+    if any(generation.sampled for group, _ in batch.judged for generation in group.generations):
+        schema = schema.append(SAMPLED)
     with pq.ParquetWriter(directory / RESPONSES_FILE, schema, compression="zstd") as writer:
         for start in range(0, len(batch.judged), _GROUPS_PER_CHUNK):
             chunk = batch.judged[start : start + _GROUPS_PER_CHUNK]
@@ -125,6 +128,7 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
             "finish": generation.finish,
             "version": generation.version,
             "reward": reward,
+            "sampled": flat_ranges(generation),
             "judged": json.dumps([text, v.correct, v.score, v.error, v.answer, dict(v.components)]),
         }
 
@@ -166,8 +170,7 @@ def _groups(rows: Iterable[Mapping[str, Any]], stream: ProblemStream) -> Iterato
             problem=problem,
             prompt_ids=members[0]["prompt_ids"],
             generations=tuple(
-                Generation(row["request_id"], row["token_ids"], row["logprobs"], row["finish"], row["version"])
-                for row in members
+                Generation(**{name: row[name] for name in _GENERATION}, sampled=ranges_of(row)) for row in members
             ),
             verdicts=tuple(
                 Verdict(correct, score, error, answer=answer, components=components)

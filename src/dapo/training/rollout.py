@@ -72,7 +72,7 @@ class Batch:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Response tokens of every outcome."""
+        """Sampled response tokens of every outcome."""
         return sum(self.token_counts.values())
 
 
@@ -190,7 +190,7 @@ class _Collector:
             if isinstance(error, RewardError):  # the engine is intact, and will sample again
                 self.abort_all()
             received = (g for pending in self.undecided for g in pending.generations if g is not None)
-            self.sampling.tokens_since_start = sum(self.tokens.values()) + sum(len(g.token_ids) for g in received)
+            self.sampling.tokens_since_start = sum(self.tokens.values()) + sum(g.num_sampled for g in received)
             raise
         self.sampling.tokens_since_start = batch.num_generated_tokens
         return batch
@@ -325,7 +325,7 @@ class _Collector:
         for pending in self.undecided:
             if pending.missing == 0:
                 self.count_group(pending.group(self.sampling.reward), "excess")
-            elif tokens := sum(len(g.token_ids) for g in pending.generations if g is not None):
+            elif tokens := sum(g.num_sampled for g in pending.generations if g is not None):
                 self.counts["aborted"] += 1
                 self.tokens["aborted"] += tokens
 

@@ -40,7 +40,8 @@ def rollout_metrics(
     generations = [generation for group in groups for generation in group.generations]
     verdicts = [verdict for group in groups for verdict in group.verdicts]
     valid = [verdict for verdict in verdicts if verdict.error is None]
-    lengths = [len(generation.token_ids) for generation in generations]
+    lengths = [generation.num_sampled for generation in generations]
+    num_tokens = sum(len(generation.token_ids) for generation in generations)  # with observations
     shared = sum(shared_tokens([generation.token_ids for generation in group.generations]) for group in groups)
     outcomes = [outcome for _, outcome in decided]
     shaped = [reward for group in groups for reward in group.rewards if reward is not None]
@@ -55,7 +56,7 @@ def rollout_metrics(
         "rollout/response_tokens_mean": _mean(lengths),
         "rollout/response_tokens_max": max(lengths, default=0),
         "rollout/truncated_fraction": _fraction([g.finish for g in generations], "length"),
-        "rollout/shared_token_fraction": shared / max(1, sum(lengths)),
+        "rollout/shared_token_fraction": shared / max(1, num_tokens),
         "rollout/entropy_estimate": -fsum(map(_logprob, generations)) / max(1, sum(lengths)),
         "rollout/verifier_errors": len(verdicts) - len(valid),
         "rollout/shortfall_groups": shortfall,
@@ -139,14 +140,14 @@ def _parts(texts: Sequence[str]) -> Iterator[pa.Array]:
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """Compute mean and maximum age, in steps, of the weights that sampled the groups, over response tokens."""
+    """Compute mean and maximum age, in steps, of the weights that sampled the groups, over sampled tokens."""
     ages = [(version - generation.version, generation) for group in groups for generation in group.generations]
-    tokens = sum(len(generation.token_ids) for _, generation in ages)
+    tokens = sum(generation.num_sampled for _, generation in ages)
     if not tokens:
         return {}
     return {
-        "rollout/staleness_mean": sum(age * len(generation.token_ids) for age, generation in ages) / tokens,
-        "rollout/staleness_max": max(age for age, generation in ages if generation.token_ids),
+        "rollout/staleness_mean": sum(age * generation.num_sampled for age, generation in ages) / tokens,
+        "rollout/staleness_max": max(age for age, generation in ages if generation.num_sampled),
     }
 
 
@@ -206,7 +207,7 @@ def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
     generations = [generation for group in judged for generation in group.generations]
     counts = {
         "rollout/looping_fraction": int(
-            looping([generation.token_ids for generation in generations], [g.finish for g in generations]).sum()
+            looping([last_turn(g.token_ids, g.sampled) for g in generations], [g.finish for g in generations]).sum()
         ),
         "rollout/many_answers_fraction": sum(
             pc.sum(pc.greater_equal(pc.count_substring_regex(part, ANSWER_MARK), MANY_ANSWERS)).as_py()
@@ -214,6 +215,14 @@ def response_metrics(groups: Iterable[Group]) -> dict[str, float]:
         ),
     }
     return {name: count / len(generations) for name, count in counts.items() if count}
+
+
+def last_turn(token_ids: Sequence[int], sampled: Sequence[Sequence[int]] | None) -> Sequence[int]:
+    """The last tokens in a row that the policy sampled, of a response with these sampled ranges."""
+    if sampled is None:
+        return token_ids
+    start, end = sampled[-1] if sampled else (0, 0)
+    return token_ids[start:end]
 
 
 def looping(responses: Sequence[Sequence[int]], finishes: Sequence[str]) -> np.ndarray:

@@ -50,7 +50,7 @@ def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: C
     """`loss.kl_in: reward`: give samples the rewards R - kl_coef KL, and the advantages of these rewards.
 
     `samples` are all that a step trains on, and the samples of a group are adjacent. `kl` is the divergence of each to
-    the reference, summed over its tokens (`Policy.response_kl`).
+    the reference, summed over its sampled tokens (`Policy.response_kl`).
     """
     penalised = with_reward_less_kl(samples, kl, config)
     groups = [list(members) for _, members in groupby(penalised, key=lambda sample: sample.group_id)]
@@ -74,7 +74,7 @@ def length_penalty(generation: Generation, config: Config) -> float:
     if config.overlong.mode != "soft":
         return 0.0
     return overlong_penalty(
-        len(generation.token_ids),
+        generation.num_sampled,
         max_length=config.rollout.max_response_tokens,
         buffer=config.overlong.buffer_tokens,
         factor=config.overlong.penalty,
@@ -131,7 +131,7 @@ def _group_samples(group: Group, advantages: Sequence[float], config: Config, we
     valid = [(i, generation, reward) for i, (generation, reward) in enumerate(responses) if reward is not None]
     samples = []
     for (i, generation, reward), advantage in zip(valid, advantages, strict=True):
-        mask = constant_row(trains(generation.finish, mode=config.overlong.mode), len(generation.token_ids))
+        is_trained = trains(generation.finish, mode=config.overlong.mode)
         samples.append(
             Sample(
                 group_id=group.id,
@@ -141,9 +141,10 @@ def _group_samples(group: Group, advantages: Sequence[float], config: Config, we
                 advantage=advantage,
                 engine_logprobs=generation.logprobs,
                 old_logprobs=None,
-                mask=mask,
+                mask=generation.mask if is_trained else constant_row(False, len(generation.token_ids)),
                 index=i,
                 weight=weight,
+                sampled=generation.sampled,
             )
         )
     return samples

@@ -15,7 +15,7 @@ from dapo.evaluation.scores import Evaluation
 from dapo.rewards.combine import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import verdict_word
-from dapo.runs.rollout_table import short_fields, write_rollouts
+from dapo.runs.rollout_table import flat_ranges, short_fields, write_rollouts
 from dapo.training.rollout import Batch
 from dapo.training.rollout_metrics import (
     mean_of_updates,
@@ -131,7 +131,7 @@ def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
     metrics = rollout_metrics(batch.decided, batch.group_counts, batch.token_counts, shortfall=batch.shortfall)
     tokens_trained = sum(sample.num_trained_tokens for sample in samples)
     if kl := [sample.kl for sample in samples if sample.kl is not None]:
-        metrics["reward/kl_mean"] = math.fsum(kl) / max(1, sum(len(sample.response_ids) for sample in samples))
+        metrics["reward/kl_mean"] = math.fsum(kl) / max(1, sum(sample.num_sampled for sample in samples))
     metrics |= {"rollout/epoch": batch.epoch, "rollout/tokens_in_minibatches": tokens_trained}
     return metrics | critic_metrics(samples)
 
@@ -224,7 +224,11 @@ def rollout_rows(
     with_logprobs: bool = True,
     audited: AuditedStep = NO_AUDIT,
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row of rollouts/*.parquet for each judged response of a batch."""
+    """Yield a row of rollouts/*.parquet for each judged response of a batch.
+
+    The column `sampled` exists only if a response has tokens that were not sampled.
+    """
+    has_observations = any(generation.sampled for group, _ in batch.judged for generation in group.generations)
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:
@@ -250,7 +254,7 @@ def rollout_rows(
                 "reward": group.rewards[i],
                 "advantage": advantages.get((group.id, i)),
                 "prompt_tokens": len(group.prompt_ids),
-                "response_tokens": len(generation.token_ids),
+                "response_tokens": generation.num_sampled,
                 "finish": generation.finish,
                 "outcome": outcome,
                 "response_ids": generation.token_ids,
@@ -260,4 +264,4 @@ def rollout_rows(
                 "audit_score": None if audit is None or audit.error is not None else audit.score,
                 "audit_error": None if audit is None else audit.error,
                 "weight": batch.weights.get(group.id),
-            }
+            } | ({"sampled": flat_ranges(generation)} if has_observations else {})

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dapo.algo.gae import explained_variance, generalized_advantages, token_rewards, whiten
 from dapo.config import Config
+from dapo.core.ranges import select, spread
 from dapo.training.samples import (
     NO_WEIGHTS,
     minibatches,
@@ -22,6 +23,8 @@ from dapo.training.samples import (
     with_reward_less_kl,
 )
 from dapo.types import Group, Sample
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -42,16 +45,17 @@ def with_token_advantages(
 
     Values are recorded before the step's first update, and stay fixed over its minibatches. Advantages are whitened
     over the tokens that train; a response's `advantage` becomes the mean over its tokens. All numbers are float64.
+    The steps of an episode are its sampled tokens: the value that follows a turn's last token is the next turn's first.
     """
     if not samples:
         return []
-    rows = critic.values(samples)
-    lengths = torch.tensor([len(sample.response_ids) for sample in samples])
-    values, mask = _padded(rows), _padded([sample.mask for sample in samples])
+    rows = _of_sampled(critic.values(samples), samples)
+    lengths = torch.tensor([sample.num_sampled for sample in samples])
+    values, mask = _padded(rows), _padded(_of_sampled([sample.mask for sample in samples], samples))
     shaped = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
     penalties = torch.zeros_like(values)
     if config.loss.has_kl_reward:
-        kl = critic.token_kl(samples, step=step)
+        kl = _of_sampled(critic.token_kl(samples, step=step), samples)
         penalties = config.loss.kl_coef * _padded(kl)
         samples = with_reward_less_kl(samples, [math.fsum(row) for row in kl], config)
     advantages, targets = generalized_advantages(
@@ -60,10 +64,18 @@ def with_token_advantages(
     advantages = whiten(advantages, mask)
     means = advantages.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
     found = zip(samples, rows, _rows(advantages, lengths), _rows(targets, lengths), means.tolist(), strict=True)
-    return [
-        replace(sample, advantage=mean, token_advantages=each, old_values=row, value_targets=target)
-        for sample, row, each, target, mean in found
-    ]
+    return [_with_rows(sample, row, each, target, advantage=mean) for sample, row, each, target, mean in found]
+
+
+def _of_sampled(rows: Sequence[Sequence[T]], samples: Sequence[Sample]) -> list[Sequence[T]]:
+    """The values of the sampled tokens, from values of all response tokens."""
+    return [select(row, sample.sampled) for row, sample in zip(rows, samples, strict=True)]
+
+
+def _with_rows(sample: Sample, *rows: Sequence[float], advantage: float) -> Sample:
+    """The sample with values, token advantages and targets, given for its sampled tokens."""
+    values, advantages, targets = (spread(row, sample.sampled, len(sample.response_ids)) for row in rows)
+    return replace(sample, advantage=advantage, token_advantages=advantages, old_values=values, value_targets=targets)
 
 
 def critic_metrics(samples: Sequence[Sample]) -> dict[str, float]:

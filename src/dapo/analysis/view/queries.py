@@ -15,12 +15,14 @@ from typing import Any
 
 from dapo.analysis.view.explanations import Explanations, in_background
 from dapo.core.errors import CheckpointError, DataError
+from dapo.core.ranges import mask_of, select
 from dapo.core.text import quoted
 from dapo.data.byte_level import byte_alphabet
 from dapo.evaluation.pairing import paired_evaluations
 from dapo.runs.metric_table import METRICS
 from dapo.runs.outcomes import OUTCOME_MEANINGS, OUTCOMES, VERDICT_WORDS
 from dapo.runs.rollout_index import SORTS, Filter, RolloutIndex
+from dapo.runs.rollout_table import ranges_of
 from dapo.runs.run_reader import RunReader, find_runs, unique_name
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -219,12 +221,15 @@ def explain(runs: Runs, given: Parameters) -> dict[str, Any]:
 
 def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
     ids, logprobs = row["response_ids"][:limit], row["engine_logprobs"]
-    left_out = ("response_ids", "engine_logprobs", "prompt", "question")
+    left_out = ("response_ids", "engine_logprobs", "prompt", "question", "sampled")
+    ranges = ranges_of(row)
     shown = {name: value for name, value in row.items() if name not in left_out}
     shown["tokens"] = None if tokens is None else tokens.texts(ids)
     shown["probabilities"] = None if logprobs is None else [round(exp(min(0.0, p)), 4) for p in logprobs[: len(ids)]]
-    shown["mean_probability"] = round(fmean(exp(min(0.0, p)) for p in logprobs), 4) if logprobs else None
-    shown["tokens_left"] = len(row["response_ids"]) - len(ids)
+    of_sampled = select(logprobs or (), ranges)
+    shown["mean_probability"] = round(fmean(exp(min(0.0, p)) for p in of_sampled), 4) if of_sampled else None
+    shown["tokens_left"] = (length := len(row["response_ids"])) - len(ids)
+    shown["sampled"] = None if ranges is None else list(mask_of(ranges, length))[: len(ids)]
     return shown
 
 

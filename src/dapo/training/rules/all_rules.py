@@ -5,7 +5,8 @@ from functools import partial
 from typing import Any
 
 from dapo.config import Config
-from dapo.training.rollout_metrics import has_many_answers, looping
+from dapo.runs.rollout_table import ranges_of
+from dapo.training.rollout_metrics import has_many_answers, last_turn, looping
 from dapo.training.rules import outcome_rules, sampling_rules, update_rules
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import MetricHistory
@@ -30,7 +31,7 @@ def _is_all_wrong(row: Row) -> bool:
 
 
 def _is_looping(row: Row) -> bool:
-    return bool(looping([row["response_ids"]], [row["finish"]])[0])
+    return bool(looping([last_turn(row["response_ids"], ranges_of(row))], [row["finish"]])[0])
 
 
 RULES = (

@@ -102,7 +102,8 @@ const tokenSpans = (response, colouring, explained) => {
   const paint = PAINT[colouring], values = paint && paint.values(response, explained);
   if (!response.tokens || !values) { box.append(response.tokens ? response.tokens.join("") : response.response); return box; }
   response.tokens.forEach((text, i) => {
-    const [kind, title] = values[i] === undefined || values[i] === null ? ["", "not known"] : paint.of(values[i]);
+    const [kind, title] = response.sampled && !response.sampled[i] ? ["soft", "observed, not sampled"]
+      : values[i] === undefined || values[i] === null ? ["", "not known"] : paint.of(values[i]);
     box.append(View.h("span", { class: `t ${kind}`, title }, text || "\u200b"));
   });
   return box;
