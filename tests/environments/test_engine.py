@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -69,19 +70,19 @@ def test_the_trained_tokens_are_the_sampled_ones_and_each_prompt_begins_with_the
     (episode,) = play(engine, [request(seed=seed, budget=budget)]).values()
     sampled = engine.inner.submitted  # type: ignore[attr-defined]
     whole = (*PROMPT, *episode.token_ids)
-    assert episode.sampled is not None
+    ranges = episode.sampled or ((0, len(episode.token_ids)),)  # None: a single turn
     assert episode.episode is not None
-    assert len(sampled) == len(episode.sampled) == episode.episode.num_turns <= max_turns
-    for turn, (start, end) in zip(sampled, episode.sampled, strict=True):
+    assert len(sampled) == len(ranges) == episode.episode.num_turns <= max_turns
+    for turn, (start, end) in zip(sampled, ranges, strict=True):
         assert turn.prompt_ids == whole[: len(PROMPT) + start]
         expected, _ = keyed_turn(turn)
         assert list(episode.token_ids[start:end]) == list(expected[: turn.max_new_tokens])
         assert list(episode.logprobs[start:end]) == [-1.0 - i / 8 for i in range(end - start)]
         assert turn.problem is None
-    between = [range(e, s) for (_, e), (s, _) in zip(episode.sampled, episode.sampled[1:], strict=False)]
+    between = [range(e, s) for (_, e), (s, _) in pairwise(ranges)]
     assert all(episode.logprobs[i] == 0 for gap in between for i in gap)
-    assert sum(end - start for start, end in episode.sampled) <= budget
-    assert episode.sampled[-1][1] == len(episode.token_ids)  # nothing is observed that no turn follows
+    assert sum(end - start for start, end in ranges) <= budget
+    assert ranges[-1][1] == len(episode.token_ids)  # nothing is observed that no turn follows
 
 
 def test_the_whole_is_the_rendered_conversation_where_the_sampled_ids_are_those_of_their_text():

@@ -197,6 +197,9 @@ class InlineJudge:
         """The data columns that each user function requires."""
         self._closed = False
 
+    def log_to(self, log: Callable[[str], None]) -> None:
+        """Log nothing: there are no workers to lose."""
+
     def submit(self, problem: Problem, responses: Sequence[str], token_ids: TokenIds) -> "Future[tuple[Verdict, ...]]":
         if self._closed:
             raise RewardError("the judge is closed")
