@@ -9,7 +9,8 @@ from dapo.core.errors import DataError
 
 EXPECTED = (
     "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
-    "a benchmark (aime24, aime25, math500, gsm8k, amc23) or a mapping with one of the keys path, hub, builtin, gym, mix"
+    "environment, a benchmark (aime24, aime25, math500, gsm8k, amc23) or a mapping with one of the keys path, hub, "
+    "builtin, gym, environment, mix"
 )
 
 

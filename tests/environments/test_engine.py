@@ -144,7 +144,7 @@ def test_a_long_observation_is_cut_so_that_an_episode_has_a_known_longest_length
     (episode,) = play(episodes(Wordy, max_observation_tokens=90), [request(seed=2)]).values()
     assert episode.sampled is not None
     assert len(episode.sampled) == 3
-    gaps = [s - e for (_, e), (s, _) in zip(episode.sampled, episode.sampled[1:], strict=False)]
+    gaps = [s - e for (_, e), (s, _) in pairwise(episode.sampled)]
     assert max(gaps) <= 90
     assert "left out" in TOKENIZER.decode(episode.token_ids)
 

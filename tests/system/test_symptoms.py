@@ -1,4 +1,4 @@
-"""docs/symptoms.md: each command runs on a run as a user has it, and its output has the words that the page names."""
+"""docs/doctor.md, By symptom: each command runs on a run as a user has it, and prints the words that the page names."""
 
 import re
 import shlex
@@ -9,8 +9,8 @@ import pytest
 from helpers.commands import run as run_command
 from helpers.paths import ROOT
 
-PAGE = (ROOT / "docs" / "symptoms.md").read_text(encoding="utf-8")
-SECTIONS = re.findall(r"^## (.+)\n\n```\n(dapo .+)\n```\n\nLook for (.+?)[:.;]", PAGE, flags=re.MULTILINE)
+PAGE = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8").partition("\n## By symptom\n")[2]
+SECTIONS = re.findall(r"^### (.+)\n\n```\n(dapo .+)\n```\n\nLook for (.+?)[:.;]", PAGE, flags=re.MULTILINE)
 CONFIG = """
 model: tiny-random
 data: {train: "builtin:sums", eval: {builtin: sums, size: 4}}
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_section_has_a_command_and_words_of_its_output():
-    assert [title for title, _, _ in SECTIONS] == re.findall(r"^## (.+)$", PAGE, flags=re.MULTILINE)
+    assert [title for title, _, _ in SECTIONS] == re.findall(r"^### (.+)$", PAGE, flags=re.MULTILINE)
     assert len(SECTIONS) >= 12
 
 

@@ -22,9 +22,9 @@ from dapo.policy.model import load_local_tokenizer
 from dapo.runs.checkpoints import has_weights_only, numbered, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import Outcome
-from dapo.runs.rollout_table import all_columns, ranges_of, read_rollouts, rows_of, short_fields
+from dapo.runs.rollout_table import all_columns, episode_of, ranges_of, read_rollouts, rows_of, short_fields
 from dapo.training.preflight import NO_COLUMNS, load_rows
-from dapo.types import Generation, Group, Problem, Verdict, num_sampled
+from dapo.types import EpisodeText, Generation, Group, Problem, Verdict, num_sampled
 
 _TOKEN_COLUMNS = {"response_ids": "i", "engine_logprobs": "f"}
 """The columns with a number per token, with the array type codes that engines use."""
@@ -120,7 +120,7 @@ def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> Stor
         nothing = [constant_row(False, sampled[-1][1] if sampled else row["response_tokens"]), ()]
         ids, logprobs = tokens.get((row["group_id"], row["sample"]), nothing)
         request = f"{row['step']}/{row['group_id']}/{row['sample']}"
-        generations.append(Generation(request, ids, logprobs, row["finish"], row["version"], sampled))
+        generations.append(Generation(request, ids, logprobs, row["finish"], row["version"], sampled, episode_of(row)))
         components = json.loads(row["components"]) if row["components"] else {}
         score = 0.0 if row["error"] is not None else row["score"]
         verdicts.append(Verdict(row["correct"], score, row["error"], components=components))
@@ -131,7 +131,10 @@ def _stored_group(rows: Sequence[Mapping[str, Any]], tokens: _TokenRows) -> Stor
             generations=tuple(generations),
             verdicts=tuple(verdicts),
             id=first["group_id"],
-            texts=tuple(row["response"] for row in rows),
+            texts=tuple(
+                row["response"] if each.episode is None else EpisodeText(each.episode)
+                for row, each in zip(rows, generations, strict=True)
+            ),
             rewards=tuple(row["reward"] for row in rows),
         ),
         outcome=first["outcome"],

@@ -78,7 +78,8 @@ def train(
         sinks: objects with `write(step, metrics)`, and names of trackers: `tensorboard`, `wandb`, `trackio`.
         **options: option names. Leave out the section if the last part is unique (`prompts_per_step`, `group_size`,
             `lr`; `steps` is `train.num_steps`); write `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom
-            loss function (`dapo docs losses`), copied into the run directory like a reward. Unless set, the paper's
+            loss function (`dapo docs losses`), `environment` a class and `tools` a list of functions (`dapo docs
+            environments`); they are copied into the run directory like a reward. Unless set, the paper's
             `train.minibatch_groups`, `overlong.buffer_tokens` and `optim.warmup_steps` are scaled down to your sizes.
 
     Returns:
@@ -142,9 +143,13 @@ def _read_options(
     if not isinstance(loss := keywords.get("loss", ""), str | Mapping) and not callable(loss):
         raise ConfigError(f"loss: expected a function, module:function or options of the loss, got {loss!r}")
     for name, value in keywords.items():
-        if callable(value) and (name == "loss" or "." in option_named(name)):
+        if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
             writers.append(writer := CodeWriter(name.rpartition(".")[2]))
             keywords[name] = writer.qualified(writer.add(value))
+    if tools := keywords.get("tools"):
+        writers.append(tool_code := CodeWriter("tool"))
+        names = [tool_code.add(tool) if callable(tool) else tool for tool in tools]
+        keywords["tools"] = [tool_code.qualified(name) for name in names]
     named_options = options_from(keywords)
     if twice := sorted(given.keys() & named_options.keys()):
         raise ConfigError(f"{twice[0]} is set twice in one call")

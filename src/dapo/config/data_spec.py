@@ -24,21 +24,23 @@ INSTRUCTION = (
 )
 """Instruction that `dapo eval` adds to benchmarks unless data.instruction is set; verifiers parse this format."""
 
-Kind: TypeAlias = Literal["path", "hub", "builtin", "gym"]
-TaskKind: TypeAlias = Literal["builtin", "gym"]
-KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym")
+Kind: TypeAlias = Literal["path", "hub", "builtin", "gym", "environment"]
+TaskKind: TypeAlias = Literal["builtin", "gym", "environment"]
+KINDS: tuple[Kind, ...] = ("path", "hub", "builtin", "gym", "environment")
 MIX = "mix"  # the key of a mapping of data specs by name
-TASK_KINDS: tuple[TaskKind, ...] = ("builtin", "gym")
+TASK_KINDS: tuple[TaskKind, ...] = ("builtin", "gym", "environment")
 FILE_TYPES = (".jsonl", ".parquet", ".csv", ".tsv", ".json")  # the supported file endings
 EXPECTED = (
     "expected a path (.jsonl, .parquet, .csv, .tsv, .json), hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,..., "
-    f"a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of the keys path, hub, builtin, gym, mix"
+    f"environment, a benchmark ({', '.join(BENCHMARKS)}) or a mapping with one of the keys path, hub, builtin, gym, "
+    "environment, mix"
 )
 _OPTIONS: dict[Kind, tuple[str, ...]] = {
     "path": ("path", "prompt", "answer", "size"),
     "hub": ("hub", "config", "split", "prompt", "answer", "size"),
     "builtin": ("builtin", "size", "seed"),
     "gym": ("gym", "size", "seed"),
+    "environment": ("environment", "size", "seed"),
 }
 _TEXTS = ("path", "hub", "config", "split", "prompt", "answer")
 _BOUNDS = {"size": (1, 10**9), "seed": (0, 2**63 - 1)}
@@ -91,7 +93,7 @@ class HubSource:
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Generated problems: several tasks, taking turns."""
+    """Generated problems: several tasks, in round-robin order, or those of the run's environment."""
 
     kind: TaskKind
     tasks: Mapping[str, Mapping[str, Any]]  # task -> its options
@@ -154,6 +156,8 @@ def _from_string(spec: str) -> Source:
     spec = spec.strip()
     if spec in BENCHMARKS:
         return _source("hub", BENCHMARKS[spec], benchmark=spec)
+    if spec == "environment":
+        return _source("environment", {"environment": None})
     prefix, colon, rest = spec.partition(":")
     if colon and prefix == "hub":
         name, _, split = rest.partition(":")
@@ -210,7 +214,10 @@ def _source(kind: Kind, spec: Mapping[str, Any], *, benchmark: str | None = None
         return FileSource(Path(texts["path"]).expanduser(), columns, size)
     if kind == "hub":
         return HubSource(texts["hub"], texts.get("split", "train"), texts.get("config"), columns, size, benchmark)
-    return TaskSource(kind, _task_options(kind, spec[kind]), size, integers.get("seed"))
+    if kind == "environment" and spec[kind]:
+        raise DataError(f"data source environment takes no options, got {spec[kind]!r}; write environment: {{}}")
+    tasks = {kind: {}} if kind == "environment" else _task_options(kind, spec[kind])
+    return TaskSource(kind, tasks, size, integers.get("seed"))
 
 
 def _task_options(kind: str, value: object) -> dict[str, dict[str, Any]]:

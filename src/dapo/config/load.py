@@ -252,9 +252,12 @@ def _require_shallow(value: Any, where: str, *, depth: int = _MAX_DEPTH) -> None
     raise ConfigError(f"{where}: {_TOO_DEEP}")
 
 
-_WHOLE_VALUES = {("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")}
+_WHOLE_VALUES = {
+    *(("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")),
+    ("environment", "options"),
+}
 # sections that may be written as the value of one option
-SHORT_FORMS = {"model": "name", "data": "train", "reward": "verifier", "loss": "function"}
+SHORT_FORMS = {"model": "name", "data": "train", "reward": "verifier", "loss": "function", "environment": "name"}
 
 
 class _Dotted(dict[str, Any]):
@@ -279,7 +282,7 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any], path: tuple[str, ...
 
 
 def _with_sections(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Expand the short forms `model: NAME`, `data: SOURCE`, `reward: VERIFIER` and `loss: FUNCTION`."""
+    """Expand SHORT_FORMS: `model: NAME`, `data: SOURCE`, `reward: VERIFIER` and so on."""
     values = _Dotted(raw) if isinstance(raw, _Dotted) else dict(raw)
     for section, option in SHORT_FORMS.items():
         if isinstance(values.get(section), str):

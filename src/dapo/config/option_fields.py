@@ -37,6 +37,10 @@ ALIASES = {
     "model": "model.name",
     "data": "data.train",
     "reward": "reward.verifier",
+    "name": "model.name",
+    "options": "reward.options",
+    "timeout_s": "reward.timeout_s",
+    "workers": "reward.workers",
 }
 """Arguments and keywords of Python calls whose option has another name, or is one of several with that last part."""
 

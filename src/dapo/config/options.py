@@ -74,7 +74,7 @@ class Config(Section):
     audit: AuditConfig = AuditConfig()
     overlong: OverlongConfig = OverlongConfig()
     advantage: AdvantageConfig = AdvantageConfig()
-    environment: EnvironmentConfig = EnvironmentConfig()
+    environment: EnvironmentConfig = option(EnvironmentConfig(), also=[{"type": "string"}])
     loss: LossConfig = LossConfig()
     optim: OptimConfig = OptimConfig()
     critic: CriticConfig = option(CriticConfig(), only_with="advantage.estimator=gae")

@@ -11,7 +11,7 @@ from dapo.core.errors import DataError
 from dapo.data.sources.builtin import Split, builtin_problems
 from dapo.data.sources.gym_source import gym_problems
 from dapo.data.sources.readers import read_hub_rows, read_rows
-from dapo.data.sources.rows import problem_from_row, prompt_text
+from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text
 from dapo.types import Problem
 
 SHOWN_ERRORS = 10
@@ -32,7 +32,7 @@ def load_problems(
     A spec is a path (`problems.csv`), `hub:NAME[:SPLIT]`, `builtin:TASK,...`, `gym:TASK,...` or a mapping:
     `{path: FILE, prompt: COLUMN, answer: COLUMN, size: N}`, `{hub: NAME, config:, split:, prompt:, answer:, size:}`,
     `{builtin: {sums: {terms: 3}}, size: N, seed: S}`, `{gym: {chain_sum: {max_terms: 2}}, size: N, seed: S}`,
-    `{mix: {easy: SPEC, hard: SPEC}}`.
+    `{environment: {}, size: N, seed: S}`, `{mix: {easy: SPEC, hard: SPEC}}`.
     `size` takes the first rows of a file; for generated problems it is the total over all tasks, in round-robin order.
 
     Files and hub data sets give the same rows for both values of `split`, copies included. Built-in tasks have disjoint
@@ -125,7 +125,9 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
         raise DataError(f"data source {source.kind}: size={size} is less than the {len(source.tasks)} tasks it names")
     # round-robin: problem i is of task i mod n
     sizes = [len(range(index, size, len(source.tasks))) for index in range(len(source.tasks))]
-    if source.kind == "builtin":
+    if source.kind == "environment":
+        by_task = [_begun_by_environment(size, source.seed or 0, split)]
+    elif source.kind == "builtin":
         each = zip(source.tasks.items(), sizes, strict=True)
         seed = source.seed or 0
         by_task = [builtin_problems(name, options, size=n, seed=seed, split=split) for (name, options), n in each]
@@ -133,3 +135,9 @@ def _generated(source: TaskSource, split: Split) -> list[Problem]:
         seed = source.seed if source.seed is not None else DEFAULT_GYM_SEED[split]
         by_task = gym_problems(source.tasks, sizes, seed=seed, distinct=split == "eval")
     return [problem for row in zip_longest(*by_task) for problem in row if problem is not None]
+
+
+def _begun_by_environment(size: int, seed: int, split: Split) -> list[Problem]:
+    """Problems that differ by their ids, from which their episodes' seeds follow; `reset` gives the prompts."""
+    prompts = [f"episode {index} of {split}, seed {seed}" for index in range(size)]
+    return [Problem(problem_id(prompt, ""), prompt, "", source="environment") for prompt in prompts]

@@ -1,3 +1,5 @@
 """Episodes of several turns: environments, tools, and the tokens between the turns of the policy."""
 
-__all__ = ["calls", "rendering"]
+from dapo.environments.environment import Environment, StepResult
+
+__all__ = ["Environment", "StepResult"]

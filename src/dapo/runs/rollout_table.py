@@ -20,7 +20,7 @@ from dapo.core.files import atomic_file
 from dapo.core.ranges import Ranges
 from dapo.runs.outcomes import OUTCOMES, verdict_name
 from dapo.runs.stored_table import stored_table
-from dapo.types import Finish, Generation
+from dapo.types import Episode, Finish, Generation
 
 _FIELD_CHARS = 200
 ROWS_PER_CHUNK = 1024  # bounds memory: at the paper's lengths a whole step is gigabytes of ids
@@ -65,7 +65,10 @@ ROLLOUT_SCHEMA = pa.schema(
 OPTIONAL_COLUMNS = ("question", "audit_correct", "audit_score", "audit_error", "weight")
 SAMPLED = pa.field("sampled", pa.list_(pa.int32()))
 """Starts and ends of the sampled ranges of `response_ids`; null: all. Only tables with observed tokens have it."""
-_WITH_SAMPLED = ROLLOUT_SCHEMA.append(SAMPLED)
+EPISODE = pa.field("episode", pa.string())
+"""The conversation, rewards and counts of an Episode as JSON; null: no episode. Only tables with episodes have it."""
+_OF_EPISODES = {field.name: field for field in (SAMPLED, EPISODE)}
+_WITH_EPISODES = pa.schema([*ROLLOUT_SCHEMA, SAMPLED, EPISODE])
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 CURVES = ("reward", "accuracy", "entropy", "length")
@@ -85,15 +88,18 @@ _DICTIONARIES = [n for n in ROLLOUT_SCHEMA.names if n not in ("response", "respo
 
 
 def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows with exactly the columns of ROLLOUT_SCHEMA, or SAMPLED besides; OPTIONAL_COLUMNS may be missing.
+    """Write rows with exactly the columns of ROLLOUT_SCHEMA and those of episodes; OPTIONAL_COLUMNS may be missing.
 
-    The table has the column `sampled` if the first row has it. With one pyarrow version, equal rows give equal bytes.
-    Lone surrogates, which a tokenizer may decode to and UTF-8 cannot hold, become U+FFFD. The file is written
-    atomically. Raises ValueError for a row with other columns.
+    The table has the columns `sampled` and `episode` if the first row has them. With one pyarrow version, equal rows
+    give equal bytes. Lone surrogates, which a tokenizer may decode to and UTF-8 cannot hold, become U+FFFD. The file is
+    written atomically. Raises ValueError for a row with other columns.
     """
     remaining = iter(rows)
     first = list(islice(remaining, 1))
-    remaining, schema = chain(first, remaining), _WITH_SAMPLED if first and SAMPLED.name in first[0] else ROLLOUT_SCHEMA
+    remaining = chain(first, remaining)
+    schema = pa.schema(
+        [*ROLLOUT_SCHEMA, *(field for name, field in _OF_EPISODES.items() if first and name in first[0])]
+    )
     with (
         atomic_file(Path(path)) as temporary,
         pq.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=_DICTIONARIES) as writer,
@@ -109,6 +115,22 @@ def _table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
             raise ValueError(f"a rollout row must have exactly the columns of ROLLOUT_SCHEMA; these differ: {odd}")
     columns = [column_of([row.get(field.name) for row in rows], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def episode_json(generation: Generation) -> str | None:
+    """The value of the column `episode` for a response."""
+    return None if generation.episode is None else storable(json.dumps(vars(generation.episode), ensure_ascii=False))
+
+
+def episode_of(row: Mapping[str, Any]) -> Episode | None:
+    """The episode of the response in a row. Raises ValueError if it is none that a run writes."""
+    text = row.get("episode")
+    if text is None:
+        return None
+    try:
+        return Episode(**json.loads(text))
+    except TypeError as error:
+        raise ValueError(f"a row has no valid episode: {error}") from None
 
 
 def flat_ranges(generation: Generation) -> list[int] | None:
@@ -174,15 +196,16 @@ def read_rollouts(
     """
     wanted = columns or [name for name in all_columns(*paths) if name not in TOKEN_COLUMNS]
     parts = [part for path in paths for part in _parts(path, wanted, groups)]
-    return pa.concat_tables(parts or [_WITH_SAMPLED.empty_table().select(wanted)])
+    return pa.concat_tables(parts or [_WITH_EPISODES.empty_table().select(wanted)])
 
 
 def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -> list[pa.Table]:
     """Read columns of a table: its chunks that hold rows of the groups, or all at once."""
-    with stored_table(path, _WITH_SAMPLED) as table:
-        if "sampled" in columns and "sampled" not in table.names:  # a step without observations, among others
-            parts = _parts(path, [name for name in columns if name != "sampled"], groups)
-            return [each.append_column(SAMPLED, pa.nulls(len(each), SAMPLED.type)).select(columns) for each in parts]
+    with stored_table(path, _WITH_EPISODES) as table:
+        for name, field in _OF_EPISODES.items():
+            if name in columns and name not in table.names:  # a step without observations, among others
+                parts = _parts(path, [each for each in columns if each != name], groups)
+                return [each.append_column(field, pa.nulls(len(each), field.type)).select(columns) for each in parts]
         if groups is None:
             return [_checked(table.read(columns))]
         chosen = [
@@ -207,14 +230,15 @@ def _checked(rows: pa.Table) -> pa.Table:
 
 
 def all_columns(path: Path, *more: Path) -> list[str]:
-    """Read the names of a table's columns, with `sampled` if one of the other tables has it.
+    """Read the names of a table's columns, with those of episodes that one of the other tables has.
 
     Raises DataError for a table that no run has written.
     """
-    with stored_table(path, _WITH_SAMPLED) as table:
+    with stored_table(path, _WITH_EPISODES) as table:
         found = list(table.names)
-    if "sampled" not in found and any("sampled" in all_columns(each) for each in more):
-        found.append("sampled")
+    if more and (missing := _OF_EPISODES.keys() - found):
+        others = {name for each in more for name in all_columns(each)}
+        found += [name for name in _OF_EPISODES if name in missing & others]
     return found
 
 
@@ -223,7 +247,7 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 
     Without `columns`, all except the log-probabilities are read.
     """
-    with stored_table(path, _WITH_SAMPLED) as table:
+    with stored_table(path, _WITH_EPISODES) as table:
         wanted = list(columns) or [name for name in table.names if name != "engine_logprobs"]
         for i in table.chunks:
             for batch in _checked(table.read(wanted, [i])).to_batches(ROWS_PER_CHUNK):
@@ -233,7 +257,7 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Read some rows of a table of responses in the form of the page; only their chunks are read."""
     records = []
-    with stored_table(path, _WITH_SAMPLED) as table:
+    with stored_table(path, _WITH_EPISODES) as table:
         start = 0
         for i, length in enumerate(table.chunk_rows):
             if here := [row for row in rows if start <= row < start + length]:
@@ -246,7 +270,7 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 def short_rows(path: Path, text: str = "") -> pa.Table:
     """Read the short columns of the responses that contain a text, in lower case, with the number of each `row`."""
-    with stored_table(path, _WITH_SAMPLED) as table:
+    with stored_table(path, _WITH_EPISODES) as table:
         rows = _checked(table.read(SHORT_COLUMNS))
         rows = rows.append_column("row", pa.array(range(rows.num_rows), pa.int32()))
         if not text:

@@ -15,10 +15,19 @@ from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
 from dapo.runs.outcomes import OUTCOMES, Outcome
-from dapo.runs.rollout_table import SAMPLED, column_of, flat_ranges, ranges_of, rows_of
+from dapo.runs.rollout_table import (
+    EPISODE,
+    SAMPLED,
+    column_of,
+    episode_json,
+    episode_of,
+    flat_ranges,
+    ranges_of,
+    rows_of,
+)
 from dapo.training.rollout import Batch, SamplingStart
 from dapo.training.selection import Prediction
-from dapo.types import Generation, Group, Verdict
+from dapo.types import EpisodeText, Generation, Group, Verdict
 
 PREFETCHED_BATCH_FILE = "prefetched_batch.json"
 RESPONSES_FILE = "prefetched_batch.parquet"  # one row per judged response, groups in the order of the stream
@@ -57,8 +66,11 @@ def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -
     """Write a batch into a checkpoint; with one pyarrow version, equal batches give equal bytes."""
     batch = prefetched_batch.batch
     schema = _SCHEMA if _is_compact(batch) else _PLAIN_SCHEMA
-    if any(generation.sampled for group, _ in batch.judged for generation in group.generations):
+    generations = [generation for group, _ in batch.judged for generation in group.generations]
+    if any(generation.sampled for generation in generations):
         schema = schema.append(SAMPLED)
+    if any(generation.episode for generation in generations):
+        schema = schema.append(EPISODE)
     with pq.ParquetWriter(directory / RESPONSES_FILE, schema, compression="zstd") as writer:
         for start in range(0, len(batch.judged), _GROUPS_PER_CHUNK):
             chunk = batch.judged[start : start + _GROUPS_PER_CHUNK]
@@ -129,6 +141,7 @@ def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
             "version": generation.version,
             "reward": reward,
             "sampled": flat_ranges(generation),
+            "episode": episode_json(generation),
             "judged": json.dumps([text, v.correct, v.score, v.error, v.answer, dict(v.components)]),
         }
 
@@ -166,18 +179,23 @@ def _groups(rows: Iterable[Mapping[str, Any]], stream: ProblemStream) -> Iterato
                 f"{problem.id}; resume with the data the run began with"
             )
         judged = [json.loads(row["judged"]) for row in members]
+        episodes = [episode_of(row) for row in members]
         group = Group(
             problem=problem,
             prompt_ids=members[0]["prompt_ids"],
             generations=tuple(
-                Generation(**{name: row[name] for name in _GENERATION}, sampled=ranges_of(row)) for row in members
+                Generation(**{name: row[name] for name in _GENERATION}, sampled=ranges_of(row), episode=episode)
+                for row, episode in zip(members, episodes, strict=True)
             ),
             verdicts=tuple(
                 Verdict(correct, score, error, answer=answer, components=components)
                 for _, correct, score, error, answer, components in judged
             ),
             id=position,
-            texts=tuple(text for text, *_ in judged),
+            texts=tuple(
+                text if episode is None else EpisodeText(episode)
+                for (text, *_), episode in zip(judged, episodes, strict=True)
+            ),
             rewards=tuple(row["reward"] for row in members),
         )
         yield group, members[0]["outcome"]

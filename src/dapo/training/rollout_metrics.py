@@ -14,7 +14,7 @@ from dapo.policy.prefixes import sorted_prefixes, token_array
 from dapo.runs.metric_table import metric_of
 from dapo.runs.rollout_table import storable
 from dapo.training.selection import Prediction
-from dapo.types import Generation, Group
+from dapo.types import Episode, Generation, Group
 
 REFLECTION = (
     r"\b(wait|hold on|let me (re-?)?check|let's (re-?)?check|re-?check|double-?check|on second thought|"
@@ -61,6 +61,9 @@ def rollout_metrics(
         "rollout/verifier_errors": len(verdicts) - len(valid),
         "rollout/shortfall_groups": shortfall,
     }
+    if episodes := [generation.episode for generation in generations if generation.episode is not None]:
+        metrics |= episode_metrics(episodes)
+        metrics["rollout/observation_tokens"] = num_tokens - sum(lengths)
     if any(verdict.correct is not None for verdict in valid):
         metrics["reward/accuracy"] = _mean([verdict.correct is True for verdict in valid])
     if pass_rates := list(signal_pass_rates(group for group, outcome in decided if outcome == "trained")):
@@ -72,6 +75,17 @@ def rollout_metrics(
         metrics[f"rollout/{kind}_generated"] = sum(counts.values())
         metrics.update({f"rollout/{kind}_{outcome}": count for outcome, count in counts.items()})
     return metrics
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Compute the mean number of turns, and the counts of tool calls, failed ones, cut episodes and errors."""
+    return {
+        "rollout/turns_mean": _mean([episode.num_turns for episode in episodes]),
+        "rollout/episodes_cut_fraction": _mean([episode.is_cut for episode in episodes]),
+        "rollout/environment_errors": sum(episode.error is not None for episode in episodes),
+        "rollout/tool_calls": sum(episode.tool_calls for episode in episodes),
+        "rollout/tool_errors": sum(episode.tool_errors for episode in episodes),
+    }
 
 
 def common_verdict(group: Group) -> bool | None:

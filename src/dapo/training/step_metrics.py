@@ -15,7 +15,7 @@ from dapo.evaluation.scores import Evaluation
 from dapo.rewards.combine import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import verdict_word
-from dapo.runs.rollout_table import flat_ranges, short_fields, write_rollouts
+from dapo.runs.rollout_table import episode_json, flat_ranges, short_fields, write_rollouts
 from dapo.training.rollout import Batch
 from dapo.training.rollout_metrics import (
     mean_of_updates,
@@ -28,7 +28,7 @@ from dapo.training.second_verifier import AuditedStep
 from dapo.training.state import Run
 from dapo.training.stopping import describe_short_batch, entropy_collapse_steps, require_groups, reward_test_command
 from dapo.training.updates import critic_metrics
-from dapo.types import Sample
+from dapo.types import Generation, Sample
 
 MIN_GROUPS, MIN_SHARE = 4, 0.5
 """The number of groups with a signal, and the share of their tokens, from which the top problem is reported."""
@@ -226,9 +226,14 @@ def rollout_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row of rollouts/*.parquet for each judged response of a batch.
 
-    The column `sampled` exists only if a response has tokens that were not sampled.
+    The column `sampled` exists only if a response has tokens that were not sampled, `episode` only with episodes.
     """
-    has_observations = any(generation.sampled for group, _ in batch.judged for generation in group.generations)
+    generations = [generation for group, _ in batch.judged for generation in group.generations]
+    of_episodes: dict[str, Callable[[Generation], Any]] = {}
+    if any(generation.sampled for generation in generations):
+        of_episodes["sampled"] = flat_ranges
+    if any(generation.episode for generation in generations):
+        of_episodes["episode"] = episode_json
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:
@@ -244,7 +249,7 @@ def rollout_rows(
                 "sample": i,
                 "question": question,
                 "prompt": prompt,
-                "response": group.texts[i],
+                "response": group.texts[i] if generation.episode is None else generation.episode.transcript,
                 "answer": group.problem.answer,
                 "fields": fields,
                 "correct": verdict.correct,
@@ -264,4 +269,4 @@ def rollout_rows(
                 "audit_score": None if audit is None or audit.error is not None else audit.score,
                 "audit_error": None if audit is None else audit.error,
                 "weight": batch.weights.get(group.id),
-            } | ({"sampled": flat_ranges(generation)} if has_observations else {})
+            } | {name: value(generation) for name, value in of_episodes.items()}

@@ -161,6 +161,8 @@ def _evaluate(
             sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack, inputs.episodes)
         else:
             assert request.server is not None
+            if config.plays_episodes:
+                raise ConfigError("--server samples single responses, and this run plays episodes; leave --server out")
             to_messages = partial(chat_messages, instruction=config.data.instruction, system=config.data.system)
             server = ServerSampler(request.server, model, plan, to_messages, concurrency=request.concurrency)
             sampler = stack.enter_context(closing(server))

@@ -203,6 +203,13 @@ def _step(config: Config) -> Iterator[str]:
         f"  tokens      at most {responses * rollout.max_response_tokens:,} response tokens train "
         f"({rollout.max_response_tokens:,} per response)"
     )
+    if config.plays_episodes:
+        environment = config.environment
+        named = ", ".join(filter(None, [environment.name, *environment.tools]))
+        yield (
+            f"  episodes    {named}: at most {environment.max_turns} turns; up to {config.max_observed_tokens:,} "
+            "observed tokens, which never train"
+        )
     yield (
         f"  updates     {config.updates_per_step} of {train.minibatch_groups} prompts = "
         f"{train.minibatch_groups * rollout.group_size:,} responses each, in microbatches of at most {microbatch} "

@@ -1,0 +1,176 @@
+"""Tools, TRL's classes and other packages' environments, run from their text."""
+
+import json
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from dapo.core.errors import ConfigError, DataError
+from dapo.environments import StepResult
+from dapo.environments.adapters import environment_maker
+from dapo.environments.games.calculator import Calculator
+from dapo.types import Problem
+
+PROBLEM = Problem("1", "How many?", "8", fields={"start": 3})
+
+
+class IncrementEnv:
+    """In the form of TRL's `environment_factory`."""
+
+    def reset(self, **kwargs: Any) -> str:
+        self.counter = kwargs["start"]
+        return f" The counter is {self.counter}."
+
+    def increment(self, step: int) -> int:
+        """Increment the counter.
+
+        Args:
+            step: The amount to add to the counter.
+
+        Returns:
+            The counter.
+        """
+        if step < 0:
+            raise ValueError("step must not be negative")
+        self.counter += step
+        return self.counter
+
+    async def read(self) -> str:
+        """Read the counter."""
+        return f"it is {self.counter}"
+
+    def get_reward(self) -> float:
+        return float(self.counter == 8)
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiplies.
+
+    Args:
+        a: the first number
+        b: the second number
+    """
+    return a * b
+
+
+def untyped(a):  # type: ignore[no-untyped-def]
+    return a
+
+
+NAME = f"{__name__}:"
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def texts(result: StepResult) -> list[str]:
+    assert not isinstance(result.observation, str)
+    return [message["content"] for message in result.observation]
+
+
+def test_a_class_of_trl_has_its_methods_as_tools_and_a_reward_at_the_end():
+    maker = environment_maker(f"{NAME}IncrementEnv", {}, [])
+    assert [tool["function"]["name"] for tool in maker.tools] == ["increment", "read"]
+    assert maker.tools[0]["function"]["parameters"]["properties"]["step"]["type"] == "integer"
+    episode = maker.make("hermes")
+    assert episode.reset(PROBLEM, 0) == "How many? The counter is 3."
+    first = episode.step(call("increment", step=5) + call("read"))
+    assert (texts(first), first.tool_calls, first.tool_errors, first.done) == (["8", "it is 8"], 2, 0, False)
+    assert episode.step("It is 8.") == StepResult(reward=1.0, done=True)
+
+
+@pytest.mark.parametrize(
+    ("action", "answer"),
+    [
+        (call("increment", step=-1), "Error: ValueError: step must not be negative"),
+        (call("increment"), "Error: increment: missing: step"),
+        (call("decrement", step=1), "Error: there is no tool 'decrement'; the tools are: increment, read"),
+        ("<tool_call>{</tool_call>", "Error: the call is not valid JSON"),
+    ],
+)
+def test_a_call_that_fails_is_answered_and_the_episode_goes_on(action: str, answer: str):
+    episode = environment_maker(f"{NAME}IncrementEnv", {}, []).make("hermes")
+    episode.reset(PROBLEM, 0)
+    result = episode.step(action)
+    assert texts(result)[0].startswith(answer)
+    assert (result.tool_calls, result.tool_errors, result.done) == (1, 1, False)
+    assert texts(episode.step(call("increment", step=1))) == ["4"]
+
+
+def test_functions_are_tools_alone_and_with_a_class():
+    alone = environment_maker(None, {}, [f"{NAME}multiply"])
+    episode = alone.make("llama")
+    assert episode.reset(PROBLEM, 0) is None
+    assert texts(episode.step('{"name": "multiply", "parameters": {"a": 6, "b": 7}}')) == ["42"]
+    assert episode.step("42") == StepResult(done=True)
+    both = environment_maker(f"{NAME}IncrementEnv", {}, [f"{NAME}multiply"])
+    assert [tool["function"]["name"] for tool in both.tools] == ["increment", "read", "multiply"]
+
+
+@pytest.mark.parametrize(
+    ("name", "tools", "error", "message"),
+    [
+        (
+            "calculator",
+            [f"{NAME}multiply"],
+            ConfigError,
+            "calculator answers turns itself, and environment.tools are not",
+        ),
+        (None, [f"{NAME}untyped"], DataError, "tool untyped: .* a tool needs types in its signature"),
+        (None, [f"{NAME}missing"], ConfigError, "has no 'missing'"),
+        (f"{NAME}multiply", [], ConfigError, "making one with no options raised TypeError"),
+    ],
+)
+def test_tools_that_cannot_be_used_are_refused_in_a_sentence(name: Any, tools: Any, error: Any, message: str):
+    with pytest.raises(error, match=message):
+        environment_maker(name, {}, tools)
+
+
+@pytest.mark.parametrize(
+    ("turns", "rewards"),
+    [
+        (["What is 4821 + 3977? 4821 + 3977", "8798"], [0, 1]),
+        (["4821 + 3977 = 1", "It is 8798."], [0, 1]),
+        (["8798"], [1]),
+        (["no number"], [-1]),
+        (["3977 * 2", "It is 7954"], [0, -1]),
+    ],
+)
+def test_the_calculator_shows_one_result_and_the_next_turn_is_the_answer(turns: list[str], rewards: list[float]):
+    game = Calculator()
+    game.reset(Problem("1", "What is 4821 + 3977?", "8798"), 0)
+    results = [game.step(turn) for turn in turns]
+    assert [each.reward for each in results] == rewards
+    assert [each.done for each in results] == [False] * (len(turns) - 1) + [True]
+    assert results[-1].correct is (rewards[-1] == 1)
+    if len(turns) > 1:
+        shown = eval(turns[0].split("=")[0].split("?")[-1])
+        assert results[0].observation == f"The calculator shows {shown}"
+
+
+@pytest.mark.skipif(find_spec("skyrl_gym") is None, reason="needs skyrl-gym: make install-gym")
+def test_an_environment_of_skyrl_gym_plays_unchanged():
+    episode = environment_maker("skyrl:gsm8k_multi_turn", {}, []).make(None)
+    problem = Problem("1", "What is 2 + 3?", "5", fields={"extra_info": {"max_turns": 3}})
+    assert episode.reset(problem, 0) == [{"role": "user", "content": "What is 2 + 3?"}]
+    first = episode.step("I think #### 4")
+    assert (first.done, round(first.reward or 0, 6)) == (False, round(0.2 / 3, 6))
+    assert "tentative numeric answer" in texts(first)[0]
+    assert episode.step("#### 5") == StepResult([], reward=1.0, done=True)
+    episode.close()
+
+
+@pytest.mark.skipif(find_spec("textarena") is None, reason="needs textarena: make install-gym")
+def test_a_game_of_textarena_plays_by_its_seed():
+    maker = environment_maker("textarena:GuessTheNumber-v0", {}, [])
+    first, second = maker.make(None), maker.make(None)
+    prompt = first.reset(PROBLEM, 5)
+    assert prompt == second.reset(PROBLEM, 5)
+    assert "number between 1 and 20" in str(prompt)
+    assert first.step("[10]") == second.step("[10]")
+    results = [first.step(f"[{guess}]") for guess in range(1, 21) if guess != 10]
+    assert any(each.done for each in results)
+    with pytest.raises(ConfigError, match="textarena has no game 'GuessTheNumbers-v0'"):
+        environment_maker("textarena:GuessTheNumbers-v0", {}, [])
