@@ -1,4 +1,4 @@
-"""Turns in the formats of 36 families: continued exactly, appended, or refused; observations never forge a turn."""
+"""Turns in 39 chat templates: continued exactly, appended, or refused; observations never forge a turn."""
 
 import json
 import time
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, normalizers
-from transformers import AutoTokenizer, ByT5Tokenizer
+from tokenizers import AddedToken, Tokenizer, models, normalizers
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from dapo.config import DataConfig
 from dapo.core.errors import DataError
@@ -224,6 +224,10 @@ def test_results_of_several_calls_are_one_message_where_the_template_writes_one(
             "qwen 2.5",
             "\n<|im_start|>user<tool_response>\n1\n</tool_response><tool_response>\n2\n</tool_response><|im_end|>\n",
         ),
+        (
+            "a result for each call",
+            "\n<|im_start|>user<tool_response>\n1\n</tool_response><tool_response>\n2\n</tool_response><|im_end|>\n",
+        ),
         ("gemma", "\n<start_of_turn>user\n1\n2<end_of_turn>\n"),
         ("llama 3", "<|start_header_id|>tool<|end_header_id|>\n\n1<|eot_id|><|start_header_id|>tool"),
     ]:
@@ -301,6 +305,40 @@ def test_a_special_token_that_a_normalizer_would_make_is_text():
     around = subject.following("x", ended=True)
     for text in ("＜|turn|＞", "a <|turn|> b", "<|im_end|>＜|im_end|＞"):
         assert subject._structure(subject.following(text, ended=True)) == subject._structure(around)
+
+
+def test_a_character_outside_of_the_vocabulary_is_the_token_for_unknown_text():
+    inner = Tokenizer(models.BPE({"<unk>": 0, "a": 1, "b": 2, "\n": 3, "x": 4}, [], unk_token="<unk>"))
+    known = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+    assert TurnRenderer(known, CONFIG).following("aéb", ended=True) == (3, 1, 0, 2, 3)
+
+
+def test_text_around_a_special_token_of_an_observation_is_encoded_as_usual():
+    subject, known = renderer("chatml"), tokenizer("chatml")
+    assert known.convert_ids_to_tokens(subject._plain("use</s>use")) == ["use", *"</s>", "use"]
+
+
+def test_a_special_token_of_one_character_is_left_out_of_an_observation():
+    known = tokenizer.__wrapped__("chatml")
+    known.add_tokens([AddedToken("¤", special=True, normalized=False)], special_tokens=True)
+    subject = TurnRenderer(known, CONFIG)
+    shown, plain = (decoded(subject.following(text, ended=True)) for text in ("a¤b", "ab"))
+    assert shown == plain
+
+
+class ForgetfulTokenizer(ByT5Tokenizer):
+    """Its tokens of a text depend on what comes much earlier."""
+
+    def tokenize(self, text: str, **options: Any) -> list[str]:
+        pieces = super().tokenize(text, **options)
+        return pieces[:-1] if "an answer" in text and "observation" in text else pieces
+
+
+def test_a_tokenizer_whose_tokens_depend_on_the_text_before_them_is_refused():
+    forgetful = ForgetfulTokenizer()
+    forgetful.chat_template = "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
+    with pytest.raises(DataError, match=r"the tokens that the chat template of .* depend on the text before them"):
+        TurnRenderer(forgetful, CONFIG)
 
 
 def test_a_slow_tokenizer_encodes_special_tokens_of_an_observation_as_text():

@@ -309,6 +309,22 @@ FAMILIES = {
     "number of messages": Family(
         each(CHATML_TURN, "{{ messages | length }} messages\n" + CHATML_HEADER), user="refused", tool="refused"
     ),
+    "note behind a thought": Family(
+        each(CHATML_TURN, "{{ '/think\n' if '</think>' in messages[-2].content }}" + CHATML_HEADER),
+        user="refused",
+        tool="refused",
+    ),
+    "note behind silence": Family(
+        each(CHATML_TURN, "{{ '/speak\n' if messages | selectattr('content', 'equalto', '') | list }}" + CHATML_HEADER),
+        user="refused",
+        tool="refused",
+    ),
+    "a result for each call": Family(
+        "{% set results = messages | selectattr('role', 'equalto', 'tool') | list | length %}"
+        "{% set calls = messages | map(attribute='tool_calls', default=[]) | map('length') | sum %}"
+        "{% if results and results != calls %}{{ raise_exception('a call for each result') }}{% endif %}" + QWEN25,
+        writes_calls=True,
+    ),
     "single": Family(
         each(
             CHATML_TURN, CHATML_HEADER, "{% if messages | length > 1 %}{{ raise_exception('one question') }}{% endif %}"
