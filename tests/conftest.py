@@ -25,6 +25,7 @@ SLOW_FILES = (
     "training/test_one_step_off.py",
     "training/test_fork.py",
     "training/test_train.py",
+    "environments/test_runs.py",
     "training/test_ppo.py",
     "policy/test_update.py",
     "system/test_config_trip.py",

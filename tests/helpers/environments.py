@@ -146,3 +146,59 @@ def _done(value: dict[str, Any]) -> "Future[dict[str, Any]]":
     future: Future[dict[str, Any]] = Future()
     future.set_result(value)
     return future
+
+
+class Digits:
+    """Pays 0.25 for each of two turns, and ends with the third, right or wrong by the global random state.
+
+    Each call takes up to `delay_s`, by a generator of its own.
+    """
+
+    def __init__(self, *, delay_s: float = 0.0) -> None:
+        self.count, self.delay_s, self.clock = 0, delay_s, random.SystemRandom()
+
+    def reset(self, problem: Problem, seed: int) -> None:
+        self.count = 0
+
+    def step(self, action: str) -> StepResult:
+        time.sleep(self.delay_s * self.clock.random())
+        self.count += 1
+        if self.count < 3:
+            return StepResult(f"turn {random.randint(1, 9)}", reward=0.25)
+        return self.end()
+
+    def end(self) -> StepResult:
+        correct = random.random() < 0.5
+        return StepResult(reward=1.0 if correct else -1.0, done=True, correct=correct)
+
+
+class Short:
+    """Ends with the first turn, judged as by `is_short`."""
+
+    def reset(self, problem: Problem, seed: int) -> None:
+        pass
+
+    def step(self, action: str) -> StepResult:
+        correct = len(action) < 20
+        return StepResult(reward=1.0 if correct else -1.0, done=True, correct=correct)
+
+    def end(self) -> StepResult:
+        return StepResult(reward=-1.0, done=True, correct=False)
+
+
+def is_short(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[bool]:
+    """Right if the model ended the response within 64 tokens, and its text is short."""
+    return [len(text) < 20 and len(ids) < 64 for text, ids in zip(completions, completion_ids, strict=True)]
+
+
+class Broken:
+    """Begins, and answers nothing."""
+
+    def reset(self, problem: Problem, seed: int) -> None:
+        pass
+
+    def step(self, action: str) -> StepResult:
+        raise ConnectionError("the game server is down")
+
+    def end(self) -> StepResult:
+        return self.step("")

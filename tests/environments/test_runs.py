@@ -1,0 +1,164 @@
+"""Whole runs of episodes: metrics and tables, equal bytes however slow an environment is, resumption, evaluations."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow.parquet import read_table
+
+from dapo.cli.train import resume_run, start_run
+from dapo.config import Config
+from dapo.core.errors import VerifierFailed
+from dapo.runs.rollout_table import EPISODE, all_columns, read_rollouts
+from helpers.commands import run as run_command
+from helpers.tiny_runs import contents, differences, metrics, tiny
+
+# the random model ends few turns by itself, so that episodes have up to three within 64 tokens
+EPISODES = (
+    "environment=helpers.environments:Digits",
+    "environment.max_observation_tokens=24",
+    "rollout.max_response_tokens=64",
+    "reward.verifier=auto",
+)
+SHORT = ("train.num_steps=2", "data.eval=null", "train.eval_every=0", "train.save_every=2")
+
+
+def episodes(*options: str) -> Config:
+    return tiny(*EPISODES, *options)
+
+
+def trained(path: Path, *options: str) -> Path:
+    start_run(episodes(*options), run_dir=path, config_name="t")
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five steps with a checkpoint after each."""
+    options = ("train.save_every=1", "train.keep_checkpoints=9")
+    return trained(tmp_path_factory.mktemp("episodes") / "whole", *options)
+
+
+def resumed(whole: Path, run: Path, *, step: int) -> Path:
+    """A copy of `whole` as it was when step `step` was saved, continued to its end."""
+    shutil.copytree(whole, run)
+    for path in (run / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step_")) > step:
+            shutil.rmtree(path)
+    resume_run(run, [])
+    return run
+
+
+def table(run: Path) -> list[dict[str, Any]]:
+    """All that a run stores of its responses but the log-probabilities of its engine."""
+    paths = sorted((run / "rollouts").iterdir())
+    return read_rollouts(paths, [name for name in all_columns(*paths) if name != "engine_logprobs"]).to_pylist()
+
+
+def test_metrics_and_tables_count_turns_rewards_and_observed_tokens(whole: Path):
+    rows = [{**row, "episode": json.loads(row["episode"])} for row in table(whole)]
+    assert {len(row["episode"]["rewards"]) for row in rows} >= {1, 2}
+    for row in rows:
+        turns = [each for each in row["episode"]["messages"] if each["role"] == "assistant"]
+        ranges = row["sampled"] or [0, len(row["response_ids"])]
+        assert len(turns) == len(row["episode"]["rewards"]) == len(ranges) // 2
+        assert row["response_tokens"] == sum(ranges[1::2]) - sum(ranges[::2]) <= 64
+        assert row["score"] == sum(row["episode"]["rewards"])
+        assert row["correct"] is row["episode"]["correct"]
+        assert row["episode"]["rewards"][:-1] == [0.25] * (len(turns) - 1)
+        assert all(f"[user] {each['content']}" in row["response"] for each in row["episode"]["messages"][1::2])
+    for step, row in enumerate(metrics(whole)[1:], start=1):
+        stored = [each for each in rows if each["step"] == step and each["outcome"] not in ("excess", "aborted")]
+        observed = sum(len(each["response_ids"]) - each["response_tokens"] for each in stored)
+        assert row["rollout/observation_tokens"] == observed
+        assert row["rollout/turns_mean"] == sum(len(each["episode"]["rewards"]) for each in stored) / len(stored)
+        assert row["rollout/episodes_cut_fraction"] == sum(r["episode"]["is_cut"] for r in stored) / len(stored)
+        undecided = row["rollout/tokens_excess"] + row["rollout/tokens_aborted"]
+        assert row["rollout/tokens_generated"] - undecided == sum(each["response_tokens"] for each in stored)
+        assert row["rollout/environment_errors"] == row["rollout/tool_calls"] == 0
+
+
+def test_an_evaluation_keeps_the_conversation(whole: Path):
+    evaluation = json.loads((whole / "eval/step_000005.json").read_text())
+    responses = [each["responses"][0] for each in evaluation["table"]]
+    assert any("\n[user] turn " in each["text"] for each in responses)
+    assert all(each["correct"] in (True, False) for each in responses)
+
+
+def test_an_environment_that_ends_after_the_first_turn_gives_the_bytes_of_a_run_without_one(tmp_path: Path):
+    short = trained(tmp_path / "episodes", "environment.name=helpers.environments:Short", *SHORT)
+    options = (*EPISODES[2:], "environment=null", "reward.verifier=helpers.environments:is_short", *SHORT)
+    start_run(tiny(*options), run_dir=tmp_path / "responses", config_name="t")
+    found, expected = (contents(run)["files"] for run in (short, tmp_path / "responses"))
+    assert {row["correct"] for row in table(short)} == {True, False}
+    for name in ("rollouts/step_000001.parquet", "rollouts/step_000002.parquet"):
+        without, other = (read_table(run / name) for run in (short, tmp_path / "responses"))
+        assert without.drop_columns([EPISODE.name]).equals(other)
+        del found[name], expected[name]
+    assert [name for name in expected if found[name] != expected[name]] == []
+    assert any(name.startswith("checkpoints/step_000002/weights") for name in expected)
+
+
+def test_neither_workers_nor_their_delays_change_a_byte(tmp_path: Path):
+    expected = contents(trained(tmp_path / "a", "environment.workers=1", *SHORT))
+    slow = ("environment.workers=3", "environment.options.delay_s=0.05")
+    assert differences(contents(trained(tmp_path / "b", *slow, *SHORT)), expected) == []
+
+
+def test_the_lag_of_an_answer_changes_nothing_that_trains(tmp_path: Path):
+    """It changes which responses the engine computes at once, and so how their log-probabilities are rounded."""
+    runs = [
+        trained(tmp_path / lag, f"environment.lag_polls={lag}", "dynamic_sampling.enabled=false", *SHORT)
+        for lag in ("1", "5")
+    ]
+    one, five = (contents(run, checkpoints="step_000002")["files"] for run in runs)
+    weights = [name for name in one if name.startswith("checkpoints/")]
+    assert [one[name] == five[name] for name in weights] == [True] * len(weights) != []
+    assert table(runs[0]) == table(runs[1])
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(whole: Path, tmp_path: Path):
+    assert differences(contents(resumed(whole, tmp_path / "run", step=2)), contents(whole)) == []
+
+
+def test_one_step_off_with_two_engines_resumes_to_the_byte(tmp_path: Path):
+    options = ("schedule=one_step_off", "rollout.engines=2", "train.num_steps=3", "train.keep_checkpoints=9")
+    whole = trained(tmp_path / "whole", *options, "train.save_every=1", "train.eval_every=0")
+    assert max(row["rollout/turns_mean"] for row in metrics(whole)[1:]) > 1
+    assert differences(contents(resumed(whole, tmp_path / "run", step=2)), contents(whole)) == []
+
+
+def test_an_environment_that_always_raises_ends_the_run_with_its_reason(tmp_path: Path):
+    with pytest.raises(VerifierFailed) as failed:
+        trained(tmp_path / "run", "environment.name=helpers.environments:Broken", *SHORT)
+    reason = "environment: raised ConnectionError: the game server is down"
+    assert f"none of the 32 responses judged last has a verdict. 32 times: {reason}" in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(("preset=ppo", "critic.lr=0.01"), id="PPO"),
+        pytest.param(("model.lora={rank: 2, alpha: 4}", "loss.kl_coef=0.1"), id="LoRA"),
+        pytest.param(("preset=rloo", "loss.kl_coef=0.5", "loss.kl_in=reward"), id="divergence in the reward"),
+    ],
+)
+def test_observed_tokens_train_in_no_method(tmp_path: Path, options: tuple[str, ...]):
+    run = trained(tmp_path / "run", *options, "optim.warmup_steps=0", *SHORT)
+    rows = metrics(run)[1:]
+    assert sum(row["rollout/observation_tokens"] for row in rows) > 0
+    for row in rows:
+        assert row["optim/update_tokens"] == row["rollout/tokens_trained"] <= row["rollout/tokens_generated"]
+        assert row["optim/grad_norm"] > 0
+
+
+def test_eval_plays_episodes_and_a_server_is_refused(whole: Path, capsys: pytest.CaptureFixture[str]):
+    arguments = ("eval", str(whole), "--json", "--samples-per-problem", "4", "--output", str(whole / "judged.json"))
+    code, out, err = run_command(capsys, *arguments)
+    assert code == 0, err
+    assert json.loads(out)["verifier"] == "environment"
+    assert "\\n[user] turn " in (whole / "judged.json").read_text()
+    code, _, err = run_command(capsys, "eval", str(whole), "--server", "http://127.0.0.1:1/v1")
+    assert (code, "this run plays episodes; leave --server out" in err) == (2, True)
