@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dapo.core.files import atomic_write_json, read_json
-from dapo.runs.rollout_table import ROLLOUT_SCHEMA
+from dapo.runs.rollout_table import EPISODE, ROLLOUT_SCHEMA
 from helpers.commands import run
 from helpers.view_runs import Client, make_run, serving
 
@@ -128,6 +128,11 @@ def column(name: str, value: Any, kind: pa.DataType) -> Damage:
     return rewritten(change)
 
 
+def episode(text: str) -> Damage:
+    """A column of episodes with this text in every row."""
+    return rewritten(lambda table: table.append_column(EPISODE, pa.array([text] * len(table))))
+
+
 def evaluation(change: Callable[[Any], Any]) -> Damage:
     def write(path: Path) -> None:
         atomic_write_json(path / EVALUATION, change(read_json(path / EVALUATION)))
@@ -235,6 +240,9 @@ TABLES: dict[str, tuple[Damage, str]] = {
     "log-probabilities are texts": (column("engine_logprobs", ["x"], pa.list_(pa.string())), "engine_logprobs holds"),
     "a log-probability is missing": (column("engine_logprobs", [None], pa.list_(pa.float32())), "lacks a value"),
     "response is bytes": (column("response", b"\xff", pa.binary()), "column response holds binary instead of string"),
+    "an episode is no JSON": (episode("</script>"), "a row has no valid episode"),
+    "an episode of other values": (episode('{"messages": [], "rewards": ["1"]}'), "a row has no valid episode"),
+    "an episode without end": (episode("[" * 100_000), "a row has no valid episode"),
     "an unknown outcome": (column("outcome", "odd", pa.string()), "an unknown outcome"),
     "an unknown end": (column("finish", "odd", pa.string()), "an unknown finish"),
     "a negative length": (column("response_tokens", -1, pa.int32()), "a negative response_tokens"),

@@ -1,5 +1,6 @@
 """The page of `dapo view`, and a report, in headless Chromium: real clicks, hostile texts, no errors in the console."""
 
+import json
 import re
 import shutil
 import signal
@@ -25,7 +26,7 @@ from dapo.runs.status import run_status
 from dapo.types import Problem
 from helpers.browser import MISSING, open_browser
 from helpers.run_files import append_bytes, log_metrics, new_run
-from helpers.view_runs import Client, close_with, make_run, serving, training
+from helpers.view_runs import EPISODES, Client, close_with, make_run, serving, training
 
 pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
@@ -708,6 +709,47 @@ def test_hostile_texts_are_shown_and_do_not_run(page):
     page.wait("return document.querySelectorAll('.response').length === 4")
     assert HOSTILE in page.texts(".text-box")[0]
     assert page.browser.execute_script("return document.querySelectorAll('main script, main img').length") == 0
+
+
+def attacked(i: int, row: dict[str, Any]) -> dict[str, Any]:
+    """A response whose observations, with their roles and characters that turn text around, are an attack."""
+    episode = json.loads(row["episode"])
+    observed = {"role": HOSTILE, "content": f"\u202e\x07 {i} {HOSTILE}"}
+    messages = [each if each["role"] == "assistant" else observed for each in episode["messages"]]
+    return row | {"episode": json.dumps(episode | {"messages": messages, "tool_calls": 3, "tool_errors": 1})}
+
+
+def test_episodes_are_conversations_whose_observations_are_no_more_than_text(browser, tmp_path):
+    run = make_run(tmp_path / "episodes", *EPISODES)
+    rewrite(run, 1, attacked)
+    stored = pq.read_table(run / "rollouts" / "step_000001.parquet").to_pylist()
+    name = next(row["group_id"] for row in stored if len(row["sampled"] or ()) >= 4)
+    rows = [row for row in stored if row["group_id"] == name]
+    messages = [each for row in rows for each in json.loads(row["episode"])["messages"]]
+    turns = [each for each in messages if each["role"] == "assistant"]
+    write_report(run, tmp_path / "report.html")
+    with serving(run) as client:
+        for address in (f"http://127.0.0.1:{client.port}/", (tmp_path / "report.html").as_uri()):
+            page = Page(browser, address)
+            page.open("rollouts?run=episodes")
+            page.wait("return document.querySelectorAll('td[data-name=turns]').length > 3")
+            page.open(f"group?run=episodes&step=1&group={name}")
+            page.wait("return document.querySelectorAll('.message .t').length > 8")
+            assert len(page.texts(".message:not(.observed)")) == len(turns)
+            observed = [each["content"] for each in messages if each["role"] != "assistant"]
+            assert page.texts(".message.observed .content") == observed
+            assert page.texts(".message.observed .role") == [HOSTILE] * len(observed)
+            rewards = [reward for row in rows for reward in json.loads(row["episode"])["rewards"]]
+            assert page.texts(".message .role b") == [f"{reward:+.2f}".replace("-", "−") for reward in rewards]
+            assert all("3 tool calls, 1 failed" in text for text in page.texts(".response .meta"))
+            page.click("button", "tokens")
+            page.wait("return document.querySelector('.text-box .t.observed') !== null")
+            assert len(page.texts(".t.observed")) == sum(len(r["response_ids"]) - r["response_tokens"] for r in rows)
+            page.open("overview?run=episodes")
+            page.wait("return document.querySelectorAll('[data-chart]').length === 12")
+            assert page.errors() == []
+            assert browser.execute_script("return window.hacked") is None
+        browser.get("about:blank")
 
 
 def test_a_report_is_one_file_that_works_without_a_server(browser, runs, tmp_path):

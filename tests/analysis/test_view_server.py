@@ -29,7 +29,7 @@ from dapo.runs.rollout_table import write_rollouts
 from dapo.runs.run_reader import RunReader
 from dapo.runs.status import run_status
 from helpers.run_files import append_bytes, edit_options
-from helpers.view_runs import Client, close_with, make_run, serving
+from helpers.view_runs import EPISODES, Client, close_with, make_run, serving
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -320,6 +320,24 @@ def test_a_group_has_its_rewards_advantages_and_probabilities(run, client):
 
     for shown, each in zip(group["responses"], stored, strict=True):
         assert shown["probabilities"] == pytest.approx([exp(p) for p in each["engine_logprobs"]], abs=1e-4)
+
+
+def test_a_group_of_episodes_has_their_turns_and_observed_tokens(tmp_path):
+    stored = rows_of(run := make_run(tmp_path / "episodes", *EPISODES))
+    assert max(len(row["sampled"] or ()) for row in stored) >= 4  # one with two turns
+    with serving(run) as client:
+        listed = {(row["group_id"], row["sample"]): row for row in client.get("rollouts", run="episodes")["rows"]}
+        for row in stored:
+            group = client.get("group", run="episodes", step=1, group=row["group_id"])
+            shown = group["responses"][row["sample"]]
+            assert shown["episode"] == json.loads(row["episode"])
+            turns = [each["content"] for each in shown["episode"]["messages"] if each["role"] == "assistant"]
+            observed = len(row["response_ids"]) - row["response_tokens"]
+            assert (shown["turns"], shown["observed_tokens"]) == (len(turns), observed)
+            assert listed[row["group_id"], row["sample"]]["turns"] == len(turns)
+            if shown["sampled"] is not None:  # each turn is one range of sampled tokens
+                ranges = "".join(map(str, map(int, shown["sampled"]))).split("0")
+                assert len([each for each in ranges if each]) == len(turns)
 
 
 def test_a_group_leads_to_the_ones_before_and_after_it_in_its_step(run, client):

@@ -36,6 +36,15 @@ SHORT = (
     "reward.workers=1",
     "optim.lr=0.003",
 )
+EPISODES = (
+    "environment=helpers.environments:Echo",
+    "environment.max_observation_tokens=24",
+    "rollout.max_response_tokens=128",
+    "reward.verifier=auto",
+    "train.num_steps=1",
+    "data.eval=null",
+)
+"""A single step of episodes: half of the responses of 128 tokens or more have several turns."""
 
 
 def make_run(path: Path, *overrides: str) -> Path:

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,16 @@ from dapo.runs.console import (
 from dapo.runs.curves import curves_figure, plot_curves, reliability
 from dapo.runs.metric_table import metric_of
 from dapo.runs.metrics_file import JsonlSink, read_metrics, truncate_after
-from dapo.runs.rollout_table import OPTIONAL_COLUMNS, ROLLOUT_SCHEMA, short_fields, write_rollouts
+from dapo.runs.rollout_table import (
+    OPTIONAL_COLUMNS,
+    ROLLOUT_SCHEMA,
+    episode_json,
+    episode_of,
+    short_fields,
+    write_rollouts,
+)
 from dapo.runs.sinks import TensorBoardSink, TrackioSink, WandbSink
+from dapo.types import Episode, Generation
 from helpers.run_files import append_bytes, log_metrics
 
 STEP = {
@@ -430,6 +439,39 @@ class TestRollouts:
         fields = {"kind": "sum", "level": 3, "tests": "x" * 201, "solution": "4", "extra": {"a": 1}}
         assert short_fields(fields, known=["4"]) == '{"kind": "sum", "level": 3}'
         assert short_fields({"solution": "4"}, known=["4"]) is None
+
+    def episode(self, **changes):
+        """The value of `episode` for two turns, of which the environment paid one before it failed."""
+        turn = {"role": "assistant", "content": "4"}
+        episode = Episode((turn, {"role": "tool", "content": "7"}, turn), (0.5,), error="it broke", tool_calls=1)
+        generation = Generation("", (1, 2), (0.0, 0.0), "stop", 0, episode=replace(episode, **changes))
+        return {"episode": episode_json(generation)}
+
+    def test_an_episode_comes_back_as_it_was_written(self):
+        found = episode_of(self.episode())
+        assert (found.num_turns, found.rewards, found.error, found.tool_calls) == (2, [0.5], "it broke", 1)
+        assert episode_of({"episode": None}) is episode_of({}) is None
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            *(
+                {"messages": each}
+                for each in (5, "4", [5], [["role"]], [{"role": "user"}], [{"role": 1, "content": ""}])
+            ),
+            *({"rewards": each} for each in ({}, ["1"], [True], [None], [float("nan")], [-float("inf")], [1, 2, 3])),
+            *({"tool_calls": each} for each in (-1, 1.5, True, None)),
+            *({"tool_errors": "1"}, {"correct": 1}, {"error": 1}, {"is_cut": None}),
+        ],
+    )
+    def test_an_episode_with_values_that_no_run_writes_is_refused(self, changes):
+        with pytest.raises(ValueError, match="a row has no valid episode"):
+            episode_of(self.episode(**changes))
+
+    @pytest.mark.parametrize("text", ["", "5", "[]", "{}", "null", '{"messages": []}', "[" * 10**5, "</script>"])
+    def test_a_text_that_is_no_episode_is_refused(self, text):
+        with pytest.raises(ValueError, match="a row has no valid episode"):
+            episode_of({"episode": text})
 
     def test_a_lone_surrogate_is_replaced_and_a_nul_is_kept(self, tmp_path):
         write_rollouts(tmp_path / "t", [self.row(response="a\ud83db\x00c\ud83d\ude42")])

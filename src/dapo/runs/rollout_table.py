@@ -6,8 +6,9 @@
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, pairwise
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from dapo.core.files import atomic_file
 from dapo.core.ranges import Ranges
+from dapo.core.text import quoted
 from dapo.runs.outcomes import OUTCOMES, verdict_name
 from dapo.runs.stored_table import stored_table
 from dapo.types import Episode, Finish, Generation
@@ -128,9 +130,29 @@ def episode_of(row: Mapping[str, Any]) -> Episode | None:
     if text is None:
         return None
     try:
-        return Episode(**json.loads(text))
-    except TypeError as error:
+        episode = Episode(**json.loads(text))
+        is_valid = _has_valid_values(episode)
+    except (TypeError, LookupError, ValueError, RecursionError) as error:
         raise ValueError(f"a row has no valid episode: {error}") from None
+    if not is_valid:
+        raise ValueError(f"a row has no valid episode: {quoted(text)}")
+    return episode
+
+
+def _has_valid_values(episode: Episode) -> bool:
+    """Whether the values of an episode are of its types, with at most one reward per turn. May raise TypeError."""
+    counts = (episode.tool_calls, episode.tool_errors)
+    return (
+        isinstance(episode.messages, list)
+        and isinstance(episode.rewards, list)
+        and all(isinstance(message[name], str) for message in episode.messages for name in ("role", "content"))
+        and len(episode.rewards) <= episode.num_turns
+        and all(type(reward) in (int, float) and abs(reward) < inf for reward in episode.rewards)
+        and all(type(count) is int and count >= 0 for count in counts)
+        and isinstance(episode.correct, bool | NoneType)
+        and isinstance(episode.error, str | NoneType)
+        and isinstance(episode.is_cut, bool)
+    )
 
 
 def flat_ranges(generation: Generation) -> list[int] | None:
@@ -226,6 +248,9 @@ def _checked(rows: pa.Table) -> pa.Table:
             and pc.any(pc.bit_wise_and(pc.list_value_length(rows[name]), 1).cast(pa.bool_())).as_py()
         ):
             raise ValueError("a sampled range of a row has no end")
+        if name == EPISODE.name:
+            for text in rows[name].to_pylist():
+                episode_of({name: text})
     return rows
 
 
@@ -262,7 +287,8 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
         for i, length in enumerate(table.chunk_rows):
             if here := [row for row in rows if start <= row < start + length]:
                 columns = [n if n in table.names else "prompt" for n in SHOWN_COLUMNS]  # older runs have no question
-                taken = _checked(table.read(columns, [i])).take([row - start for row in here])
+                columns += [EPISODE.name] * (EPISODE.name in table.names)
+                taken = _checked(table.read(columns, [i]).take([row - start for row in here]))
                 records += [_preview(record, row) for record, row in zip(taken.to_pylist(), here, strict=True)]
             start += length
     return records
@@ -281,11 +307,13 @@ def short_rows(path: Path, text: str = "") -> pa.Table:
 
 
 def _preview(record: dict[str, Any], row: int) -> dict[str, Any]:
-    """Give a row the name of its verdict, and cut its texts, as the page shows them."""
+    """Give a row the name of its verdict and its number of turns, and cut its texts, as the page shows them."""
     question = record.get("question") or record.pop("prompt", "")
     texts = {"question": question[:PREVIEW_CHARS], "response": record["response"][:PREVIEW_CHARS]}
     verdict = verdict_name(record.pop("correct"), record["error"])
-    return record | texts | {"row": row, "verdict": verdict, "tokens": record.pop("response_tokens")}
+    turns = None if (episode := episode_of(record)) is None else episode.num_turns
+    record.pop(EPISODE.name, None)
+    return record | texts | {"row": row, "verdict": verdict, "tokens": record.pop("response_tokens"), "turns": turns}
 
 
 def problem_means(table: Path) -> dict[str, dict[str, float]]:

@@ -22,7 +22,7 @@ from dapo.evaluation.pairing import paired_evaluations
 from dapo.runs.metric_table import METRICS
 from dapo.runs.outcomes import OUTCOME_MEANINGS, OUTCOMES, VERDICT_WORDS
 from dapo.runs.rollout_index import SORTS, Filter, RolloutIndex
-from dapo.runs.rollout_table import ranges_of
+from dapo.runs.rollout_table import episode_of, ranges_of
 from dapo.runs.run_reader import RunReader, find_runs, unique_name
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -220,7 +220,7 @@ def explain(runs: Runs, given: Parameters) -> dict[str, Any]:
 
 
 def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | None) -> dict[str, Any]:
-    ids, logprobs = row["response_ids"][:limit], row["engine_logprobs"]
+    ids, logprobs, episode = row["response_ids"][:limit], row["engine_logprobs"], episode_of(row)
     left_out = ("response_ids", "engine_logprobs", "prompt", "question", "sampled")
     ranges = ranges_of(row)
     shown = {name: value for name, value in row.items() if name not in left_out}
@@ -229,6 +229,8 @@ def _response(tokens: TokenTexts | None, row: Mapping[str, Any], limit: int | No
     of_sampled = select(logprobs or (), ranges)
     shown["mean_probability"] = round(fmean(exp(min(0.0, p)) for p in of_sampled), 4) if of_sampled else None
     shown["tokens_left"] = (length := len(row["response_ids"])) - len(ids)
+    shown["observed_tokens"] = length - row["response_tokens"]
+    shown["episode"], shown["turns"] = (None, None) if episode is None else (vars(episode), episode.num_turns)
     shown["sampled"] = None if ranges is None else list(mask_of(ranges, length))[: len(ids)]
     return shown
 

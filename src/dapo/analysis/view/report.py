@@ -30,6 +30,7 @@ MAX_PROBLEMS = 400
 MAX_STEPS = 60
 MAX_TOKENS_SHOWN = 300
 MAX_TEXT = 4_000
+MIN_TEXT = 100
 EVALUATIONS_PAIRED = 4
 DETAILS = (run_details.options, run_details.findings, run_details.log)
 
@@ -100,6 +101,9 @@ def _sample(run: queries.ViewedRun) -> tuple[int, list[dict[str, Any]]]:
         group = queries.group(run, {"step": str(step), "group": str(group_id)}, max_tokens=MAX_TOKENS_SHOWN)
         for response in group["responses"]:
             response["response"] = shorten(response["response"], MAX_TEXT)  # the page shows where
+            messages = response["episode"]["messages"] if response["episode"] else ()
+            for message in messages:
+                message["content"] = shorten(message["content"], max(MIN_TEXT, MAX_TEXT // len(messages)))
         left -= len(to_json(group))
         if left < 0:
             break

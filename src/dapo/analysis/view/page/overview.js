@@ -39,8 +39,14 @@ const CURVE_SPECS = [
   { title: "Memory", note: "peak resident memory of the process so far", names: ["time/peak_memory_gib"], unit: "GiB",
     draw: (m, x) => [...View.curve(m, x, "time/peak_memory_gib", { label: "process", smooth: false }), ...View.curve(m, x, "time/peak_gpu_memory_gib", { label: "GPU, of the step", colour: "c1", smooth: false })] },
   { title: "Clipping and truncation", note: "tokens at the lower and upper clip (Eq. 8), responses cut at the length limit", names: ["loss/clip_high_fraction", "rollout/truncated_fraction"], unit: "%",
-    draw: (m, x) => [["loss/clip_high_fraction", "upper clip", "c1"], ["loss/clip_low_fraction", "lower clip", "c0"], ["rollout/truncated_fraction", "truncated", "c4"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },
+    draw: (m, x) => [["loss/clip_high_fraction", "upper clip", "c1"], ["loss/clip_low_fraction", "lower clip", "c0"], ["rollout/truncated_fraction", "truncated", "c4"], ["rollout/episodes_cut_fraction", "episodes cut", "c3"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },
+  { title: "Turns", note: "mean turns of an episode", names: ["rollout/turns_mean"], optional: true, unit: "turns", draw: (m, x) => View.curve(m, x, "rollout/turns_mean", { label: "mean turns" }) },
+  { title: "Observed tokens", note: "answers of the environment, which never train", names: ["rollout/observation_tokens"], optional: true, unit: "tokens per step", draw: (m, x) => View.curve(m, x, "rollout/observation_tokens", { label: "observed" }) },
+  { title: "Tools and environment", note: "tool calls, those that failed, and episodes whose environment failed", names: ["rollout/tool_calls", "rollout/environment_errors"], optional: true, unit: "per step",
+    draw: (m, x) => [["rollout/tool_calls", "tool calls", "c0"], ["rollout/tool_errors", "failed calls", "c1"], ["rollout/environment_errors", "environment errors", "red"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour })) },
 ];
+// An optional chart needs a value other than 0.
+const specsOf = (m) => CURVE_SPECS.filter((spec) => !spec.optional || spec.names.some((n) => (m.columns[n] || []).some(Boolean)));
 
 View.phaseSeries = (m) => {
   const colours = ["c8", "c0", "c5", "c6", "c3", "c1", "c7", "c2"];
@@ -64,16 +70,16 @@ View.pages.overview = {
   async show(main, state) {
     let metrics = await View.metrics(state.run);
     const axis = View.axes[state.x] ? state.x : "steps";
-    const cards = CURVE_SPECS.map((spec) => View.chart({ title: spec.title, note: spec.note, traces: () => spec.draw(metrics, View.xOf(metrics, axis)),
+    const specs = specsOf(metrics), cards = specs.map((spec) => View.chart({ title: spec.title, note: spec.note, traces: () => spec.draw(metrics, View.xOf(metrics, axis)),
       layout: () => ({ xaxis: View.xAxis(axis, View.xOf(metrics, axis)), yaxis: { title: spec.unit, range: spec.range, rangemode: spec.zero === false ? "normal" : "tozero" } }) }));
     main.replaceChildren(
       View.h("div", { class: "head-row" }, View.h("h1", {}, "Overview"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
       metrics.problem ? View.h("p", { class: "note problem" }, metrics.problem) : "",
       View.h("div", { class: "grid" }, cards),
       View.smoothingNote(metrics));
-    const draw = () => cards.forEach((card, i) => card.update({ traces: () => CURVE_SPECS[i].draw(metrics, View.xOf(metrics, axis)), empty: View.specEmpty(CURVE_SPECS[i], metrics) }));
+    const draw = () => cards.forEach((card, i) => card.update({ traces: () => specs[i].draw(metrics, View.xOf(metrics, axis)), empty: View.specEmpty(specs[i], metrics) }));
     draw();
-    return { redraw: draw, async follow() { metrics = await View.metrics(state.run); draw(); } };
+    return { redraw: draw, async follow() { metrics = await View.metrics(state.run); if (specsOf(metrics).length > specs.length) await View.show(); else draw(); } };
   },
 };
 

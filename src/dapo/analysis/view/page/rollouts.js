@@ -47,6 +47,7 @@ const COLUMNS = [
   { name: "reward", number: true, cell: (r) => View.number(r.reward, 2) },
   { name: "advantage", number: true, title: "– : the response did not train", cell: (r) => View.h("span", { class: View.signClass(r.advantage) }, View.signed(r.advantage, 2)) },
   { name: "tokens", number: true, cell: (r) => [View.count(r.tokens), r.finish === "length" ? View.h("span", { class: "neg", title: "cut at the length limit" }, " ✂") : ""] },
+  { name: "turns", number: true, where: (rows) => rows.some((r) => r.turns != null), cell: (r) => View.count(r.turns) },
   { name: "question", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.question) },
   { name: "response", class: "text", cell: (r) => View.h("div", { class: "clip" }, r.response) },
   { name: "reference", class: "text short", cell: (r) => View.h("div", { class: "clip" }, r.answer) },
@@ -71,7 +72,7 @@ View.pages.rollouts = {
       const filtered = FILTERS.some((n) => n !== "sort" && state[n]);
       results.replaceChildren(...[
         View.indexNote(found), progress ? View.h("p", { class: "note", role: "status" }, progress) : null,
-        found.rows.length ? View.table(COLUMNS, found.rows, (row) => { location.hash = View.groupLink(row); })
+        found.rows.length ? View.table(COLUMNS.filter((c) => !c.where || c.where(found.rows)), found.rows, (row) => { location.hash = View.groupLink(row); })
           : progress ? null : View.empty(found.index.steps === 0 ? found.note || "There are no responses." : filtered ? "No response passes these filters. Remove one, or press Clear." : "There are no responses."),
         found.rows.length ? View.pager(offset, PAGE_ROWS, found.total, (next) => View.go({ offset: next || "" }), found.steps_left ? ` and more: ${View.count(found.steps_left)} steps are not searched yet` : "") : null].filter(Boolean));
     };
@@ -97,17 +98,53 @@ const PAINT = {
   gap: { values: (r, e) => e && gaps(e), of: (v) => [`p${9 - Math.min(9, Math.floor(Math.abs(v) / 0.02))}`, `trainer − sampler ${View.signed(v, 4)} nats`] },
 };
 
-const tokenSpans = (response, colouring, explained) => {
-  const box = View.h("div", { class: "text-box", tabindex: "0", "aria-label": "response" });
-  const paint = PAINT[colouring], values = paint && paint.values(response, explained);
-  if (!response.tokens || !values) { box.append(response.tokens ? response.tokens.join("") : response.response); return box; }
-  response.tokens.forEach((text, i) => {
-    const [kind, title] = response.sampled && !response.sampled[i] ? ["soft", "observed, not sampled"]
-      : values[i] === undefined || values[i] === null ? ["", "not known"] : paint.of(values[i]);
-    box.append(View.h("span", { class: `t ${kind}`, title }, text || "\u200b"));
+// The shown tokens from `start` to `end` as coloured spans, or as one text if they have no colours.
+const tokenSpans = (response, colouring, explained, start = 0, end = response.tokens.length) => {
+  const paint = PAINT[colouring], values = paint && paint.values(response, explained), { sampled } = response;
+  if (!values && !sampled) return response.tokens.slice(start, end).join("");
+  return response.tokens.slice(start, end).map((text, k) => {
+    const i = start + k, [kind, title] = sampled && !sampled[i] ? ["observed", "observed, not sampled"]
+      : !values ? ["", null] : values[i] === undefined || values[i] === null ? ["", "not known"] : paint.of(values[i]);
+    return View.h("span", { class: `t ${kind}`, title }, text || "\u200b");
   });
-  return box;
 };
+
+// The ranges of the shown tokens that the policy sampled, one for each turn; empty if they are not those of the turns.
+const turnRanges = ({ tokens, tokens_left, sampled, turns }) => {
+  const ranges = [];
+  (tokens || []).forEach((_, i) => {
+    if (sampled && !sampled[i]) return;
+    if (i === 0 || (sampled && !sampled[i - 1])) ranges.push([i, i]);
+    ranges[ranges.length - 1][1] = i + 1;
+  });
+  if (tokens_left > 0) return ranges.slice(0, -1); // the last one may go on behind the shown tokens
+  return ranges.length === turns ? ranges : [];
+};
+
+// An episode as a conversation: the policy's turns with the colours of their tokens, and what it observed.
+const conversation = (response, colouring, explained) => {
+  const { messages, rewards } = response.episode, ranges = turnRanges(response);
+  let turn = 0;
+  return View.h("div", { class: "conversation", tabindex: "0", "aria-label": "conversation" }, messages.map(({ role, content }) => {
+    if (role !== "assistant") return View.h("div", { class: "message observed" }, View.h("span", { class: "role" }, role), View.h("div", { class: "content" }, content));
+    const range = ranges[turn], reward = rewards[turn], text = range ? tokenSpans(response, colouring, explained, ...range) : content;
+    turn += 1;
+    return View.h("div", { class: "message" },
+      View.h("span", { class: "role" }, `turn ${turn}`, reward === undefined ? null : [" · reward ", View.h("b", { class: View.signClass(reward) }, View.signed(reward, 2))]),
+      View.h("div", { class: "content" }, text));
+  }));
+};
+
+const responseText = (response, colouring, explained, asTokens) => {
+  if (response.episode && !asTokens) return conversation(response, colouring, explained);
+  return View.h("div", { class: "text-box", tabindex: "0", "aria-label": "response" }, response.tokens ? tokenSpans(response, colouring, explained) : response.response);
+};
+
+// The numbers of an episode that a single response does not have.
+const episodeFacts = ({ episode, turns, observed_tokens, finish }) => (episode ? [
+  observed_tokens ? View.h("span", { class: "soft" }, `${View.count(observed_tokens)} observed`) : null,
+  View.h("span", { class: "soft" }, `${View.plural(turns, "turn")}${episode.is_cut && finish !== "length" ? ", cut at the limit" : ""}`),
+  episode.tool_calls ? View.h("span", { class: "soft" }, View.plural(episode.tool_calls, "tool call"), episode.tool_errors ? [", ", View.h("span", { class: "neg" }, `${View.count(episode.tool_errors)} failed`)] : null) : null] : null);
 
 const LEGENDS = {
   probability: () => ["0", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9].map((i) => View.h("span", { class: `t p${i}` })), "1"],
@@ -127,17 +164,18 @@ const advantageBar = (value, largest) => {
   return bar;
 };
 
-const responseCard = (response, colouring, largest, open, explained) => View.h("section", { class: "card response", "aria-label": `response ${response.sample + 1}` },
+const responseCard = (response, colouring, largest, open, explained, asTokens) => View.h("section", { class: "card response", "aria-label": `response ${response.sample + 1}` },
   View.h("div", { class: "meta" }, View.h("b", {}, `${response.sample + 1}`), View.verdictBadge(response),
     View.h("span", {}, "reward ", View.h("b", {}, View.number(response.reward, 2))),
     View.h("span", {}, "advantage ", View.h("b", { class: View.signClass(response.advantage) }, View.signed(response.advantage, 2))),
     View.h("span", { class: "soft" }, `${View.count(response.response_tokens)} tokens${response.finish === "length" ? ", cut at the limit" : ""}`),
+    episodeFacts(response),
     response.mean_probability === null ? null : View.h("span", { class: "soft" }, `mean p ${View.number(response.mean_probability, 2)}`),
     explained && explained.gradient_share !== null && explained.gradient_share !== undefined ? View.h("span", { class: "soft", title: "of the update's gradient over all its tokens" }, `gradient ${View.percent(explained.gradient_share)}`) : null),
   advantageBar(response.advantage, largest),
   response.error ? View.h("p", { class: "note problem" }, response.error) : null,
   response.components ? View.h("p", { class: "note" }, `scores: ${response.components}`) : null,
-  tokenSpans(response, colouring, explained),
+  responseText(response, colouring, explained, asTokens),
   response.tokens && response.tokens_left > 0 ? View.h("button", { type: "button", onclick: open }, `show the other ${View.count(response.tokens_left)} tokens`) : null);
 
 // The standard deviation of Eq. 9, with n - 1.
@@ -188,9 +226,10 @@ const drawGroup = (main, state, group, explained) => {
     View.h("details", { class: "card prompt", open: group.prompt.length < 700 }, View.h("summary", {}, `Prompt, ${View.count(group.prompt_tokens)} tokens`), View.h("div", { class: "text-box" }, group.prompt), group.fields ? View.h("p", { class: "note" }, `other columns: ${group.fields}`) : null),
     View.h("div", { class: "filters" }, colours,
       View.h("span", { class: "scale" }, LEGENDS[colouring] ? LEGENDS[colouring]() : ""),
+      group.responses.some((r) => r.episode) ? View.choices("Show", [["conversation", "conversation"], ["tokens", "tokens", "the exact tokens, with those that the chat template puts around an observation"]], state.show || "conversation", (show) => View.go({ show }, true)) : null,
       View.choices("Order", [["sample", "as sampled"], ["advantage", "by reward"]], state.by || "sample", (by) => View.go({ by }, true))),
     why ? View.h("p", { class: "note", id: "why" }, why) : "",
-    View.h("div", { class: "responses" }, order.map((r) => responseCard(r, colouring, largest, () => View.go({ all: 1 }), values[r.sample]))),
+    View.h("div", { class: "responses" }, order.map((r) => responseCard(r, colouring, largest, () => View.go({ all: 1 }), values[r.sample], state.show === "tokens"))),
     View.h("p", { class: "note" }, `${NOT_RECORDED} `, View.report ? "" : View.h("span", {}, "Every term of the loss: ", View.h("code", {}, group.command))));
 };
 
