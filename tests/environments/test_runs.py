@@ -101,10 +101,13 @@ def test_an_environment_that_ends_after_the_first_turn_gives_the_bytes_of_a_run_
     assert any(name.startswith("checkpoints/step_000002/weights") for name in expected)
 
 
-def test_neither_workers_nor_their_delays_change_a_byte(tmp_path: Path):
+def test_neither_workers_nor_their_delays_and_deaths_change_a_byte(tmp_path: Path):
     expected = contents(trained(tmp_path / "a", "environment.workers=1", *SHORT))
-    slow = ("environment.workers=3", "environment.options.delay_s=0.05")
-    assert differences(contents(trained(tmp_path / "b", *slow, *SHORT)), expected) == []
+    to_die = tmp_path / "to_die"
+    to_die.touch()
+    slow = f"environment.options={{delay_s: 0.05, to_die: {to_die}}}"
+    assert differences(contents(trained(tmp_path / "b", "environment.workers=3", slow, *SHORT)), expected) == []
+    assert not to_die.exists()
 
 
 def test_the_lag_of_an_answer_changes_nothing_that_trains(tmp_path: Path):
@@ -162,3 +165,47 @@ def test_eval_plays_episodes_and_a_server_is_refused(whole: Path, capsys: pytest
     assert "\\n[user] turn " in (whole / "judged.json").read_text()
     code, _, err = run_command(capsys, "eval", str(whole), "--server", "http://127.0.0.1:1/v1")
     assert (code, "this run plays episodes; leave --server out" in err) == (2, True)
+
+
+def test_explain_walks_the_longest_episode_of_a_group(whole: Path, capsys: pytest.CaptureFixture[str]):
+    rows = table(whole)
+    longest = max((row for row in rows if row["outcome"] == "trained"), key=lambda row: len(row["sampled"] or ()))
+    step, group = str(longest["step"]), str(longest["group_id"])
+    code, out, err = run_command(capsys, "explain", str(whole), "--step", step, "--group", group, "--json")
+    assert code == 0, err
+    found = json.loads(out)["responses"][longest["sample"]]
+    episode, turns = json.loads(longest["episode"]), found["turns"]
+    assert [(each["role"], each["text"]) for each in turns] == [tuple(each.values()) for each in episode["messages"]]
+    assert [each["reward"] for each in turns] == [r for reward in episode["rewards"] for r in (reward, None)][:-1]
+    spans = [each["tokens"] for each in turns if each["tokens"] is not None]
+    assert [end for span in spans for end in span] == longest["sampled"]
+    observed = [i for i in range(len(longest["response_ids"])) if not any(a <= i < b for a, b in spans)]
+    assert len(observed) > 0
+    assert [found["token_values"]["gradients"][i] for i in observed] == [0.0] * len(observed)
+    code, out, _ = run_command(capsys, "explain", str(whole), "--step", step, "--group", group)
+    assert code == 0
+    assert "observed" in out
+    assert "only the tokens of the assistant's turns train" in out
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        ("environment_errors", ("environment.name=helpers.environments:Brittle",)),
+        ("episodes_cut", ("environment.max_turns=1", "rollout.max_response_tokens=256")),
+        ("no_tool_calls", ("environment.name=null", "environment.tools=[helpers.environments:double]",
+                           "environment.max_observation_tokens=200")),
+        ("tool_errors", ("environment.name=helpers.environments:BrokenTool", "environment.max_turns=2")),
+    ],
+)  # fmt: skip
+def test_doctor_finds_what_is_wrong_with_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str, options: tuple[str, ...]
+):
+    judged = ("reward.verifier=dapo.rewards.examples:has_digit",) if rule == "no_tool_calls" else ()
+    run = trained(tmp_path / "run", *options, *judged, *SHORT, "train.num_steps=3", "dynamic_sampling.enabled=false")
+    capsys.readouterr()
+    code, out, _ = run_command(capsys, "doctor", str(run), "--json")
+    findings = {each["name"]: each for each in json.loads(out)["findings"]}
+    assert code == 0
+    assert findings[rule]["holds"]
+    assert "verifier_errors" not in findings

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
@@ -151,11 +152,12 @@ def _done(value: dict[str, Any]) -> "Future[dict[str, Any]]":
 class Digits:
     """Pays 0.25 for each of two turns, and ends with the third, right or wrong by the global random state.
 
-    Each call takes up to `delay_s`, by a generator of its own.
+    Each step takes up to `delay_s`, by a generator of its own. If the file `to_die` exists, the next second turn
+    removes it and kills the process.
     """
 
-    def __init__(self, *, delay_s: float = 0.0) -> None:
-        self.count, self.delay_s, self.clock = 0, delay_s, random.SystemRandom()
+    def __init__(self, *, delay_s: float = 0.0, to_die: str | None = None) -> None:
+        self.count, self.delay_s, self.clock, self.to_die = 0, delay_s, random.SystemRandom(), to_die
 
     def reset(self, problem: Problem, seed: int) -> None:
         self.count = 0
@@ -163,6 +165,9 @@ class Digits:
     def step(self, action: str) -> StepResult:
         time.sleep(self.delay_s * self.clock.random())
         self.count += 1
+        if self.count == 2 and self.to_die is not None and os.path.exists(self.to_die):
+            os.remove(self.to_die)
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.count < 3:
             return StepResult(f"turn {random.randint(1, 9)}", reward=0.25)
         return self.end()
@@ -202,3 +207,27 @@ class Broken:
 
     def end(self) -> StepResult:
         return self.step("")
+
+
+class Brittle(Digits):
+    """Fails in one problem of four."""
+
+    def reset(self, problem: Problem, seed: int) -> None:
+        if seed % 4 == 0:
+            raise ConnectionError("the game server is down")
+
+
+class BrokenTool(Digits):
+    """Counts each turn as a tool call that fails."""
+
+    def step(self, action: str) -> StepResult:
+        return replace(super().step(action), tool_calls=1, tool_errors=1)
+
+
+def double(number: int) -> int:
+    """Doubles a number.
+
+    Args:
+        number: the number to double
+    """
+    return 2 * number

@@ -50,7 +50,7 @@ AREAS = {
         "engines",
         "core/rng",
     ),
-    "judging": ("rewards",),
+    "judging": ("rewards", "environments"),
     "update": (
         "policy/policy",
         "policy/critic",

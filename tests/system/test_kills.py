@@ -21,6 +21,12 @@ KILLS = int(os.environ.get("DAPO_KILLS", "14"))
 OPTIONS = (*EVENTFUL, "train.threads=1", "train.num_steps=6", "train.save_every=2", "train.keep_checkpoints=2")
 PREDICTIONS = ("dynamic_sampling.predict=thompson", "dynamic_sampling.weights=inverse")
 AUDIT = ("audit.verifier=helpers.reward_functions:yes_or_no", "audit.share=0.5")
+EPISODES = (
+    "environment=helpers.environments:Digits",
+    "environment.max_observation_tokens=24",
+    "rollout.max_response_tokens=48",
+    "reward.verifier=auto",
+)
 SOURCE = ROOT / "src/dapo"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "sync": (),
@@ -30,6 +36,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "critic": ("preset=ppo", "critic.lr=0.01"),
     "LoRA": ("model.lora={rank: 2, alpha: 4}", "loss.kl_coef=0.1"),
     "fork": PREDICTIONS,
+    "episodes": EPISODES,
+    "episodes one step off with two engines": (*EPISODES, "schedule=one_step_off", "rollout.engines=2"),
 }
 KILLED = tuple(VARIANTS) if "DAPO_KILLS" in os.environ else tuple(VARIANTS)[:1]
 KILLS_EACH = -(-KILLS // len(KILLED))

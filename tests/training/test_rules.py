@@ -119,6 +119,16 @@ FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[s
     ("lr_too_high", {"loss/clip_high_fraction": 0.2}, {"loss/clip_high_fraction": 0.19}, {}),
     ("lr_too_low", {"loss/approx_kl": 1e-9}, {"loss/approx_kl": 2e-8}, {}),
     ("lr_too_low", {"loss/approx_kl": 1e-9}, {"loss/approx_kl": 1e-9, FLAT: 1.0}, {}),
+    ("environment_errors", {"rollout/environment_errors": 3}, {"rollout/environment_errors": 2}, {}),  # of 40
+    ("verifier_errors", {"rollout/verifier_errors": 6, "rollout/environment_errors": 3},
+     {"rollout/verifier_errors": 5, "rollout/environment_errors": 3}, {}),
+    ("episodes_cut", {"rollout/episodes_cut_fraction": 0.91}, {"rollout/episodes_cut_fraction": 0.9}, {}),
+    ("episodes_cut", {"rollout/episodes_cut_fraction": 1.0},
+     {"rollout/episodes_cut_fraction": 1.0, "rollout/truncated_fraction": 0.6}, {}),
+    ("no_tool_calls", {"rollout/tool_calls": 0}, {"rollout/tool_calls": 1}, {"environment__tools": "[a:b]"}),
+    ("no_tool_calls", {"rollout/tool_calls": 0}, {}, {"environment__tools": "[a:b]"}),
+    ("tool_errors", {"rollout/tool_calls": 10, "rollout/tool_errors": 9.1},
+     {"rollout/tool_calls": 10, "rollout/tool_errors": 9}, {}),
     ("slow_verifier", {"time/judge_wait_s": 5.1}, {"time/judge_wait_s": 4.9}, {}),
     ("slow_verifier", {"time/judge_wait_s": 5.1}, {"time/judge_wait_s": 0.9, "time/step_s": 1.0}, {}),
     ("slow_verifier", {"time/judge_wait_s": 5.1, "time/step_s": 30.0, "time/evaluate_s": 20.0},
@@ -382,6 +392,13 @@ def test_selection_keeps_accuracy_near_one_half_so_only_held_out_accuracy_proves
     (proved,) = trained(*steps, held_out={1: 0.2, 12: 0.2}, **selected)
     assert proved.severity == "error"
     assert trained(*steps, held_out={1: 0.2, 12: 0.3}, **selected) == []
+
+
+def test_tools_that_are_called_no_more_are_named_although_no_option_names_them():
+    early = HEALTHY | {"rollout/tool_calls": 5}
+    (case,) = found({"rollout/tool_calls": 0}, early=early)
+    assert (case.name, "no episode calls a tool any more" in case.cause) == ("no_tool_calls", True)
+    assert found({"rollout/tool_calls": 0}, early=HEALTHY | {"rollout/tool_calls": 0}) == []
 
 
 def test_many_answers_are_no_error_under_a_verifier_that_refuses_them():

@@ -17,6 +17,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.samples import length_penalty, shaped_reward
+from dapo.types import Generation
 
 
 def explain_group(
@@ -196,6 +197,7 @@ def _response(config: Config, stored: StoredGroup, i: int) -> dict[str, Any]:
         "sample": i,
         "text": group.texts[i],
         "tokens": generation.num_sampled,
+        "turns": None if generation.episode is None else _turns(generation),
         "finish": generation.finish,
         "version": generation.version,
         "correct": verdict.correct,
@@ -207,6 +209,21 @@ def _response(config: Config, stored: StoredGroup, i: int) -> dict[str, Any]:
         "advantage": stored.advantages[i],
         "trains": stored.advantages[i] is not None and trains(generation.finish, mode=config.overlong.mode),
     }
+
+
+def _turns(generation: Generation) -> list[dict[str, Any]]:
+    """The messages of an episode: turns with their sampled tokens and reward, and observations, which never train."""
+    assert generation.episode is not None
+    ranges = generation.sampled or ((0, len(generation.token_ids)),)
+    rewards = [*generation.episode.rewards, *[None] * len(ranges)]  # a turn of an episode with an error has none
+    number, found = 0, []
+    for message in generation.episode.messages:
+        turn: dict[str, Any] = {"role": message["role"], "text": message["content"], "tokens": None, "reward": None}
+        if message["role"] == "assistant":
+            turn |= {"tokens": list(ranges[number]), "reward": rewards[number]}
+            number += 1
+        found.append(turn)
+    return found
 
 
 def _eq8(config: Config, group: int, update: GroupUpdate) -> dict[str, Any]:

@@ -52,6 +52,7 @@ def _parts(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield _responses(found)
     if any(each["finish"] == "length" for each in found["responses"]):
         yield "+: cut off at rollout.max_response_tokens"
+    yield from _episode(found)
     yield _heading("Eq. 11: is the group trained on?")
     yield _eq11(found)
     yield _heading("Eq. 13 and 9: from verdicts to advantages")
@@ -92,6 +93,27 @@ def _responses(found: Mapping[str, Any]) -> Table:
         text = shorten(each["text"].strip(), SHOWN_CHARS, keep="ends")
         table.add_row(f"{each['sample']}", _verdict(each), length, text or "(empty)")
     return table
+
+
+def _episode(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """The longest episode of the group, turn by turn."""
+    chosen = max(found["responses"], key=lambda each: len(each["turns"] or ()))
+    if not chosen["turns"]:
+        return
+    yield _heading(f"Response {chosen['sample']}: the episode")
+    table = Table("role", *right("tokens", "reward"), "text", box=None)
+    for turn in chosen["turns"]:
+        tokens = turn["tokens"]
+        span = "observed" if tokens is None else f"{tokens[0]} to {tokens[1] - 1}" if tokens[1] > tokens[0] else "none"
+        text = shorten(turn["text"].strip(), SHOWN_CHARS, keep="ends") or "(empty)"
+        table.add_row(
+            turn["role"], span, number(turn["reward"], "+g", "-"), text, style="dim" if tokens is None else ""
+        )
+    yield table
+    trains = (
+        "train, each with the episode's advantage" if chosen["trains"] else "would train, but this episode does not"
+    )
+    yield f"only the tokens of the assistant's turns {trains}; observed tokens never do"
 
 
 def _verdict(response: Mapping[str, Any]) -> Text:

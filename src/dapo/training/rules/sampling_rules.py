@@ -139,15 +139,17 @@ def _starvation_cause(history: MetricHistory, config: Config) -> str:
     return max(counts, key=lambda name: counts[name])
 
 
-def _error_rate(history: MetricHistory, config: Config) -> float:
-    """The fraction of responses without a verdict."""
+def _error_rate(history: MetricHistory, config: Config, *, but: str | None = None) -> float:
+    """The fraction of responses without a verdict, less those that the metric `but` counts."""
     responses = _decided(history) * config.rollout.group_size
-    return history.total("rollout/verifier_errors") / responses if responses else 0.0
+    errors = history.total("rollout/verifier_errors") - (history.total(but) if but else 0.0)
+    return errors / responses if responses else 0.0
 
 
 def verifier_errors(history: MetricHistory, config: Config) -> Symptom | None:
     """Many responses have no verdict."""
-    rate, per_call, limit = _error_rate(history, config), history.mean("time/verifier_call_s"), config.reward.timeout_s
+    rate = _error_rate(history, config, but="rollout/environment_errors")  # these have a rule of their own
+    per_call, limit = history.mean("time/verifier_call_s"), config.reward.timeout_s
     if rate <= ERROR_RATE or len(history.window()) < MIN_STEPS:
         return None
     may_time_out = per_call is None or per_call >= rate * limit / 2  # calls that end at the limit last that long
