@@ -109,6 +109,7 @@ def test_a_run_ends_with_the_object_of_its_status_and_its_progress_is_on_the_sta
         ("check", [TINY]),
         ("eval", ["RUN", "--data", SUMS, "--samples-per-problem", "2", "--by-problem"]),
         ("reward test", ["exact", "--data", SUMS]),
+        ("environment test", ["calculator", "--data", SUMS]),
         ("data stats", ["RUN"]),
         ("data import", [SUMS, "OUT.jsonl"]),
         ("data dedupe", [SUMS, "OUT.jsonl"]),

@@ -33,7 +33,7 @@ class Command(TyperCommand):
 
     def __init__(self, name: str | None, **settings: Any) -> None:
         super().__init__(name, **settings)
-        texts = dict(line.strip().split(": ", 1) for line in _more_of(name) if line.startswith("  "))
+        texts = dict(line.strip().split(": ", 1) for line in _more_of(self) if line.startswith("  "))
         for parameter in self.params:
             parameter.help = parameter.help or texts.get(parameter.name)  # type: ignore[attr-defined]
 
@@ -51,11 +51,11 @@ class Command(TyperCommand):
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         super().format_help_text(ctx, formatter)
         with formatter.indentation():
-            notes = (line for line in _more_of(self.name) if not line.startswith(("dapo ", "  ")))
+            notes = (line for line in _more_of(self) if not line.startswith(("dapo ", "  ")))
             formatter.write_text("\n\n".join(notes))
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        examples = (f"  {line}\n" for line in _more_of(self.name) if line.startswith("dapo "))
+        examples = (f"  {line}\n" for line in _more_of(self) if line.startswith("dapo "))
         formatter.write("\nExamples:\n" + "".join(examples))
 
 
@@ -77,10 +77,13 @@ class CommandGroup(TyperGroup):
         super().format_epilog(ctx, formatter)
 
 
-def _more_of(name: str | None) -> list[str]:
-    """The notes, examples and parameters of a command; no two commands have one name."""
-    blocks = (block.splitlines() for block in TEXTS.read_text(encoding="utf-8").split("\n\n"))
-    return next(lines for title, *lines in blocks if title.split()[-1] == name)
+def _more_of(command: Any) -> list[str]:
+    """The notes, examples and parameters of a command; two of one name have functions named after both words."""
+    blocks = [block.splitlines() for block in TEXTS.read_text(encoding="utf-8").split("\n\n")]
+    found = {title: lines for title, *lines in blocks if title.split()[-1] == command.name}
+    function = getattr(command.callback, "__name__", "")
+    exact = (lines for title, lines in found.items() if title.split()[1:] == function.split("_"))
+    return next(exact, next(iter(found.values())))
 
 
 def _in_usage(argument: Any) -> str:

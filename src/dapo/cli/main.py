@@ -31,6 +31,10 @@ app.add_typer(analysis_commands.commands)
 app.add_typer(data_app, name="data", help="Import, inspect and clean problems.", rich_help_panel=DATA)
 reward_app = Commands()
 app.add_typer(reward_app, name="reward", help="Test a reward before training on it.", rich_help_panel=DATA)
+environment_app = Commands()
+app.add_typer(
+    environment_app, name="environment", help="Test an environment before training in it.", rich_help_panel=DATA
+)
 lists_app = Commands()
 app.add_typer(lists_app)
 
@@ -213,6 +217,26 @@ def reward_test(
     else:
         print_report(report, show_all=show_all)
     if report.suspicious:
+        raise typer.Exit(1)
+
+
+@environment_app.command("test")
+def environment_test(
+    name: Annotated[str, Argument(metavar="NAME")],
+    overrides: Changes = None,
+    data: Annotated[str | None, Option()] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play nonsense in an environment, twice, and print its rewards."""
+    from dapo.cli.environment import is_suspicious, play_nonsense, print_plays
+
+    with stdout_to_stderr(as_json):
+        plays = play_nonsense(name, data=data, overrides=overrides or [])
+    if as_json:
+        print_json({"environment": name, "suspicious": is_suspicious(plays), "episodes": [p.as_json() for p in plays]})
+    else:
+        print_plays(plays)
+    if is_suspicious(plays):
         raise typer.Exit(1)
 
 
