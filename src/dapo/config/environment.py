@@ -41,6 +41,12 @@ class EnvironmentConfig(Section):
         "it; append: keep earlier turns as they were sampled.",
         only_with="plays_episodes",
     )
+    credit: Literal["episode", "turn"] = option(
+        "episode",
+        "Tokens that a reward trains. episode: all tokens of an episode have its advantage; turn: those of a turn have "
+        "the advantage of the rewards from that turn on, among the members of the group that reached it.",
+        only_with="plays_episodes",
+    )
     timeout_s: Seconds = option(
         10.0,
         "Time limit of one answer of the environment, after which the episode is an error.",

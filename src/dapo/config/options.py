@@ -134,6 +134,11 @@ class Config(Section):
         return self.environment.name is not None or bool(self.environment.tools)
 
     @property
+    def credits_turns(self) -> bool:
+        """Whether the tokens of an episode's turns have advantages of their own."""
+        return self.plays_episodes and self.environment.credit == "turn"
+
+    @property
     def max_observed_tokens(self) -> int:
         """The most tokens of an episode that are observed instead of sampled; 0 without an environment."""
         if not self.plays_episodes:
@@ -331,6 +336,18 @@ class Config(Section):
             raise ValueError(
                 f"critic.pretrain_steps={self.critic.pretrain_steps} leaves none of train.num_steps="
                 f"{self.train.num_steps} steps to train the policy; lower the former or raise the latter"
+            )
+        if self.credits_turns and self.advantage.estimator != "group":
+            raise ValueError(
+                "environment.credit=turn compares the members of a group at each turn, and "
+                f"advantage.estimator={self.advantage.estimator} does not; set advantage.estimator=group, or "
+                "environment.credit=episode"
+            )
+        if self.credits_turns and (self.uses_trainer_group or self.loss.has_kl_reward):
+            obstacle = "loss.kl_in=reward" if self.loss.has_kl_reward else "a trainer in processes of its own"
+            raise ValueError(
+                f"environment.credit=turn gives tokens of a response different advantages, which {obstacle} does not "
+                "carry; set environment.credit=episode"
             )
         if self.predicts_signal and not sampling.enabled:
             raise ValueError(

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import accumulate, groupby
+from math import fsum
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from dapo.algo.overlong import overlong_penalty, trains
 from dapo.config import AdvantageConfig, Config
 from dapo.core.constant_rows import constant_row
 from dapo.core.memory import collections_paused
+from dapo.core.ranges import spread
 from dapo.core.rng import keyed_permutation
 from dapo.types import Generation, Group, Sample, Verdict
 
@@ -25,11 +27,15 @@ def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[in
     The advantages (Eq. 9, or by `advantage.estimator`) come from `Group.rewards`; `groups` are all that the step
     trains on. A response whose verdict is an error has no reward: it is left out of every mean and of the batch.
     `overlong.mode: filter` masks the tokens of truncated responses, whose rewards still count in the means. `weights`
-    are the groups' factors in the loss by id; a group that is missing has 1.
+    are the groups' factors in the loss by id; a group that is missing has 1. With `environment.credit: turn` samples
+    have `token_advantages`.
     """
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
     pairs = zip(groups, advantages_of(rewards, config.advantage), strict=True)
-    return [sample for group, own in pairs for sample in _group_samples(group, own, config, weights.get(group.id, 1.0))]
+    samples = [_group_samples(group, own, config, weights.get(group.id, 1.0)) for group, own in pairs]
+    if config.credits_turns:
+        samples = [_with_turn_advantages(own, group, config) for own, group in zip(samples, groups, strict=True)]
+    return [sample for of_group in samples for sample in of_group]
 
 
 def advantages_of(rewards: Sequence[Sequence[float]], config: AdvantageConfig) -> list[list[float]]:
@@ -124,6 +130,36 @@ def with_old_logprobs(
         found = record(samples)
     recorded = {id(sample): own for sample, own in zip(samples, found, strict=True)}
     return [first, *([recorded[id(sample)] for sample in minibatch] for minibatch in later)]
+
+
+def _with_turn_advantages(samples: Sequence[Sample], group: Group, config: Config) -> list[Sample]:
+    """Give the tokens of turn k the advantage of R_ik, the sum of the rewards of episode i from turn k on.
+
+    It is compared with R_jk of the members that reached turn k. A turn that one member alone reached has the advantage
+    of its episode. The part of the shaped reward that the environment did not pay belongs to the last turn.
+    """
+    returns: list[list[float]] = []
+    for sample in samples:
+        episode = group.generations[sample.index].episode
+        assert episode is not None
+        rewards = list(episode.rewards)
+        rewards[-1] += sample.reward - fsum(rewards)
+        returns.append(list(accumulate(reversed(rewards)))[::-1])
+    rows = [[sample.advantage] * len(own) for sample, own in zip(samples, returns, strict=True)]
+    for turn in range(max(map(len, returns), default=0)):
+        members = [i for i, own in enumerate(returns) if len(own) > turn]
+        if len(members) > 1:
+            (advantages,) = advantages_of([[returns[i][turn] for i in members]], config.advantage)
+            for i, advantage in zip(members, advantages, strict=True):
+                rows[i][turn] = advantage
+    found = []
+    for sample, own in zip(samples, rows, strict=True):
+        length = len(sample.response_ids)
+        sizes = [end - start for start, end in sample.sampled or ((0, length),)]
+        of_tokens = [advantage for advantage, size in zip(own, sizes, strict=True) for _ in range(size)]
+        mean = fsum(of_tokens) / max(1, len(of_tokens))
+        found.append(replace(sample, advantage=mean, token_advantages=spread(of_tokens, sample.sampled, length)))
+    return found
 
 
 def _group_samples(group: Group, advantages: Sequence[float], config: Config, weight: float) -> list[Sample]:

@@ -60,7 +60,8 @@ def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Episode
     options = config.environment
     pool = EnvironmentPool(options, memory_gib=config.reward.memory_gib, output=VerifierOutput())
     try:
-        renderer = TurnRenderer(tokenizer, config.data, tools=pool.tools, history=options.history)
+        roles = ["tool"] if pool.tools else ["user"]
+        renderer = TurnRenderer(tokenizer, config.data, tools=pool.tools, history=options.history, roles=roles)
     except BaseException:
         pool.close()
         raise

@@ -124,10 +124,8 @@ def read_model_and_encoder(
     The last is None without `environment`. Raises ConfigError.
     """
     loaded = read_model(config, device_for_inputs(config, training=training))
-    encoder = PromptEncoder(loaded.tokenizer, config.data)
     episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
-    if episodes is not None:
-        encoder = episodes.renderer.prompts
+    encoder = PromptEncoder(loaded.tokenizer, config.data) if episodes is None else episodes.renderer.prompts
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
     if training:
         # a controller may have no GPU itself
