@@ -70,9 +70,9 @@ class Session(AbstractContextManager["Session"]):
         self._stack = ExitStack()
         with ExitStack() as stack:
             self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="dapo-session-")))
-            self._loaded, self._encoder, notes, episodes = read_model_and_encoder(self.config, training=True)
+            self._loaded, self._encoder, notes, self._episodes = read_model_and_encoder(self.config, training=True)
             self.config = resolve_engine(self.config, self._loaded.model)
-            self._engine = build_engine(self.config, self._loaded, episodes=episodes, log=print_text)
+            self._engine = build_engine(self.config, self._loaded, episodes=self._episodes, log=print_text)
             stack.callback(self._engine.close)
             policy = stack.enter_context(open_policy(self.config, self._loaded, None))
             assert isinstance(policy, Policy)
@@ -253,6 +253,8 @@ class Session(AbstractContextManager["Session"]):
         if key not in self._problems:
             with row_errors({"problems": config.data.train} if str(self._folder) in key else {}):
                 rows, notes = load_rows(config.data, config.reward, "train", judge.needed_columns)
+            if self._episodes is not None:
+                rows = self._episodes.with_prompts(rows)
             kept = drop_long(rows, self._encoder, notes)
             response_tokens = config.rollout.max_response_tokens + config.max_observed_tokens
             require_fit(kept, self._encoder, self._loaded, response_tokens)
