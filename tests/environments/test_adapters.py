@@ -10,7 +10,8 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.environments import StepResult
 from dapo.environments.adapters import environment_maker
 from dapo.environments.games.calculator import Calculator
-from dapo.types import Problem
+from dapo.rewards.combine import build_verifier
+from dapo.types import Episode, EpisodeText, Problem
 
 PROBLEM = Problem("1", "How many?", "8", fields={"start": 3})
 
@@ -174,3 +175,14 @@ def test_a_game_of_textarena_plays_by_its_seed():
     assert any(each.done for each in results)
     with pytest.raises(ConfigError, match="textarena has no game 'GuessTheNumbers-v0'"):
         environment_maker("textarena:GuessTheNumbers-v0", {}, [])
+
+
+@pytest.mark.parametrize("verifier", ["environment", "exact", "dapo.rewards.examples:has_digit"])
+def test_an_episode_whose_environment_failed_has_no_verdict_of_any_verifier(verifier: str):
+    texts = [
+        EpisodeText(Episode([{"role": "assistant", "content": "8"}], [1.0], error=error))
+        for error in (None, "it broke")
+    ]
+    whole, failed = build_verifier(verifier).judge_group(PROBLEM, texts, [[1], [1]])
+    assert whole.error is None
+    assert (failed.correct, failed.error) == (None, "environment: it broke")

@@ -19,7 +19,7 @@ from dapo.rewards.verifiers.function import (
     ScoreFunction,
     function_verifier,
 )
-from dapo.types import Problem, Verdict
+from dapo.types import EpisodeText, Problem, Verdict
 
 NO_FUNCTIONS: Mapping[str, Callable[..., Any]] = {}
 Scope: TypeAlias = Literal["response", "group"]  # what a verifier sees in one call
@@ -128,6 +128,17 @@ class CombinedVerifier:
         return [[column[i] for column in columns] for i in range(len(responses))]
 
     def _column(
+        self, index: int, problem: Problem, responses: Sequence[str], token_ids: TokenIds
+    ) -> Sequence[Verdict | None]:
+        """The verdicts of one verifier; an episode whose environment failed has none of any verifier."""
+        failed = [text.episode.error if isinstance(text, EpisodeText) else None for text in responses]
+        found = self._judged(index, problem, responses, token_ids)
+        return [
+            verdict if error is None else error_verdict(f"environment: {error}")
+            for verdict, error in zip(found, failed, strict=True)
+        ]
+
+    def _judged(
         self, index: int, problem: Problem, responses: Sequence[str], token_ids: TokenIds
     ) -> Sequence[Verdict | None]:
         name, verifier = list(self.spec.weights)[index], self._verifiers[index]

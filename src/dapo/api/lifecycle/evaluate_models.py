@@ -162,7 +162,9 @@ def _evaluate(
         else:
             assert request.server is not None
             if config.plays_episodes:
-                raise ConfigError("--server samples single responses, and this run plays episodes; leave --server out")
+                raise ConfigError(
+                    "a server samples single responses, and this run plays episodes: evaluate it without a server"
+                )
             to_messages = partial(chat_messages, instruction=config.data.instruction, system=config.data.system)
             server = ServerSampler(request.server, model, plan, to_messages, concurrency=request.concurrency)
             sampler = stack.enter_context(closing(server))
