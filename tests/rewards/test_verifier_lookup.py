@@ -30,7 +30,7 @@ def test_every_registered_verifier_distinguishes_right_from_wrong(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("maths", {}, "unknown verifier 'maths'; did you mean math? known: choice, code, exact, gsm8k,"),
+        ("maths", {}, "unknown verifier 'maths'; did you mean math? known: choice, code, environment, exact, gsm8k,"),
         ("zzz", {}, "unknown verifier 'zzz'; known: choice"),
         ("exact", {"extrct": "none"}, "verifier exact has no option 'extrct'; it has extract, ignore_case"),
         ("exact", {"extract": "first"}, "one of none, answer_line, last_number, final, got 'first'"),
@@ -95,7 +95,7 @@ def test_the_table_says_which_verifiers_are_binary_without_importing_torch():
         "print([n for n in VERIFIERS if not is_binary(n)], is_binary('m:f'), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['gym', 'reward_model', 'server'] False False"
+    assert done.stdout.strip() == "['environment', 'gym', 'reward_model', 'server'] False False"
 
 
 def test_importing_the_rewards_imports_neither_torch_nor_math_verify():
