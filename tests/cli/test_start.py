@@ -63,8 +63,8 @@ def test_rewards_of_trl_and_verl_train_unchanged_on_their_data(
 
 
 NO_SUCH_NAME = (
-    "unknown verifier 'maht'; did you mean math? known: choice, code, environment, exact, gsm8k, gym, json_schema, math, "
-    "math_dapo, regex, reward_model, server, or your own function as module:function"
+    "unknown verifier 'maht'; did you mean math? known: choice, code, environment, exact, gsm8k, gym, json_schema, "
+    "math, math_dapo, regex, reward_model, server, or your own function as module:function"
 )
 ADVICE = "Rename a column, give the parameter a default value, or set it in reward.options"
 REFUSED = {
