@@ -110,9 +110,7 @@ def _episode(found: Mapping[str, Any]) -> Iterator[RenderableType]:
             turn["role"], span, number(turn["reward"], "+g", "-"), text, style="dim" if tokens is None else ""
         )
     yield table
-    trains = (
-        "train, each with the episode's advantage" if chosen["trains"] else "would train, but this episode does not"
-    )
+    trains = "train" if chosen["trains"] else "would train, but this episode does not"
     yield f"only the tokens of the assistant's turns {trains}; observed tokens never do"
 
 
