@@ -164,7 +164,7 @@ def test_eval_plays_episodes_and_a_server_is_refused(whole: Path, capsys: pytest
     assert json.loads(out)["verifier"] == "environment"
     assert "\\n[user] turn " in (whole / "judged.json").read_text()
     code, _, err = run_command(capsys, "eval", str(whole), "--server", "http://127.0.0.1:1/v1")
-    assert (code, "this run plays episodes; leave --server out" in err) == (2, True)
+    assert (code, "this run plays episodes: evaluate it without a server" in err) == (2, True)
 
 
 def test_explain_walks_the_longest_episode_of_a_group(whole: Path, capsys: pytest.CaptureFixture[str]):

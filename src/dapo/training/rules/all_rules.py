@@ -7,7 +7,7 @@ from typing import Any
 from dapo.config import Config
 from dapo.runs.rollout_table import ranges_of
 from dapo.training.rollout_metrics import has_many_answers, last_turn, looping
-from dapo.training.rules import episode_rules, outcome_rules, sampling_rules, update_rules
+from dapo.training.rules import outcome_rules, sampling_rules, update_rules
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import MetricHistory
 from dapo.training.rules.sampling_rules import starvation
@@ -38,7 +38,7 @@ RULES = (
     Rule("audit_gap", "error", outcome_rules.audit_gap, _is_audit_gap),
     Rule("overfit", "error", outcome_rules.overfit),
     Rule("verifier_errors", "error", sampling_rules.verifier_errors, lambda row: row["error"] is not None),
-    Rule("environment_errors", "error", episode_rules.environment_errors, episode_rules.has_environment_error),
+    Rule("environment_errors", "error", outcome_rules.environment_errors, outcome_rules.has_environment_error),
     Rule("skipped_updates", "error", update_rules.skipped_updates),
     Rule("sampler_gap", "error", update_rules.sampler_gap),
     Rule("lr_too_high", "error", update_rules.lr_too_high),
@@ -51,9 +51,9 @@ RULES = (
     Rule("filtered", "warning", partial(starvation, name="filtered"), lambda row: row["outcome"] == "filtered"),
     Rule("one_problem", "warning", sampling_rules.one_problem, lambda row: row["outcome"] == "trained"),
     Rule("truncation", "warning", sampling_rules.truncation, lambda row: row["finish"] == "length"),
-    Rule("episodes_cut", "warning", episode_rules.episodes_cut, episode_rules.is_cut),
-    Rule("no_tool_calls", "warning", episode_rules.no_tool_calls, episode_rules.calls_no_tool),
-    Rule("tool_errors", "warning", episode_rules.tool_errors, episode_rules.has_tool_error),
+    Rule("episodes_cut", "warning", outcome_rules.episodes_cut, outcome_rules.is_cut),
+    Rule("no_tool_calls", "warning", outcome_rules.no_tool_calls, outcome_rules.calls_no_tool),
+    Rule("tool_errors", "warning", outcome_rules.tool_errors, outcome_rules.has_tool_error),
     Rule("length_explosion", "warning", sampling_rules.length_explosion, lambda row: row["finish"] != "aborted"),
     Rule("repeated_text", "warning", sampling_rules.repeated_text, _is_looping),
     Rule("gradient_spike", "warning", update_rules.gradient_spike),
