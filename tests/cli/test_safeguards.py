@@ -20,6 +20,10 @@ NO_DIFFERENCE = {
     "train.token_budget",
     # parts of an option whose default is the paper's
     *("model.lora.rank", "model.lora.alpha"),
+    # parts of `environment.name`: without an environment they change nothing
+    *("environment.options", "environment.tools", "environment.max_turns", "environment.max_turn_tokens"),
+    *("environment.max_observation_tokens", "environment.history", "environment.credit", "environment.timeout_s"),
+    *("environment.workers", "environment.lag_polls"),
     *("critic.lr", "critic.gae_lambda", "critic.clip_range", "critic.pretrain_steps"),
     *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between", "optim.min_lr_fraction"),
     *("loss.engine_ratio", "loss.engine_over_cap"),
