@@ -111,8 +111,7 @@ def require_fit(problems: Sequence[Problem], encoder: PromptEncoder, loaded: Loa
     if prompt_tokens + response_tokens > limit:
         raise ConfigError(
             f"a prompt of {prompt_tokens} tokens and a response of {response_tokens} exceed the {limit} positions of "
-            f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens), data.max_prompt_tokens, "
-            "or environment.max_turns and environment.max_observation_tokens"
+            f"{loaded.name}; lower rollout.max_response_tokens (or eval.max_response_tokens) or data.max_prompt_tokens"
         )
 
 
