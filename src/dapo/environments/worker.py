@@ -3,22 +3,17 @@
 Usage: `python -m dapo.environments.worker` with the arguments of `dapo.rewards.workers.worker`.
 """
 
-import os
 import random
-import signal
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dapo.core.errors import DapoError
-from dapo.core.loading import OUT_OF_MEMORY, Failure, try_call, use_import_locations
+from dapo.core.loading import OUT_OF_MEMORY, Failure, try_call
 from dapo.environments.adapters import environment_maker
 from dapo.environments.calls import CallForm
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
-from dapo.rewards.workers.process import encode, receive
-from dapo.rewards.workers.worker import describe_damage, process_state, run
+from dapo.rewards.workers.worker import Answer, run
 from dapo.types import Problem
 
 _MAX_REASON_CHARS = 1000
@@ -44,32 +39,18 @@ class _Episode:
         return result
 
 
-def _serve(connection: socket.socket) -> None:
-    init_message = receive(connection)
-    if init_message is None:
-        return
-    use_import_locations(init_message["path"], init_message["code_folders"])
-    try:
-        maker = environment_maker(**init_message["spec"])
-    except DapoError as error:
-        connection.sendall(encode({"error": str(error)}))
-        return
-    own_pid = os.getpid()
-    connection.sendall(encode({"pid": own_pid, "tools": maker.tools}))
-    initial_state = process_state(connection)
-    episodes: dict[str, _Episode] = {}
-    number = 0
-    while (message := receive(connection)) is not None:
-        number += 1
+def _playing(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
+    """An environment, and the episodes that this process plays with it. Raises ConfigError or DataError."""
+    maker, episodes = environment_maker(**spec), dict[str, _Episode]()
+
+    def answer(message: dict[str, Any]) -> dict[str, Any]:
         result = _answer(maker.make, episodes, message)
-        if os.getpid() != own_pid:
-            os._exit(0)  # the environment has forked, and the child must not answer too
-        signal.setitimer(signal.ITIMER_REAL, 0)  # a pending alarm would interrupt the next call
-        failed = isinstance(result, Failure)
-        answer: dict[str, Any] = {"error": result.reason[:_MAX_REASON_CHARS]} if isinstance(result, Failure) else result
-        answer |= {"number": number, "damage": describe_damage(initial_state, connection)}
-        answer["needs_restart"] = failed and OUT_OF_MEMORY in answer["error"]  # the memory may still be full
-        connection.sendall(encode(answer))
+        if not isinstance(result, Failure):
+            return {**result, "needs_restart": False}
+        # the memory may still be full
+        return {"error": result.reason[:_MAX_REASON_CHARS], "needs_restart": OUT_OF_MEMORY in result.reason}
+
+    return {"tools": maker.tools}, answer
 
 
 def _answer(
@@ -100,4 +81,4 @@ def _answer(
 
 
 if __name__ == "__main__":
-    run(_serve)
+    run(_playing)

@@ -10,10 +10,10 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, TextIO, cast
+from collections.abc import Callable
+from typing import Any, TextIO, TypeAlias, cast
 
-from dapo.core.errors import RewardError
+from dapo.core.errors import DapoError
 from dapo.core.loading import OUT_OF_MEMORY, use_import_locations
 from dapo.rewards.combine import CombinedVerifier, RewardSpec
 from dapo.rewards.verdicts import responses_of_json
@@ -24,8 +24,14 @@ from dapo.types import Problem, Verdict
 _MAX_ERROR_CHARS, _MAX_ANSWER_CHARS = 1000, 200
 
 
-def run(serve: Callable[[socket.socket], None]) -> None:
-    """Supervise a child process, which calls `serve` with its connection to the pool."""
+Answer: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+"""Answers a message of the pool; `needs_restart` in the answer asks for a new process."""
+Build: TypeAlias = Callable[[dict[str, Any]], tuple[dict[str, Any], Answer]]
+"""Makes the answer to the first message, and what answers the others; raises DapoError."""
+
+
+def run(build: Build) -> None:
+    """Supervise a child process, which answers the messages of the pool by user code that `build` loads."""
     connection, keepalive_pipe, report, memory_bytes = map(int, sys.argv[1:])
     output, theirs = os.pipe()
     supervisor_pid, worker = os.getpid(), os.fork()
@@ -45,7 +51,7 @@ def run(serve: Callable[[socket.socket], None]) -> None:
     for stream in (sys.stdout, sys.stderr):
         cast(TextIO, stream).reconfigure(line_buffering=True)  # type: ignore[attr-defined]
     os.set_inheritable(connection, False)
-    serve(socket.socket(fileno=connection))
+    _serve(socket.socket(fileno=connection), build)
 
 
 def _limit(memory_bytes: int) -> None:
@@ -57,34 +63,42 @@ def _limit(memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))  # macOS may refuse it
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, build: Build) -> None:
     init_message = receive(connection)
     if init_message is None:
         return
     use_import_locations(init_message["path"], init_message["code_folders"])
     try:
-        verifier = CombinedVerifier(RewardSpec(**init_message["spec"]))
-    except RewardError as error:
+        ready, answer_to = build(init_message["spec"])
+    except DapoError as error:
         connection.sendall(encode({"error": str(error)}))
         return
-    connection.sendall(encode({"scopes": verifier.scopes, "columns": verifier.needed_columns, "pid": os.getpid()}))
-    own_pid, initial_state = os.getpid(), process_state(connection)
+    own_pid, initial_state = os.getpid(), _process_state(connection)
+    connection.sendall(encode({**ready, "pid": own_pid}))
     number = 0
     while (task := receive(connection)) is not None:
         number += 1
+        answer = answer_to(task)
+        if os.getpid() != own_pid:
+            os._exit(0)  # the user's code has forked, and the child must not answer too
+        signal.setitimer(signal.ITIMER_REAL, 0)  # a pending alarm would interrupt the next call
+        state = _process_state(connection)
+        damage = " and ".join(text for text, value in initial_state.items() if state[text] != value)
+        connection.sendall(encode({**answer, "number": number, "damage": damage}))
+
+
+def _judging(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
+    """The verifiers of a reward, which judge some of a group's responses per call. Raises RewardError."""
+    verifier = CombinedVerifier(RewardSpec(**spec))
+
+    def judge(task: dict[str, Any]) -> dict[str, Any]:
         rows = verifier.verdicts(task["scope"], Problem(**task["problem"]), responses_of_json(task), task["token_ids"])
         verdicts = [[_verdict_to_json(verdict) for verdict in row] for row in rows]
-        if os.getpid() != own_pid:
-            os._exit(0)  # the verifier has forked, and the child must not answer too
-        signal.setitimer(signal.ITIMER_REAL, 0)  # a pending alarm would interrupt the next verdict
-        answer = {
-            "number": number,
-            "verdicts": verdicts,
-            "damage": describe_damage(initial_state, connection),
-            # the memory may still be full
-            "needs_restart": any(OUT_OF_MEMORY in (v[2] or "") for row in verdicts for v in row if v is not None),
-        }
-        connection.sendall(encode(answer))
+        # the memory may still be full
+        is_full = any(OUT_OF_MEMORY in (v[2] or "") for row in verdicts for v in row if v is not None)
+        return {"verdicts": verdicts, "needs_restart": is_full}
+
+    return {"scopes": verifier.scopes, "columns": verifier.needed_columns}, judge
 
 
 def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
@@ -94,7 +108,7 @@ def _verdict_to_json(verdict: Verdict | None) -> list[Any] | None:
     return [verdict.correct, verdict.score, error and error[:_MAX_ERROR_CHARS], answer and answer[:_MAX_ANSWER_CHARS]]
 
 
-def process_state(connection: socket.socket) -> dict[str, Any]:
+def _process_state(connection: socket.socket) -> dict[str, Any]:
     """Process state that every call must leave unchanged, keyed by the message for a change."""
     state: dict[str, Any] = {"left the working directory changed": None}
     with contextlib.suppress(OSError):  # it was removed
@@ -109,11 +123,5 @@ def process_state(connection: socket.socket) -> dict[str, Any]:
     return state
 
 
-def describe_damage(initial_state: Mapping[str, Any], connection: socket.socket) -> str:
-    """Describe the changes of the process state since `initial_state`; empty without one."""
-    state = process_state(connection)
-    return " and ".join(text for text, value in initial_state.items() if state[text] != value)
-
-
 if __name__ == "__main__":
-    run(_serve)
+    run(_judging)
