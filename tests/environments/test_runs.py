@@ -9,7 +9,7 @@ import pytest
 from pyarrow.parquet import read_table
 
 from dapo.cli.train import resume_run, start_run
-from dapo.config import Config
+from dapo.config import Config, dump_config
 from dapo.core.errors import VerifierFailed
 from dapo.runs.rollout_table import EPISODE, all_columns, read_rollouts
 from helpers.commands import run as run_command
@@ -138,6 +138,24 @@ def test_an_environment_that_always_raises_ends_the_run_with_its_reason(tmp_path
         trained(tmp_path / "run", "environment.name=helpers.environments:Broken", *SHORT)
     reason = "environment: raised ConnectionError: the game server is down"
     assert f"none of the 32 responses judged last has a verdict. 32 times: {reason}" in str(failed.value)
+    assert "dapo environment test helpers.environments:Broken" in str(failed.value)
+    assert "dapo reward test" not in str(failed.value)
+
+
+def test_output_and_seconds_of_an_environment_are_kept(tmp_path: Path):
+    run = trained(tmp_path / "run", "environment.name=helpers.environments:Loud", *SHORT)
+    assert "a turn is played\n" in (run / "logs" / "verifier.log").read_text()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(row["time/environment_s"] > 0 for row in rows if row["step"])
+
+
+def test_a_probe_samples_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "my.yaml").write_text(dump_config(episodes(*SHORT)))
+    code, out, err = run_command(capsys, "check", str(tmp_path / "my.yaml"), "--probe", "--json")
+    assert code == 0, err
+    probe = json.loads(out)["probe"]
+    assert probe["verifier_errors"] == 0
+    assert 0 < probe["accuracy"] < 1
 
 
 @pytest.mark.parametrize(

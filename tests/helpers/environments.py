@@ -231,3 +231,11 @@ def double(number: int) -> int:
         number: the number to double
     """
     return 2 * number
+
+
+class Loud(Digits):
+    """Prints at each turn."""
+
+    def step(self, action: str) -> StepResult:
+        print("a turn is played")
+        return super().step(action)

@@ -107,7 +107,7 @@ def probe_run(
     problems, samples = problems or default_problems(config), samples or config.rollout.group_size
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config))
-        engine = build_engine(config, inputs.loaded, launcher, log=log)
+        engine = build_engine(config, inputs.loaded, launcher, episodes=inputs.episodes, log=log)
         stack.callback(engine.close)
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
         stop_ids = inputs.loaded.stop_ids

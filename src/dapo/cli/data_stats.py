@@ -67,6 +67,7 @@ def model_pass_rates(
     from dapo.evaluation.evaluate import evaluate
     from dapo.rewards.workers.pool import VerifierPool
     from dapo.training.assemble.build import evaluation_plan
+    from dapo.training.assemble.episodes import open_episodes
     from dapo.training.assemble.inputs import device_for_inputs, read_model, require_fit, stop_at_turn_end
 
     spec = parse_data_argument(spec) if isinstance(spec, str) else spec
@@ -88,7 +89,10 @@ def model_pass_rates(
     require_fit(chosen, encoder, loaded, plan.max_response_tokens)
     with ExitStack() as stack:
         judge = stack.enter_context(VerifierPool(config.reward))
-        sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack)
+        episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
+        if episodes is not None:
+            chosen, encoder = episodes.with_prompts(chosen), episodes.renderer.prompts
+        sampler = open_engine_sampler(config, loaded, encoder, checkpoint, plan, stack, episodes)
         update_progress = stack.enter_context(progress("sample and verify"))
         result = evaluate(sampler, judge, chosen, on_progress=update_progress)
     rates = {}

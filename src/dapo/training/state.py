@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from dapo.config import Config
 from dapo.engines.engine import RolloutEngine, WeightSource
+from dapo.environments.pool import EnvironmentPool
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.directory import RunDirectory
@@ -110,6 +111,7 @@ class Run:
     """Options, versions, processor and data of this process (`runs/manifest.py`), stored in each checkpoint."""
     is_solved: bool = False  # whether the run has ended because its problems are solved
     verifier_output: VerifierOutput | None = None  # the output of the verifiers; None where it goes to the console
+    environment: EnvironmentPool | None = None  # the processes that answer turns; None without an environment
     checkpoints: CheckpointWriter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -178,13 +180,15 @@ class Run:
                 self.state.engine_version = self.state.step
 
     def keep_verifier_output(self) -> None:
-        """Move the verifiers' output to logs/verifier.log, and show the first line of a new file."""
-        path = self.directory.verifier_log
-        for output in (self.verifier_output, None if self.audit is None else self.audit.output):
+        """Move the output of verifiers and environment to logs/verifier.log; show the first line of a new file."""
+        path, audit = self.directory.verifier_log, None if self.audit is None else self.audit.output
+        environment = None if self.environment is None else self.environment.output
+        outputs = (("verifier", self.verifier_output), ("verifier", audit), ("environment", environment))
+        for name, output in outputs:
             is_first = not path.exists()
             if output is not None and (new := output.move_to(path)) and is_first:
                 first_line = new.decode(errors="replace").strip().partition("\n")[0]
-                self.tracker.message(f"the verifier prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}")
+                self.tracker.message(f"the {name} prints: {first_line[:_SHOWN_CHARS]!r}; kept in {path}")
 
     def warn(self, metrics: Mapping[str, float]) -> int:
         """Report new findings of the rules on the last finished step; return the number of findings that hold.

@@ -61,7 +61,7 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
 
     with in_background(work, name="dapo-rollouts") as pending:
         try:
-            test = reward_test_command(run.config.reward, run.config.data, run.directory.path)
+            test = reward_test_command(run.config, run.directory.path)
             require_groups(batch, step=step, empty_steps=run.state.empty_steps, reward_test=test)
             if batch.shortfall:
                 run.tracker.message(f"step {step}: short batch: {describe_short_batch(batch)}")
@@ -157,6 +157,8 @@ def evaluate_and_log(run: Run) -> None:
         judge = run.sampling.judge  # its calls in an evaluation count as well
         if isinstance(judge, TimedJudge) and (seconds := judge.pop_mean_latency()) is not None:
             metrics["time/verifier_call_s"] = round(seconds, 6)
+        if run.environment is not None:
+            metrics["time/environment_s"] = round(run.environment.pop_call_s(), 6)
         timings = run.timer.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
         state.wall_s += timings["time/step_s"]
         metrics |= timings

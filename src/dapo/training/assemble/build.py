@@ -57,7 +57,7 @@ def build_run(
 ) -> Iterator[Run]:
     """Build a run with all its parts, before its first step; after the block engines and policy are closed."""
     stop_ids = inputs.loaded.stop_ids
-    test = reward_test_command(config.reward, config.data, directory.path)
+    test = reward_test_command(config, directory.path)
     judge.log_to(display.message)
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs, display.message))
@@ -73,6 +73,7 @@ def build_run(
             held_out=inputs.held_out,
             eval_plan=evaluation_plan(config, stop_ids) if inputs.held_out else None,
             audit=stack.enter_context(open_audit(config, display.message)),
+            environment=None if inputs.episodes is None else inputs.episodes.pool,
         )
 
 
@@ -112,7 +113,7 @@ def dynamic_sampler(
         keep=load_filter(keep),
         thresholds=thresholds,
         max_error_rate=max_error_rate,
-        reward_test=reward_test or reward_test_command(config.reward, config.data),
+        reward_test=reward_test or reward_test_command(config),
     )
 
 

@@ -1,6 +1,7 @@
 """Reads the inputs of a run, data and model, and checks that they fit, before anything is written."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
@@ -54,37 +55,20 @@ def read_inputs(
     require_hardware(config)
     loaded, encoder, about_model, episodes = read_model_and_encoder(config, training=training)
     notes += about_model
-    try:
+    with ExitStack() as on_failure:
         if episodes is not None:
+            on_failure.callback(episodes.pool.close)
             problems, held_out = episodes.with_prompts(problems), episodes.with_prompts(held_out)
-        problems, held_out = _fitting(config, problems, held_out, loaded, encoder, notes, training, on_progress)
-    except BaseException:
-        if episodes is not None:
-            episodes.pool.close()
-        raise
+        if training:
+            problems = drop_long(problems, encoder, notes, kind="training prompts", on_progress=on_progress)
+        if held_out:
+            held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
+        response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
+        if training:
+            response_tokens = max(response_tokens, config.rollout.max_response_tokens)
+        require_fit([*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens)
+        on_failure.pop_all()
     return Inputs(loaded, encoder, problems, held_out, notes, episodes, copies)
-
-
-def _fitting(
-    config: Config,
-    problems: list[Problem],
-    held_out: list[Problem],
-    loaded: LoadedModel,
-    encoder: PromptEncoder,
-    notes: list[str],
-    training: bool,
-    on_progress: Callable[[int, int], None] | None,
-) -> tuple[list[Problem], list[Problem]]:
-    """Drop problems whose prompts are too long, and check that the others fit the model."""
-    if training:
-        problems = drop_long(problems, encoder, notes, kind="training prompts", on_progress=on_progress)
-    if held_out:
-        held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
-    response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
-    if training:
-        response_tokens = max(response_tokens, config.rollout.max_response_tokens)
-    require_fit([*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens)
-    return problems, held_out
 
 
 def drop_long(
