@@ -27,9 +27,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable ".[dev]"
 	@touch $@
 
-# reasoning-gym compiles one of its dependencies: it needs a C compiler
+# problems and environments of other packages. reasoning-gym compiles one of its dependencies: it needs a C compiler.
+# The last line leaves out requirements of parts that no test plays, such as clients of model servers
 $(VENV)/.installed-gym: $(VENV)/.installed
 	$(PIP) --editable ".[gym]"
+	$(PIP) --no-deps skyrl-gym==0.4.0 textarena==0.7.4 func_timeout==4.3.5 nltk==3.10.4 websockets==17.4
 	@touch $@
 
 # for a machine with a GPU: vLLM in the tested version, and what reads the hub's data. vLLM needs an older numpy than
