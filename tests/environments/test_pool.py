@@ -126,7 +126,7 @@ def test_an_environment_that_cannot_be_repeated_is_an_error_when_its_process_is_
             "environment.name=helpers.environments:LocalPool: LocalPool has no",
         ),
         ("textarena:Chess", {}, "textarena"),
-        ("skyrl:gsm8k", {}, "skyrl_gym"),
+        ("skyrl:gsm9k", {}, "environment.name=skyrl:gsm9k: .*skyrl.gym"),
     ],
 )
 def test_an_environment_that_cannot_be_made_is_refused_in_a_sentence(name: str, options: dict[str, Any], message: str):

@@ -3,7 +3,7 @@
 import random
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dapo.cli.formatting import right, titled_table
@@ -11,7 +11,6 @@ from dapo.config import build_config, parse_data_argument
 from dapo.core.errors import ConfigError
 from dapo.data.problems import load_problems
 from dapo.environments.pool import EnvironmentPool
-from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.console import SafeConsole
 from dapo.runs.outcomes import verdict_word
 from dapo.types import Problem
@@ -27,6 +26,7 @@ class Play:
 
     seed: int
     kind: str
+    turns: int
     answers: Sequence[dict[str, Any]]
     differs: bool = False
 
@@ -44,11 +44,8 @@ class Play:
 
     def as_json(self) -> dict[str, Any]:
         """The episode as JSON values."""
-        names = ("seed", "kind", "paid", "correct", "error", "differs")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "turns": sum("reward" in each for each in self.answers),
-        }
+        names = ("seed", "kind", "turns", "paid", "correct", "error", "differs")
+        return {name: getattr(self, name) for name in names}
 
 
 def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> list[Play]:
@@ -65,27 +62,25 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
     raw = {"model": "none", "data": {"train": source}, "environment": {"name": name}}
     config = build_config(raw, overrides, where="dapo environment test")
     problems = load_problems(config.data.train_source, require_answer=False)
-    with EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib, output=VerifierOutput()) as pool:
+    with EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
         pool.call_form = "hermes" if pool.tools else None
         tasks = [(problems[seed % len(problems)], seed) for seed in range(EPISODES)]
         first = [_play(pool, *task, max_turns=config.environment.max_turns) for task in tasks]
         second = [_play(pool, *task, max_turns=config.environment.max_turns) for task in reversed(tasks)][::-1]
-    return [
-        Play(one.seed, one.kind, one.answers, differs=one.answers != other.answers)
-        for one, other in zip(first, second, strict=True)
-    ]
+    return [replace(one, differs=one.answers != other.answers) for one, other in zip(first, second, strict=True)]
 
 
 def _play(pool: EnvironmentPool, problem: Problem, seed: int, *, max_turns: int) -> Play:
     chance, kind = random.Random(seed), _KINDS[seed % len(_KINDS)]
     episode = pool.open(problem, seed)
-    answers = [dict(episode.reset.result())]
-    while "error" not in answers[-1] and not answers[-1].get("done") and len(answers) <= max_turns:
+    answers, turns = [dict(episode.reset.result())], 0
+    while "error" not in answers[-1] and not answers[-1].get("done") and turns < max_turns:
         answers.append(dict(episode.step(_action(kind, chance)).result()))
+        turns += 1
     if "error" not in answers[-1] and not answers[-1].get("done"):
         answers.append(dict(episode.end().result()))
     episode.close()
-    return Play(seed, kind, answers)
+    return Play(seed, kind, turns, answers)
 
 
 def _action(kind: str, chance: random.Random) -> str:
@@ -101,8 +96,7 @@ def print_plays(plays: Sequence[Play]) -> None:
     for play in plays:
         verdict = verdict_word(play.correct, play.error)
         remark = "two plays differ" if play.differs else (play.error or "")[:_SHOWN_CHARS]
-        values = play.as_json()
-        table.add_row(f"{play.seed}", play.kind, f"{values['turns']}", f"{play.paid:g}", verdict, remark)
+        table.add_row(f"{play.seed}", play.kind, f"{play.turns}", f"{play.paid:g}", verdict, remark)
     console.print(table)
     console.print(f"most that nonsense is paid: {max(play.paid for play in plays):g}", soft_wrap=True)
     if any(play.differs for play in plays):

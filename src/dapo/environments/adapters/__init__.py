@@ -48,7 +48,9 @@ def environment_maker(name: str | None, options: Mapping[str, Any], tools: Seque
         schemas = schemas_of(None, functions)
         return EnvironmentMaker(lambda form: ToolEnvironment(None, functions, schemas, form or "hermes"), schemas)
     factory = _factory(name)
-    made = try_call(lambda: factory(**options))
+    made = try_call(lambda: _made_or_error(factory, options))
+    if isinstance(made, ConfigError):
+        raise ConfigError(f"{_OPTION}{name}: {made}")
     if isinstance(made, Failure):
         given = ", ".join(options) or "no options"
         raise ConfigError(f"{_OPTION}{name}: making one with {given} {made.reason}")
@@ -67,6 +69,14 @@ def environment_maker(name: str | None, options: Mapping[str, Any], tools: Seque
     return EnvironmentMaker(
         lambda form: ToolEnvironment(factory(**options), functions, schemas, form or "hermes"), schemas
     )
+
+
+def _made_or_error(factory: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """An environment, or the ConfigError of an adapter, which is a sentence already."""
+    try:
+        return factory(**options)
+    except ConfigError as error:
+        return error
 
 
 def _factory(name: str) -> Callable[..., Any]:

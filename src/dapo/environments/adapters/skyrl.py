@@ -5,6 +5,7 @@ from typing import Any
 
 from dapo.core.errors import ConfigError
 from dapo.core.loading import require_package
+from dapo.core.text import did_you_mean
 from dapo.environments.environment import StepResult
 from dapo.rewards.verifiers.function import columns_of
 from dapo.types import Message, Problem
@@ -21,7 +22,13 @@ class SkyRLEnvironment:
         """`options` are keyword arguments of the class, or `env_config`."""
         self._environment, self._options = environment, options
         if isinstance(environment, str):
-            require_package("skyrl_gym", purpose="environment.name=skyrl:ID", error=ConfigError)
+            require_package("skyrl_gym", purpose="this environment", error=ConfigError)
+            from skyrl_gym.envs.registration import registry
+
+            if environment not in registry:
+                raise ConfigError(
+                    f"skyrl-gym has no environment {environment!r}; {did_you_mean(environment, registry)}"
+                )
         self._made: Any = None
 
     def reset(self, problem: Problem, seed: int) -> list[Message]:

@@ -4,6 +4,7 @@ from typing import Any
 
 from dapo.core.errors import ConfigError
 from dapo.core.loading import require_package
+from dapo.core.text import did_you_mean
 from dapo.environments.environment import StepResult
 from dapo.types import Problem
 
@@ -17,16 +18,14 @@ class TextArenaGame:
 
     def __init__(self, game: str, **options: Any) -> None:
         """`options` are keyword arguments of the game."""
-        require_package("textarena", purpose=f"environment.name=textarena:{game}", error=ConfigError)
+        require_package("textarena", purpose="this environment", error=ConfigError)
         import textarena
 
         known = textarena.envs.registration.ENV_REGISTRY
         raw = game if game.endswith("-raw") else f"{game}-raw"
         if raw not in known:
-            near = [name for name in known if name.partition("-")[0] == game.partition("-")[0]]
-            raise ConfigError(
-                f"textarena has no game {game!r}; {'it has ' + ', '.join(near[:8]) if near else 'see its page'}"
-            )
+            near = did_you_mean(game, known, otherwise="its games are listed in textarena.envs")
+            raise ConfigError(f"textarena has no game {game!r}; {near}")
         self._game = textarena.make(raw, **options)
         self._action_type = textarena.ObservationType.PLAYER_ACTION
 
