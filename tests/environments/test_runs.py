@@ -1,6 +1,7 @@
 """Whole runs of episodes: metrics and tables, equal bytes however slow an environment is, resumption, evaluations."""
 
 import json
+import linecache
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import pytest
 from pyarrow.parquet import read_table
 
+import dapo
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, dump_config
 from dapo.core.errors import VerifierFailed
+from dapo.environments import StepResult
 from dapo.runs.rollout_table import EPISODE, all_columns, read_rollouts
 from helpers.commands import run as run_command
 from helpers.tiny_runs import contents, differences, metrics, tiny
@@ -227,3 +230,24 @@ def test_doctor_finds_what_is_wrong_with_episodes(
     assert code == 0
     assert findings[rule]["holds"]
     assert "verifier_errors" not in findings
+
+
+def test_a_session_collects_episodes_of_a_class_of_a_cell():
+    namespace: dict[str, Any] = {"StepResult": StepResult, "__name__": "__main__"}
+    linecache.cache["<cell>"] = (len(CELL), None, CELL.splitlines(keepends=True), "<cell>")
+    exec(compile(CELL, "<cell>", "exec"), namespace)
+    options: dict[str, Any] = {"prompts_per_step": 2, "group_size": 4, "max_response_tokens": 48}
+    with dapo.session("tiny-random", data="environment", environment=namespace["Parity"], **options) as session:
+        batch = session.collect()
+    rewards = {reward for group in batch.groups for reward in group.rewards}
+    assert len(rewards) > 1
+    assert all(reward is None or reward <= 8 for reward in rewards)
+
+
+CELL = """
+class Parity:
+    def reset(self, problem, seed):
+        return "Say something."
+    def step(self, action):
+        return StepResult("more", reward=float(len(action) % 2))
+"""

@@ -21,7 +21,7 @@ from dapo.api.in_memory_data import (
     weights_by_name,
     write_rows,
 )
-from dapo.api.keywords import as_overrides, build_scaled, load_base, option_named, options_from
+from dapo.api.keywords import as_overrides, build_scaled, load_base, named_functions, options_from
 from dapo.api.notebook import display_class
 from dapo.api.python_errors import in_python, python_interface
 from dapo.api.run import Run, translate_errors
@@ -134,7 +134,7 @@ def _read_options(
     given: Mapping[str, Any], reward: Reward, keywords: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[WrittenModule], list[str]]:
     """The options of a call by dotted names, the modules of its functions, and the folders from which these import."""
-    given, keywords = dict(given), dict(keywords)
+    given = dict(given)
     writers = [reward_code := CodeWriter("reward")]
     if reward is not None:
         weights = weights_by_name(reward, reward_code.add)
@@ -142,14 +142,8 @@ def _read_options(
         given["reward.verifier"] = verifier_option(named)
     if not isinstance(loss := keywords.get("loss", ""), str | Mapping) and not callable(loss):
         raise ConfigError(f"loss: expected a function, module:function or options of the loss, got {loss!r}")
-    for name, value in keywords.items():
-        if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
-            writers.append(writer := CodeWriter(name.rpartition(".")[2]))
-            keywords[name] = writer.qualified(writer.add(value))
-    if tools := keywords.get("tools"):
-        writers.append(tool_code := CodeWriter("tool"))
-        names = [tool_code.add(tool) if callable(tool) else tool for tool in tools]
-        keywords["tools"] = [tool_code.qualified(name) for name in names]
+    keywords, of_options = named_functions(keywords)
+    writers += of_options
     named_options = options_from(keywords)
     if twice := sorted(given.keys() & named_options.keys()):
         raise ConfigError(f"{twice[0]} is set twice in one call")

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
+from dapo.api.code_writer import CodeWriter
 from dapo.config import PRESETS, Config, build_config, find_config
 from dapo.config.load import as_literal, merge_options, parse_overrides, read_options
 from dapo.config.option_fields import names_by_keyword, options_of
@@ -28,6 +29,20 @@ def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{keyword}: {name} is set twice in one call")
         found[name] = as_literal(_plain(value, keyword))
     return found
+
+
+def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[CodeWriter]]:
+    """The keywords with import paths instead of functions and classes, and the modules in which these are written."""
+    named, writers = dict(keywords), list[CodeWriter]()
+    for name, value in keywords.items():
+        if callable(value) and (name in ("loss", "environment") or "." in option_named(name)):
+            writers.append(writer := CodeWriter(name.rpartition(".")[2]))
+            named[name] = writer.qualified(writer.add(value))
+    if tools := keywords.get("tools"):
+        writers.append(writer := CodeWriter("tool"))
+        names = [writer.add(tool) if callable(tool) else tool for tool in tools]
+        named["tools"] = [writer.qualified(name) for name in names]
+    return named, writers
 
 
 def option_named(keyword: str) -> str:

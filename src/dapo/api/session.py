@@ -11,14 +11,16 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from dapo.api.batch import CollectedBatch
+from dapo.api.code_writer import CodeWriter
 from dapo.api.in_memory_data import Data, Reward, is_source, row_errors, verifier_option, weights_by_name, write_rows
-from dapo.api.keywords import build_scaled, load_base, options_from
+from dapo.api.keywords import build_scaled, load_base, named_functions, options_from
 from dapo.api.lifecycle.generate import answers_of, generation_plan
 from dapo.api.python_errors import python_interface
 from dapo.api.result_types import EvaluationResult, table_of
 from dapo.config import Config
 from dapo.config.load import merge_options, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
+from dapo.core.loading import add_code_folder
 from dapo.core.terminal import print_text
 from dapo.evaluation.evaluate import EngineSampler, evaluate
 from dapo.policy.custom_loss import CustomLoss, LossFunction, load_loss
@@ -27,6 +29,7 @@ from dapo.policy.policy import Policy
 from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import progress
+from dapo.runs.stored_config import CODE_FOLDER
 from dapo.training.assemble.build import build_engine, build_sampling, evaluation_plan, open_policy
 from dapo.training.assemble.inputs import drop_long, read_model_and_encoder, require_fit
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
@@ -52,7 +55,9 @@ ROWS_FILE = "rows.jsonl"
 class Session(AbstractContextManager["Session"]):
     """A model, its optimiser and an engine in this process; use it in a `with` block, or close it."""
 
-    def __init__(self, config: Config, *, data: Data = None, reward: Reward = None) -> None:
+    def __init__(
+        self, config: Config, *, data: Data = None, reward: Reward = None, code: Sequence[CodeWriter] = ()
+    ) -> None:
         """Load the model. `data` and `reward` are the defaults of `collect`."""
         _require_one_process(config)
         require_hardware(config)
@@ -70,6 +75,9 @@ class Session(AbstractContextManager["Session"]):
         self._stack = ExitStack()
         with ExitStack() as stack:
             self._folder = Path(stack.enter_context(TemporaryDirectory(prefix="dapo-session-")))
+            for writer in code:
+                writer.module().write(self._folder / CODE_FOLDER)
+            add_code_folder(self._folder / CODE_FOLDER)
             self._loaded, self._encoder, notes, self._episodes = read_model_and_encoder(self.config, training=True)
             self.config = resolve_engine(self.config, self._loaded.model)
             self._engine = build_engine(self.config, self._loaded, episodes=self._episodes, log=print_text)
@@ -300,8 +308,9 @@ def session(
     """
     base = merge_options({"data": {"train": NO_DATA}}, load_base(config)[0])
     given = {} if model is None else {"model.name": str(model)}
+    options, code = named_functions(options)
     built, _ = build_scaled(base, given | options_from(options), where="dapo.session")
-    return Session(built, data=data, reward=reward)
+    return Session(built, data=data, reward=reward, code=[writer for writer in code if not writer.is_empty])
 
 
 def _require_one_process(config: Config) -> None:
