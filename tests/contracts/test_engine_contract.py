@@ -314,7 +314,10 @@ def assert_continued_equals_whole(
         engine.submit(requests)
         done = {g.request_id: g for _ in range(polls) for g in engine.poll()}
         parts = {g.request_id: g for g in engine.abort([r.id for r in requests if r.id not in done])}
-        unfinished = [r for r in requests if r.id in parts]
+        for name, part in parts.items():
+            if part.finish != "aborted":  # it had ended before the abort
+                assert (part.token_ids, part.finish) == (whole[name].token_ids, whole[name].finish)
+        unfinished = [r for r in requests if r.id in parts and parts[r.id].finish == "aborted"]
         rest = run(engine, [continuation(r, parts[r.id]) for r in unfinished])
         left |= {len(whole[name].token_ids) - len(part.token_ids) for name, part in parts.items()}
         for r in unfinished:

@@ -192,7 +192,8 @@ def test_a_slow_engine_with_one_token_per_poll_has_not_hung_however_long_it_take
     ("corrupt", "message"),
     [
         (lambda found: found[1:], "the engine did not answer the abort of request '1/"),
-        (each(finish="stop"), "': expected finish 'aborted' after an abort, got 'stop'"),
+        (each(finish="stop"), "': expected a last token among "),
+        (each(finish="length"), f"': expected {LIMIT} tokens with finish 'length', got "),
         (each(token_ids=(99,), logprobs=(-1.0,)), "': expected token ids from 0 to 9, got 99 at token 0"),
     ],
 )

@@ -313,7 +313,7 @@ class EnginePool(EngineState):
         stopped = {generation.request_id: generation for found in self._call(calls).values() for generation in found}
         for engine, wanted in names.items():
             # finished but undelivered generations, also of a replaced process
-            stopped |= {found.request_id: replace(found, finish="aborted") for found in engine.undelivered}
+            stopped |= {found.request_id: found for found in engine.undelivered}
             engine.undelivered = [found for found in engine.undelivered if found.request_id not in wanted]
             self._forget(engine, wanted)
         return [stopped[name] for name in wanted_ids if name in stopped]

@@ -36,7 +36,10 @@ class RolloutEngine(Protocol):
         """Advance, and return the finished responses, if any. In process: one token for every running sequence."""
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
-        """Stop these requests and return their partial responses (`finish="aborted"`, no tokens if never started)."""
+        """Stop these requests and return their partial responses (`finish="aborted"`, no tokens if never started).
+
+        A response that had ended before the abort, but was not yet returned, keeps its finish: nothing may continue it.
+        """
 
     def close(self) -> None:
         """Free everything. Afterwards every other call raises EngineError."""

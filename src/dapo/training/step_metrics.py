@@ -61,7 +61,8 @@ def rollouts_in_background(run: Run, batch: Batch, samples: Sequence[Sample]) ->
 
     with in_background(work, name="dapo-rollouts") as pending:
         try:
-            test = reward_test_command(run.config, run.directory.path)
+            config = run.config
+            test = reward_test_command(config.reward, config.data, config.environment.name, run.directory.path)
             require_groups(batch, step=step, empty_steps=run.state.empty_steps, reward_test=test)
             if batch.shortfall:
                 run.tracker.message(f"step {step}: short batch: {describe_short_batch(batch)}")

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from dapo.config import Config
+from dapo.config import DataConfig, RewardConfig
 from dapo.core.errors import NumericsError, ShortfallError
 from dapo.runs.outcomes import Outcome, count_dropped
 from dapo.training.dynamic_sampling import REWARD_TEST
@@ -67,12 +67,13 @@ def require_groups(batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_
     raise ShortfallError(f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}")
 
 
-def reward_test_command(config: Config, run: Path | None = None) -> str:
+def reward_test_command(
+    reward: RewardConfig, data: DataConfig, environment: str | None, run: Path | None = None
+) -> str:
     """Return the command that tests the reward of a run on its data; without a run, an inline data spec is DATA.
 
-    If only the environment rewards, the command tests that.
+    If only the `environment` rewards, the command tests that.
     """
-    reward, data, environment = config.reward, config.data, config.environment.name
     if environment is not None and reward.verifier in ("auto", "environment"):
         return f"dapo environment test {shlex.quote(environment)}"
     if run is not None:

@@ -57,7 +57,7 @@ def build_run(
 ) -> Iterator[Run]:
     """Build a run with all its parts, before its first step; after the block engines and policy are closed."""
     stop_ids = inputs.loaded.stop_ids
-    test = reward_test_command(config, directory.path)
+    test = reward_test_command(config.reward, config.data, config.environment.name, directory.path)
     judge.log_to(display.message)
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs, display.message))
@@ -113,7 +113,7 @@ def dynamic_sampler(
         keep=load_filter(keep),
         thresholds=thresholds,
         max_error_rate=max_error_rate,
-        reward_test=reward_test or reward_test_command(config),
+        reward_test=reward_test or reward_test_command(config.reward, config.data, config.environment.name),
     )
 
 
