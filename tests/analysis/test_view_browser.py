@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
@@ -85,6 +86,14 @@ class Page:
     def errors(self) -> list[str]:
         """What the browser has written into its console since the last call."""
         return [entry["message"] for entry in self.browser.get_log("browser")]
+
+
+@contextmanager
+def shown(browser: Any, *paths: Path) -> Iterator[Page]:
+    """A page of a server for these runs, which is left before the server ends: it would ask it again."""
+    with serving(*paths) as client:
+        yield Page(browser, f"http://127.0.0.1:{client.port}/")
+        browser.get("about:blank")
 
 
 def rewrite(run: Path, step: int, change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> None:
@@ -258,8 +267,7 @@ def points(value: float, unit: str = "") -> str:
 
 def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pairs_them(browser, runs, tmp_path):
     short = make_run(tmp_path / "short", "train.num_steps=1", "optim.lr=1e-9", ALOUD)
-    with serving(runs[0], short) as client:
-        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    with shown(browser, runs[0], short) as page:
         page.open("compare?run=first&runs=first,short")
         page.wait("return document.querySelectorAll('#held-out tbody tr').length === 1")
         expected = compare_runs(runs[0], short).held_out["final"]
@@ -277,7 +285,6 @@ def test_runs_are_compared_on_their_last_evaluations_paired_as_dapo_compare_pair
         page.wait("return document.querySelector('#paired') !== null")
         assert points(found["difference"], " points") in page.texts("#paired")[0]
         assert page.texts("#paired .neg, #paired .pos") == []  # colours are for differences whose interval excludes 0
-        browser.get("about:blank")
     assert page.errors() == []
 
 
@@ -285,8 +292,7 @@ def test_runs_that_must_not_be_paired_are_compared_without_a_difference(browser,
     hotter = make_run(tmp_path / "hotter", "eval.temperature=0.1", ALOUD)
     without = make_run(tmp_path / "without", "data.eval=null", "train.num_steps=1")
     quiet = make_run(tmp_path / "quiet", "train.num_steps=1")
-    with serving(runs[0], hotter, without, quiet) as client:
-        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    with shown(browser, runs[0], hotter, without, quiet) as page:
         page.open("compare?run=first&runs=first,hotter,without,quiet")
         page.wait("return document.querySelectorAll('#held-out tbody tr').length === 3")
         assert page.texts("#held-out td[data-name=verdict]") == [
@@ -296,15 +302,13 @@ def test_runs_that_must_not_be_paired_are_compared_without_a_difference(browser,
             "dapo.rewards.examples:has_digit in the other",
         ]
         assert page.texts("#held-out td[data-name=difference]") == ["", "", ""]
-        browser.get("about:blank")
     assert all("status of 404" in error for error in page.errors())  # the browser's own line about the refusal
 
 
 def test_the_open_run_is_compared_with_the_newest_ones(browser, runs, tmp_path):
     for i in range(6):
         shutil.copytree(runs[0], tmp_path / f"copy-{i}")
-    with serving(tmp_path) as client:
-        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    with shown(browser, tmp_path) as page:
         for name in ("copy-0", "copy-5"):
             page.open(f"compare?run={name}")
             page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
@@ -314,8 +318,7 @@ def test_the_open_run_is_compared_with_the_newest_ones(browser, runs, tmp_path):
 
 
 def test_a_run_that_begins_after_the_page_is_shown_live_until_it_stops(browser, tmp_path):
-    with serving(tmp_path) as client:
-        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    with shown(browser, tmp_path) as page:
         page.open("")
         assert "There is no run here yet" in page.texts("main")[0]
         with training(tmp_path / "late", "train.num_steps=5000", "train.eval_every=5000", "optim.lr=1e-9") as process:
@@ -328,7 +331,6 @@ def test_a_run_that_begins_after_the_page_is_shown_live_until_it_stops(browser, 
             process.send_signal(signal.SIGINT)
             process.wait(60)
             page.wait("return document.querySelector('#summary .badge')?.textContent === 'stopped'")
-        browser.get("about:blank")  # it would ask the server after its end
     assert page.errors() == []
 
 
@@ -415,8 +417,7 @@ def test_the_marker_of_step_0_has_room_on_both_sides(page, axis):
 def test_the_axis_of_steps_counts_whole_steps(browser, tmp_path):
     make_run(tmp_path / "a", "train.num_steps=1", "train.eval_every=1")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
-    with serving(tmp_path) as client:
-        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    with shown(browser, tmp_path) as page:
         for fragment in (*CHARTED, "problems"):
             page.open(f"{fragment}?run=a&runs=a,b&find=eval")
             page.wait("return document.querySelector('.js-plotly-plot .xtick') !== null")
@@ -426,7 +427,6 @@ def test_the_axis_of_steps_counts_whole_steps(browser, tmp_path):
         chart = "document.querySelector('[data-chart] .js-plotly-plot')"
         page.browser.execute_script(f"Plotly.relayout({chart}, {{'xaxis.range': [0.2, 1.1]}})")
         page.wait(f"return [...{chart}.querySelectorAll('.xtick text')].map((e) => e.textContent).join() === '1'")
-        browser.get("about:blank")
     assert page.errors() == []
 
 
@@ -443,8 +443,7 @@ def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_say
         write_evaluation(run, step, found.summary(), found.table())
         rows.append({"step": step, **found.metrics()})
     log_metrics(run.metrics, sorted(rows, key=lambda row: row["step"]))
-    with serving(tmp_path) as client:
-        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    with shown(browser, tmp_path) as page:
         page.open("overview?run=a")
         data = "(document.querySelector(\"[data-chart='{}'] .js-plotly-plot\")?.data || [])"
         for title in ("Response length", "Token breakdown", "Held-out accuracy"):
@@ -467,7 +466,6 @@ def test_a_step_without_a_value_is_a_gap_and_an_evaluation_without_a_verdict_say
         assert set(page.texts("td[data-name='judged by']")) == {"exact"}
         page.open("log?run=a")
         page.wait("return document.querySelector('main').textContent.includes('No log')")
-        browser.get("about:blank")
     assert page.errors() == []
 
 
@@ -502,13 +500,11 @@ def test_a_run_without_curves_says_why(browser, runs, tmp_path):
         "infinite": "No value of rollout/response_tokens_mean is finite.",
         "damaged": "The metrics of this run cannot be read.",
     }
-    with serving(tmp_path) as client:
-        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    with shown(browser, tmp_path) as page:
         for name, reason in expected.items():
             page.open(f"overview?run={name}")
             page.wait("return document.querySelector('.plot-empty') !== null")
             assert page.texts("[data-chart='Response length'] .plot-empty") == [reason]
-        browser.get("about:blank")
     assert page.errors() == []
 
 
@@ -516,8 +512,7 @@ def test_many_runs_with_long_names_leave_room_for_the_charts(browser, runs, tmp_
     for i in range(50):
         copied = tmp_path / f"a-name-that-somebody-made-of-the-options-of-a-sweep-lr-0.003-number-{i:02}"
         shutil.copytree(runs[0], copied, ignore=shutil.ignore_patterns("checkpoints", "rollouts"))
-    with serving(tmp_path) as client:
-        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    with shown(browser, tmp_path) as page:
         page.open(f"compare?run={copied.name}")
         page.wait("return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0")
         top = "return document.querySelector('[data-chart]').getBoundingClientRect().top"
@@ -528,7 +523,6 @@ def test_many_runs_with_long_names_leave_room_for_the_charts(browser, runs, tmp_
         assert max(map(len, names)) <= 36
         plot = "return document.querySelector('[data-chart] .js-plotly-plot')._fullLayout.yaxis._length"
         assert page.browser.execute_script(plot) > 100
-        browser.get("about:blank")
     assert page.errors() == []
 
 
@@ -577,13 +571,11 @@ def test_options_findings_and_the_log_have_pages(page, client):
 def test_an_option_that_a_resume_changed_is_shown_with_its_steps(browser, tmp_path):
     run = make_run(tmp_path / "changed", "train.num_steps=1", "train.save_every=1", "data.eval=null")
     resume_run(run, ["optim.lr=0.002", "train.num_steps=2"])
-    with serving(run) as client:
-        page = Page(browser, f"http://127.0.0.1:{client.port}/")
+    with shown(browser, run) as page:
         page.open("options?run=changed&find=optim.lr")
         page.wait("return document.querySelector('tbody tr') !== null")
         assert page.texts("tbody tr:first-child code")[:2] == ["optim.lr", "0.002"]
         assert page.texts("tbody tr:first-child td[data-name='before a resume']") == ["0.003 up to step 1"]
-        browser.get("about:blank")
     assert page.errors() == []
 
 
@@ -728,8 +720,8 @@ def test_episodes_are_conversations_whose_observations_are_no_more_than_text(bro
     messages = [each for row in rows for each in json.loads(row["episode"])["messages"]]
     turns = [each for each in messages if each["role"] == "assistant"]
     write_report(run, tmp_path / "report.html")
-    with serving(run) as client:
-        for address in (f"http://127.0.0.1:{client.port}/", (tmp_path / "report.html").as_uri()):
+    with shown(browser, run) as served:
+        for address in (served.address, (tmp_path / "report.html").as_uri()):
             page = Page(browser, address)
             page.open("rollouts?run=episodes")
             page.wait("return document.querySelectorAll('td[data-name=turns]').length > 3")
@@ -749,7 +741,6 @@ def test_episodes_are_conversations_whose_observations_are_no_more_than_text(bro
             page.wait("return document.querySelectorAll('[data-chart]').length === 12")
             assert page.errors() == []
             assert browser.execute_script("return window.hacked") is None
-        browser.get("about:blank")
 
 
 def test_a_report_is_one_file_that_works_without_a_server(browser, runs, tmp_path):
