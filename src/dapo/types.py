@@ -77,6 +77,8 @@ class GenerationRequest:
 
     An engine that still holds their keys and values may use them, which changes no result but rounding.
     """
+    is_continued: bool = False
+    """Whether a later request may name this one as `previous`: an engine may keep its keys and values until then."""
     problem: Problem | None = None
     """The task of an episode; an engine that samples single responses does not read it."""
 

@@ -179,6 +179,7 @@ class EpisodeEngine:
             seed=keyed_seed(request.seed, "turn", turn) if turn else request.seed,
             problem=None,
             previous=f"{request.id}/{turn - 1}" if turn else None,
+            is_continued=turn + 1 < self._config.max_turns,
         )
         self._sampling[follows.id] = running
         return follows

@@ -128,8 +128,8 @@ def native_mask(
     """The positions that queries may attend to, from the model's own `mask_function(batch, head, query, key)`.
 
     A prefill gets `[1, 1, q, q_offset + q]` booleans, or None for plain causal attention (`q_offset` 0). A decode step
-    with positions (`q_offset` `[n]`) gets `[n, 1, 1, kv_length]` of 0 and -inf in `dtype`, because attention on the CPU
-    would convert booleans once per layer. A decode step with `RowLengths` as `q_offset` gets them back, with the window
+    and a prefill whose rows begin at different positions (`q_offset` `[n]`) get `[n, 1, q, kv_length]` of 0 and -inf in
+    `dtype`, because attention on the CPU would convert booleans once per layer. A decode step with `RowLengths` as `q_offset` gets them back, with the window
     of the model's mask function.
     """
     if mask_function is None:
@@ -145,7 +145,8 @@ def native_mask(
     keys = torch.arange(kv_length, device=device)[None, None, None, :]
     zero = torch.zeros((), dtype=torch.long, device=device)
     if isinstance(q_offset, Tensor):
-        allowed = mask_function(zero, zero, q_offset[:, None, None, None], keys)
+        queries = q_offset[:, None, None, None] + torch.arange(q_length, device=device)[None, None, :, None]
+        allowed = mask_function(zero, zero, queries, keys)
         return torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
     if allow_is_causal_skip and q_offset == 0 and (local_size is None or q_length <= local_size):
         return None

@@ -86,6 +86,36 @@ class PromptCache(KeyValueCache):
         return sum(tensor.numel() * tensor.element_size() for tensor in (*self.keys, *self.values))
 
 
+class ContinuedCache(PromptCache):
+    """The keys and values of a prefill whose prompts begin with other prefixes each, which are not computed again."""
+
+    def __init__(self, prefixes: Sequence[PromptCache]) -> None:
+        super().__init__()
+        self._prefixes = prefixes
+        lengths, device = [prefix.keys[0].shape[2] for prefix in prefixes], prefixes[0].keys[0].device
+        self._offset, self._starts = max(lengths), upload(np.array(lengths, dtype=np.int64), device)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of a layer right behind each prompt's prefix; returns all of them."""
+        rows = torch.arange(len(key_states), device=key_states.device)[:, None]
+        positions = self._starts[:, None] + torch.arange(key_states.shape[2], device=key_states.device)
+        for states, stored in ((key_states, "keys"), (value_states, "values")):
+            n, heads, width, d = states.shape
+            whole = states.new_zeros(n, heads, self._offset + width, d)
+            for row, prefix in enumerate(self._prefixes):
+                first = getattr(prefix, stored)[layer_idx][0]
+                whole[row, :, : first.shape[1]] = first
+            whole[rows, :, positions] = states.transpose(1, 2)
+            getattr(self, stored).append(whole)
+        return self.keys[layer_idx], self.values[layer_idx]
+
+    def get_query_offset(self, layer_idx: int = 0) -> Tensor:  # type: ignore[override]
+        """`[n]` position of each prompt's first query."""
+        return self._starts
+
+
 class SlotCache(KeyValueCache):
     """The keys and values of running sequences, one row each; a decode step uses rows 0 .. n-1."""
 
@@ -134,6 +164,15 @@ class SlotCache(KeyValueCache):
         """Copy the first `length` positions of rows `sources` over rows `rows`."""
         self._copy(self.tensors, self.tensors, sources, rows, length)
 
+    def row(self, index: int, length: int, prompt: PromptCache | None = None) -> PromptCache:
+        """A copy of the first `length` positions of a row, behind those of `prompt`."""
+        copied = PromptCache()
+        copied.keys, copied.values = self._row_states(index, length)
+        if prompt is not None:
+            copied.keys = [torch.cat(pair, 2) for pair in zip(prompt.keys, copied.keys, strict=True)]
+            copied.values = [torch.cat(pair, 2) for pair in zip(prompt.values, copied.values, strict=True)]
+        return copied
+
     def begin_step(self, positions: Tensor, longest: int, rows: Rows | None = None) -> None:
         """Prepare a forward that writes row i at `positions[i]` `[n]`; the longest row then has `longest` positions."""
         raise NotImplementedError
@@ -152,6 +191,10 @@ class SlotCache(KeyValueCache):
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
         """The prompts' keys and values, one tensor at a time, in the order and with the dimensions of the slots."""
+        raise NotImplementedError
+
+    def _row_states(self, index: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Copies of a row's keys and values, per layer `[1, kv_heads, length, d]`."""
         raise NotImplementedError
 
     def _copy(
@@ -225,6 +268,10 @@ class MaskedSlots(SlotCache):
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
         return (*prompts.keys, *prompts.values)
 
+    def _row_states(self, index: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
+        copied, layers = [t[index : index + 1, :, :length].clone() for t in self.tensors], len(self.tensors) // 2
+        return copied[:layers], copied[layers:]
+
 
 class LengthSlots(SlotCache):
     """Slots for attention up to each row's own length.
@@ -277,3 +324,7 @@ class LengthSlots(SlotCache):
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
         return (torch.cat(pair, 1).transpose(1, 2) for pair in zip(prompts.keys, prompts.values, strict=True))
+
+    def _row_states(self, index: int, length: int) -> tuple[list[Tensor], list[Tensor]]:
+        pairs = [t[index : index + 1, :length].transpose(1, 2).clone().chunk(2, 1) for t in self.tensors]
+        return [keys for keys, _ in pairs], [values for _, values in pairs]

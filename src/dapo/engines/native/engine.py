@@ -91,12 +91,16 @@ class NativeEngine(EngineState):
         self._prompts: dict[tuple[int, ...], PromptCache] = {}  # the prompts that several rows share
         self._prefix: PromptPrefix | None = None
         """The common prefix of the prefilled prompts; dropped when nothing is in flight."""
+        self._continued: dict[str, PromptPrefix] = {}
+        """Finished responses that later requests may continue, by the id of their request, the oldest first."""
+        self._max_continued_tokens: int | None = None
         self.stats = EngineStats()
 
     @property
     def cache_bytes(self) -> int:
-        """The current size of the slots and of shared prompts."""
-        return self._cache.num_bytes + sum(prompt.num_bytes for prompt in self._prompts.values())
+        """The current size of the slots, of shared prompts and of responses to continue."""
+        others = [*self._prompts.values(), *(prefix.cache for prefix in self._continued.values())]
+        return self._cache.num_bytes + sum(prompt.num_bytes for prompt in others)
 
     @property
     def in_flight(self) -> list[str]:
@@ -106,6 +110,7 @@ class NativeEngine(EngineState):
     def load_weights(self, weights: WeightSource, version: int) -> None:
         self._require_idle("load_weights")
         self._version = None
+        self._continued.clear()
         self._forward.load_weights(weights)
         self._version = version
 
@@ -113,6 +118,7 @@ class NativeEngine(EngineState):
         """Free the memory of prepacked weights, on a GPU of all weights. Raises EngineError with requests in flight."""
         self._require_idle("drop_weights")
         self._version = None
+        self._continued.clear()
         self._forward.drop_weights()
         self._free_unused()
 
@@ -130,7 +136,7 @@ class NativeEngine(EngineState):
         """
         self._require_open()
         if self._memory is not None and not self._rows and self._scheduler.waiting:
-            self._scheduler.cache_tokens = self._cache_token_bound(self._memory)
+            self._divide_memory(self._cache_token_bound(self._memory))
         finished = self._decode() if self._rows else []
         self._drop_prompts()
         self._assign_rows()
@@ -156,7 +162,7 @@ class NativeEngine(EngineState):
             self._is_closed = True
             del self._forward
             self._rows.clear()
-            self._prefix, self._prompts = None, {}
+            self._prefix, self._prompts, self._continued = None, {}, {}
             self._cache.release()
             self._free_unused()
             self._scheduler.waiting.clear()
@@ -171,6 +177,11 @@ class NativeEngine(EngineState):
         (ids, at), settings = self._upload([tokens, positions], branches)
         logits = self._forward.step(self._cache, ids, at, longest=longest, rows=self._compiled_rows(branches))
         finished = self._sample(branches, logits, settings)
+        for index, row in enumerate(self._rows.in_use):
+            for seq in row.active:
+                if seq.finish is not None and seq.request.is_continued:
+                    prompt = self._prompts[seq.request.prompt_ids] if seq.shared else None
+                    self._keep(seq, self._cache.row(index, seq.row_length - 1, prompt))
         self._count(decode_steps=1, decode_slot_steps=len(branches), decode_tokens=sum(map(len, branches)))
         self._rows.split()
         return finished
@@ -178,14 +189,22 @@ class NativeEngine(EngineState):
     def _start(self, groups: Sequence[BranchGroup]) -> list[Generation]:
         """Prefill the prompts of groups and sample their first tokens."""
         by_prompt: dict[tuple[int, ...], list[BranchGroup]] = {}
+        continued: dict[tuple[int, ...], PromptPrefix] = {}
         for group in groups:
-            by_prompt.setdefault(group[0].request.prompt_ids, []).append(group)
+            prompt = group[0].request.prompt_ids
+            by_prompt.setdefault(prompt, []).append(group)
+            for seq in group:
+                prefix = self._continued.pop(seq.request.previous or "", None)
+                if prefix is not None and prompt[: len(prefix.token_ids)] == prefix.token_ids:
+                    continued[prompt] = prefix
         finished, missing = [], len(groups)
-        self._share_prefix(list(by_prompt))
-        shared = 0 if self._prefix is None else len(self._prefix.token_ids)
-        for prompts in prefill_batches(list(by_prompt)):
-            prefilled = self._forward.prefill(prompts, self._prefix)
-            computed = sum(map(len, prompts)) - shared * len(prompts)
+        new = [prompt for prompt in by_prompt if prompt not in continued]
+        self._share_prefix(new)
+        for prompts in [*prefill_batches(new), *prefill_batches(list(continued))]:
+            own = [continued[prompt] for prompt in prompts if prompt in continued]
+            prefilled = self._forward.prefill(prompts, own or self._prefix)
+            shared = sum(len(prefix.token_ids) for prefix in own or [self._prefix] * len(prompts) if prefix is not None)
+            computed = sum(map(len, prompts)) - shared
             self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=computed)
             if self._prefix is None and len(by_prompt) == 1 and len(prompts[0]) > MIN_PREFIX:
                 kept = len(prompts[0]) - 1
@@ -226,6 +245,10 @@ class NativeEngine(EngineState):
                 self._prompts[prompt] = prefilled.cache.select(source, len(prompt))
         (sources,), settings = self._upload([[source for _, source in entries]], groups)
         finished = self._sample(groups, prefilled.logits[sources], settings)
+        for group, source in entries:
+            for seq in group:
+                if seq.finish is not None and seq.request.is_continued:
+                    self._keep(seq, prefilled.cache.select(source, len(seq.request.prompt_ids)))
         begun = [(Row(group), source) for group, source in entries]
         for row, _ in begun:
             row.split()
@@ -238,6 +261,15 @@ class NativeEngine(EngineState):
             self._cache.store(prefilled.cache, [source for _, source in own], [at for at, _ in own], width - 1)
             self._copy(copies)
         return finished
+
+    def _keep(self, seq: RunningSequence, cache: PromptCache) -> None:
+        """Keep the keys and values of a finished response for its continuation, and drop the oldest if they are many."""
+        self._continued[seq.request.id] = PromptPrefix(seq.stored_ids, cache)
+        bound = self._max_continued_tokens
+        while len(self._continued) > 2 * self._scheduler.slots or (
+            bound is not None and sum(len(prefix.token_ids) for prefix in self._continued.values()) > bound
+        ):
+            del self._continued[next(iter(self._continued))]
 
     def _compiled_rows(self, branches: Sequence[BranchGroup]) -> cpu_kernels.Rows | None:
         """The rows of these branches, with the prompts that are stored outside of them, for compiled attention."""
@@ -354,6 +386,12 @@ class NativeEngine(EngineState):
             width=model.dtype.itemsize,
         )
         return cache_token_bound(memory.free_bytes(), position_bytes=position_bytes, step_bytes=needed)
+
+    def _divide_memory(self, cache_tokens: int) -> None:
+        """Bound the positions of rows and, if requests are continued, those of finished responses to a quarter."""
+        is_continued = any(request.is_continued for request in self._scheduler.waiting.values())
+        self._max_continued_tokens = cache_tokens // 4 if is_continued else 0
+        self._scheduler.cache_tokens = cache_tokens - self._max_continued_tokens
 
     def _count(self, **added: int) -> None:
         self.stats = replace(self.stats, **{name: getattr(self.stats, name) + n for name, n in added.items()})

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from cpu_kernels import Rows, can_attend
 from dapo.core.errors import EngineError
 from dapo.engines.engine import WeightSource
-from dapo.engines.native.cache import PromptCache, SlotCache
+from dapo.engines.native.cache import ContinuedCache, PromptCache, SlotCache
 from dapo.engines.native.device_memory import upload
 from dapo.engines.native.fused_weight_layers import FusedWeightKernels
 from dapo.engines.native.model_kernels import ModelKernels, head_width
@@ -64,19 +64,26 @@ class Forward:
         """The size of the keys and values of one position in all layers; 0 before the first cache."""
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
 
-    def prefill(self, prompts: Sequence[Sequence[int]], prefix: PromptPrefix | None = None) -> Prefilled:
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], prefix: PromptPrefix | Sequence[PromptPrefix] | None = None
+    ) -> Prefilled:
         """Run prompts together, padded on the right, which causal attention never reads.
 
-        `prefix`: a proper prefix of all prompts, which is not computed again.
+        `prefix`: a proper prefix of all prompts, or one of each prompt, which is not computed again.
         """
-        offset = 0 if prefix is None else len(prefix.token_ids)
-        lengths = [len(prompt) - offset for prompt in prompts]
+        if isinstance(prefix, Sequence):
+            cache: PromptCache = ContinuedCache([each.cache for each in prefix])
+            starts = [len(each.token_ids) for each in prefix]
+        else:
+            cache = PromptCache(None if prefix is None else prefix.cache)
+            starts = [0 if prefix is None else len(prefix.token_ids)] * len(prompts)
+        lengths = [len(prompt) - start for prompt, start in zip(prompts, starts, strict=True)]
         width = max(lengths)
         ids = np.zeros((len(prompts), width), dtype=np.int64)
         for row, prompt in enumerate(prompts):
-            ids[row, : lengths[row]] = prompt[offset:]
-        cache = PromptCache(None if prefix is None else prefix.cache)
-        positions = torch.arange(offset, offset + width, device=self.device)[None]
+            ids[row, : lengths[row]] = prompt[starts[row] :]
+        first = upload(np.array(starts if isinstance(prefix, Sequence) else starts[:1], dtype=np.int64), self.device)
+        positions = first[:, None] + torch.arange(width, device=self.device)  # [prompts, or 1 if all equal, width]
         hidden = self._hidden(upload(ids, self.device), positions, cache)  # [prompts, width, hidden]
         last = upload(np.array(lengths, dtype=np.int64) - 1, self.device)
         return Prefilled(cache, self.head(hidden[torch.arange(len(prompts), device=self.device), last]))

@@ -70,6 +70,11 @@ class RunningSequence:
         elif len(self.token_ids) >= self.request.max_new_tokens:
             self.finish = "length"
 
+    @property
+    def stored_ids(self) -> tuple[int, ...]:
+        """The tokens whose keys and values are stored: all but the last, which no forward has read yet."""
+        return (*self.request.prompt_ids, *self.token_ids[:-1])
+
     def generation(self, finish: Finish, version: int) -> Generation:
         return Generation(self.request.id, self.token_ids, float_array(self.logprobs), finish, version)
 
@@ -97,9 +102,15 @@ class Scheduler:
         self.waiting: dict[str, GenerationRequest] = {}
 
     def submit(self, requests: Sequence[GenerationRequest]) -> None:
-        """Queue all requests, or none: raises EngineError for the first that could never be served."""
+        """Queue all requests, or none: raises EngineError for the first that could never be served.
+
+        Those that continue others are served first, so that few responses wait for their continuation.
+        """
         check_requests(requests, vocabulary=self.vocabulary, bounds=self._bounds)
-        self.waiting.update((request.id, request) for request in requests)
+        added = [*self.waiting.values(), *requests]
+        if any(request.previous is not None for request in requests):
+            added.sort(key=lambda request: request.previous is None)
+        self.waiting = {request.id: request for request in added}
 
     def max_rows(self, longest: int) -> int:
         """The maximum number of rows if the longest reservation has `longest` positions; at least 1."""
