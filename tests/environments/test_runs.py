@@ -209,6 +209,32 @@ def test_explain_walks_the_longest_episode_of_a_group(whole: Path, capsys: pytes
     assert "only the tokens of the assistant's turns train" in out
 
 
+def test_explain_shows_the_advantage_of_each_turn_that_its_tokens_train_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    options = ("environment.credit=turn", "dynamic_sampling.enabled=false", *SHORT)
+    run = trained(tmp_path / "run", *options)
+    differing, groups = 0, {row["group_id"] for row in table(run) if (row["step"], row["outcome"]) == (1, "trained")}
+    for group in sorted(groups):
+        capsys.readouterr()
+        code, out, err = run_command(capsys, "explain", str(run), "--step", "1", "--group", str(group), "--json")
+        assert code == 0, err
+        found = json.loads(out)
+        assert found["eq9"]["credit"] == "turn"
+        for response in found["responses"]:
+            values = response["token_values"]
+            turns = [turn for turn in response["turns"] if turn["tokens"] is not None]
+            for turn in turns:
+                for i in range(*turn["tokens"]):
+                    kept = values["clipped"][i] == "none"
+                    expected = -values["weights"][i] * values["ratios"][i] * turn["advantage"] * kept
+                    assert values["gradients"][i] == pytest.approx(expected, abs=1e-12)
+            differing += len({turn["advantage"] for turn in turns}) > 1
+    assert differing > 0
+    code, out, _ = run_command(capsys, "explain", str(run), "--step", "1", "--group", str(min(groups)))
+    assert (code, "the tokens of a turn have the advantage of the rewards" in " ".join(out.split())) == (0, True)
+
+
 @pytest.mark.parametrize(
     ("rule", "options"),
     [

@@ -17,7 +17,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.samples import length_penalty, shaped_reward
-from dapo.types import Generation
+from dapo.types import Generation, Sample
 
 
 def explain_group(
@@ -117,10 +117,14 @@ def _describe(config: Config, stored: StoredGroup, update: GroupUpdate | None) -
     }
     if update is None:
         return result
-    result["eq9"] = _eq9(config.advantage, update.rewards, group.id)
+    credit = config.environment.credit if config.plays_episodes else None
+    result["eq9"] = _eq9(config.advantage, update.rewards, group.id) | {"credit": credit}
     result["eq8"] = _eq8(config, group.id, update) | {"group_weight": stored.weight}
     for i, sample in enumerate(update.samples):
         if sample.group_id == group.id:
+            for turn in responses[sample.index]["turns"] or ():
+                if (span := turn["tokens"]) is not None and span[0] < span[1]:
+                    turn["advantage"] = _advantage_at(sample, span[0])
             own = _sample(config, stored, update, i, encoder)
             result["clipped_tokens"] += own.pop("clipped_tokens")
             responses[sample.index] |= own
@@ -218,12 +222,17 @@ def _turns(generation: Generation) -> list[dict[str, Any]]:
     rewards = [*generation.episode.rewards, *[None] * len(ranges)]  # a turn of an episode with an error has none
     number, found = 0, []
     for message in generation.episode.messages:
-        turn: dict[str, Any] = {"role": message["role"], "text": message["content"], "tokens": None, "reward": None}
+        turn: dict[str, Any] = {"role": message["role"], "text": message["content"]}
+        turn |= {"tokens": None, "reward": None, "advantage": None}
         if message["role"] == "assistant":
             turn |= {"tokens": list(ranges[number]), "reward": rewards[number]}
             number += 1
         found.append(turn)
     return found
+
+
+def _advantage_at(sample: Sample, token: int) -> float:
+    return sample.advantage if sample.token_advantages is None else sample.token_advantages[token]
 
 
 def _eq8(config: Config, group: int, update: GroupUpdate) -> dict[str, Any]:

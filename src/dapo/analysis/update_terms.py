@@ -60,7 +60,9 @@ def token_terms(
     for i, (sample, weight) in enumerate(zip(samples, weights, strict=True)):
         length = len(sample.response_ids)
         ones = torch.ones(length, dtype=torch.float64)
-        tokens = {"mask": _row(sample.mask).bool(), "weights": weight * ones, "advantages": sample.advantage * ones}
+        own = sample.token_advantages
+        advantages = sample.advantage * ones if own is None else _row(own)
+        tokens = {"mask": _row(sample.mask).bool(), "weights": weight * ones, "advantages": advantages}
         now = ones - 1 if logprobs is None else _row(logprobs[i])
         if logprobs is not None:
             tokens["old"] = _row(sample.old_logprobs or ())

@@ -101,14 +101,13 @@ def _episode(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     if not chosen["turns"]:
         return
     yield _heading(f"Response {chosen['sample']}: the episode")
-    table = Table("role", *right("tokens", "reward"), "text", box=None)
+    table = Table("role", *right("tokens", "reward", "advantage"), "text", box=None)
     for turn in chosen["turns"]:
         tokens = turn["tokens"]
         span = "observed" if tokens is None else f"{tokens[0]} to {tokens[1] - 1}" if tokens[1] > tokens[0] else "none"
         text = shorten(turn["text"].strip(), SHOWN_CHARS, keep="ends") or "(empty)"
-        table.add_row(
-            turn["role"], span, number(turn["reward"], "+g", "-"), text, style="dim" if tokens is None else ""
-        )
+        values = (number(turn[name], "+.6g", "-") for name in ("reward", "advantage"))
+        table.add_row(turn["role"], span, *values, text, style="dim" if tokens is None else "")
     yield table
     trains = "train" if chosen["trains"] else "would train, but this episode does not"
     yield f"only the tokens of the assistant's turns {trains}; observed tokens never do"
@@ -167,7 +166,14 @@ def _eq9(found: Mapping[str, Any]) -> Iterator[str]:
             f"and the {eq9['differences']:,} rewards of the whole step, less the means of their groups, have standard "
             f"deviation {std} (REINFORCE++ w/ baseline)"
         )
-    yield f"the {rewards} {mean} {spread}: advantage = {formula}"
+    if eq9["credit"] == "turn":
+        yield (
+            "environment.credit=turn: the tokens of a turn have the advantage of the rewards from that turn on, less "
+            "their mean and divided by their standard deviation over the responses that reached the turn; the table "
+            "above has each response's mean over its tokens"
+        )
+    else:
+        yield f"the {rewards} {mean} {spread}: advantage = {formula}"
     yield "a response's tokens become more probable where its advantage is above 0, less probable where it is below"
 
 
