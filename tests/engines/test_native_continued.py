@@ -26,7 +26,14 @@ def first_turns(members: int = 4) -> list[GenerationRequest]:
     made = [(p, i, prompt) for p, prompt in enumerate(PROMPTS) for i in range(members)]
     return [
         GenerationRequest(
-            f"{p}/{i}/0", prompt, 6 if i else 1, 0.6, 1.0, seed=10 * p + i, stop_ids=tuple(range(0, 200, 9)), is_continued=True
+            f"{p}/{i}/0",
+            prompt,
+            6 if i else 1,
+            0.6,
+            1.0,
+            seed=10 * p + i,
+            stop_ids=tuple(range(0, 200, 9)),
+            is_continued=True,
         )
         for p, i, prompt in made
     ]

@@ -13,10 +13,10 @@ from peft import PeftConfig
 from dapo.config.data_spec import parse_spec
 from dapo.data.problems import load_problems
 from dapo.rewards.verifiers.code import CodeVerifier
-from examples import code_reward, graded_reward, gsm8k, lora
+from examples import code_reward, graded_reward, gsm8k, guess_number, lora
 from helpers.paths import ROOT
 
-NOTEBOOKS = ("first_run", "own_data_and_reward", "own_loss")
+NOTEBOOKS = ("first_run", "own_data_and_reward", "own_environment", "own_loss")
 TINY: dict[str, Any] = {"model": "tiny-random", "steps": 1, "prompts_per_step": 2, "group_size": 4, "threads": 1}
 TINY |= {"max_response_tokens": 8, "workers": 1, "minibatch_groups": 2}
 EVERY_GROUP = {"dynamic_sampling.enabled": False}  # a model of random weights solves none of these
@@ -76,6 +76,18 @@ def test_the_script_with_a_graded_reward_trains_on_scores() -> None:
     run = graded_reward.train(**TINY)
     assert 0 < run.metrics["reward/score_mean"].iloc[0] < 1
     assert run.metrics["rollout/groups_trained"].iloc[0] >= 1  # short answers of random letters are mostly one word
+
+
+def test_the_script_with_a_game_pays_guesses_that_follow_the_hints_and_runs() -> None:
+    game = guess_number.GuessNumber()
+    assert "from 1 to 20" in game.reset(None, seed=6)
+    answers = [game.step(guess) for guess in ("10", "12", "none", "7")]
+    assert [each.reward for each in answers] == [0.2, -0.2, -0.2, 1.0]
+    assert [each.observation for each in answers[:2]] == [f"My number is lower than {n}." for n in (10, 12)]
+    assert (answers[3].done, answers[3].correct) == (True, None)
+    run = guess_number.train(**TINY, **EVERY_GROUP)
+    messages = guess_number.conversation(run)
+    assert [message["role"] for message in messages[:2]] == ["assistant", "user"]
 
 
 def test_the_script_with_adapters_trains_and_exports_them(tmp_path: Path) -> None:
