@@ -2,9 +2,9 @@
 
     python examples/guess_number.py
 
-trains a small model on a processor. Each member of a group looks for the same number, because the game is a function of
-its seed. The reward grows with each guess that a hint allows, so groups differ long before a game is won. No answer says
-`correct`: Eq. 11 then compares the scores of a group.
+trains a small model on a processor. All members of a group look for the same number, because the game is a function of
+its seed. The reward grows with each guess that the hints allow, so groups differ long before a game is won. No answer
+says `correct`, so Eq. 11 compares the scores of a group.
 """
 
 import json

@@ -129,8 +129,8 @@ def native_mask(
 
     A prefill gets `[1, 1, q, q_offset + q]` booleans, or None for plain causal attention (`q_offset` 0). A decode step
     and a prefill whose rows begin at different positions (`q_offset` `[n]`) get `[n, 1, q, kv_length]` of 0 and -inf in
-    `dtype`, because attention on the CPU would convert booleans once per layer. A decode step with `RowLengths` as `q_offset` gets them back, with the window
-    of the model's mask function.
+    `dtype`, because attention on the CPU would convert booleans once per layer. A decode step with `RowLengths` as
+    `q_offset` gets them back, with the window of the model's mask function.
     """
     if mask_function is None:
         raise EngineError("a model without a mask function")

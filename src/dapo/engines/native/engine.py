@@ -263,7 +263,7 @@ class NativeEngine(EngineState):
         return finished
 
     def _keep(self, seq: RunningSequence, cache: PromptCache) -> None:
-        """Keep the keys and values of a finished response for its continuation, and drop the oldest if they are many."""
+        """Keep the keys and values of a finished response for its continuation; drop the oldest beyond the bounds."""
         self._continued[seq.request.id] = PromptPrefix(seq.stored_ids, cache)
         bound = self._max_continued_tokens
         while len(self._continued) > 2 * self._scheduler.slots or (
