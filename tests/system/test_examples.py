@@ -78,7 +78,7 @@ def test_the_script_with_a_graded_reward_trains_on_scores() -> None:
     assert run.metrics["rollout/groups_trained"].iloc[0] >= 1  # short answers of random letters are mostly one word
 
 
-def test_the_script_with_a_game_pays_guesses_that_follow_the_hints_and_runs() -> None:
+def test_the_script_with_a_game_rewards_guesses_that_follow_the_hints_and_runs() -> None:
     game = guess_number.GuessNumber()
     assert "from 1 to 20" in game.reset(None, seed=6)
     answers = [game.step(guess) for guess in ("10", "12", "none", "7")]
