@@ -75,7 +75,7 @@ def distinct_positions(requests: Sequence[GenerationRequest], done: dict[str, Ge
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_turns_are_those_of_an_engine_that_computes_everything_and_no_position_is_computed_twice(name: str) -> None:
+def test_turns_are_as_if_all_were_computed_and_no_position_is_computed_twice(name: str) -> None:
     engine = engine_of(name)
     asked, done = play(engine, 3, keep=True)
     _, expected = play(engine_of(name), 3, keep=False)
@@ -114,7 +114,7 @@ class _Weights:
         return iter(self.model.state_dict().items())
 
 
-def test_responses_that_nobody_continues_are_dropped_and_those_of_a_full_engine_computed_again() -> None:
+def test_responses_that_nobody_continues_are_dropped_and_dropped_ones_computed_again() -> None:
     engine = engine_of(slots=2)
     requests = first_turns()
     done = answers(engine, requests)
