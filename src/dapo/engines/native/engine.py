@@ -203,7 +203,8 @@ class NativeEngine(EngineState):
         for prompts in [*prefill_batches(new), *prefill_batches(list(continued))]:
             own = [continued[prompt] for prompt in prompts if prompt in continued]
             prefilled = self._forward.prefill(prompts, own or self._prefix)
-            shared = sum(len(prefix.token_ids) for prefix in own or [self._prefix] * len(prompts) if prefix is not None)
+            common = 0 if self._prefix is None else len(self._prefix.token_ids) * len(prompts)
+            shared = sum(len(prefix.token_ids) for prefix in own) if own else common
             computed = sum(map(len, prompts)) - shared
             self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=computed)
             if self._prefix is None and len(by_prompt) == 1 and len(prompts[0]) > MIN_PREFIX:
