@@ -1,18 +1,26 @@
 """Environments for tests: scripted ones, and some that misbehave."""
 
-import ctypes
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from dapo.config.environment import EnvironmentConfig
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
+from dapo.environments.pool import EnvironmentPool
+from dapo.rewards.workers.output import VerifierOutput
 from dapo.types import Problem
+
+PROBLEM = Problem("1", "Q", "A", fields={"digits": [1, 2]})
+
+
+def open_pool(name: str, *, memory_gib: float = 1.0, **options: Any) -> EnvironmentPool:
+    config = EnvironmentConfig(name=name, **{"workers": 1, "timeout_s": 30.0, **options})
+    return EnvironmentPool(config, memory_gib=memory_gib, output=VerifierOutput())
 
 
 class Echo:
@@ -53,62 +61,6 @@ class Forgetful:
         if action == "exit":
             os._exit(3)
         return StepResult(str(time.monotonic_ns()))
-
-
-class Hostile:
-    """Does what its action names."""
-
-    def reset(self, problem: Problem, seed: int) -> str | None:
-        return _ACTIONS[problem.answer]() if problem.answer in _ACTIONS else None
-
-    def step(self, action: str) -> Any:
-        return _ACTIONS[action]() if action in _ACTIONS else StepResult(f"read {action}", reward=1.0)
-
-    def close(self) -> None:
-        raise RuntimeError("does not close")
-
-
-def _raise(error: BaseException) -> Any:
-    raise error
-
-
-def _allocate() -> list[bytes]:
-    return [bytearray(2**28) for _ in range(64)]
-
-
-def _fork() -> StepResult:
-    os.fork()
-    return StepResult("forked")
-
-
-def _chdir() -> StepResult:
-    os.chdir("/")
-    return StepResult("elsewhere")
-
-
-_ACTIONS: dict[str, Callable[[], Any]] = {
-    "raise": lambda: _raise(ValueError("it broke")),
-    "exit": lambda: os._exit(3),
-    "sys.exit": lambda: sys.exit(4),
-    "loop": lambda: time.sleep(1000),
-    "segfault": lambda: ctypes.string_at(0),
-    "kill itself": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "memory": _allocate,
-    "fork": _fork,
-    "chdir": _chdir,
-    "close everything": lambda: os.closerange(0, 50),
-    "print": lambda: print("x" * 10**6) or StepResult("printed"),
-    "no result": lambda: None,
-    "a text": lambda: "a text",
-    "number": lambda: StepResult(5),  # type: ignore[arg-type]
-    "messages of numbers": lambda: StepResult([{"role": "user", "content": 5}]),  # type: ignore[dict-item]
-    "nan": lambda: StepResult(reward=float("nan")),
-    "infinite": lambda: StepResult(reward=float("inf")),
-    "text reward": lambda: StepResult(reward="much"),  # type: ignore[arg-type]
-    "large": lambda: StepResult("y" * 10**7),
-    "surrogate": lambda: StepResult("\ud800"),
-    "seed": lambda: random.seed(0) or StepResult("seeded"),
-}
 
 
 class LocalEpisode:

@@ -236,7 +236,12 @@ class EpisodeEngine:
             return
         given = [{"role": role, "content": observation}] if isinstance(observation, str) else observation
         shown = [
-            {**each, "content": self._renderer.shortened(each["content"], self._max_text_tokens)} for each in given
+            {
+                key: self._renderer.shortened(each[key], self._max_text_tokens)
+                for key in ("role", "content", "name")
+                if key in each
+            }
+            for each in given
         ]
         running.add_observation(ids, shown)
         turns.append(self._next_turn(running))

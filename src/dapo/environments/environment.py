@@ -1,14 +1,17 @@
 """The interface of an environment: it answers the policy's turns with observations and rewards."""
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dapo.core.text import quoted
 from dapo.core.verifier_limits import MAX_SCORE
 from dapo.types import Message, Problem
 
 __all__ = ["Environment", "StepResult"]
+_MAX_TOOL_CALLS = 10**6
 
 
 @dataclass(frozen=True)
@@ -64,13 +67,33 @@ def result_to_json(result: Any) -> dict[str, Any]:
     if not isinstance(observation, str):
         observation = _messages(observation, "the observation is")
     reward = result.reward
+    if isinstance(reward, str | bytes):
+        raise TypeError(f"the reward is {type(reward).__name__} {quoted(reward)}, expected a number or None")
     if reward is not None:
         reward = float(reward)
         if not math.isfinite(reward) or abs(reward) > MAX_SCORE:
             raise ValueError(f"the reward is {reward:g}, expected a finite number of at most {MAX_SCORE:g} in size")
-    correct = None if result.correct is None else bool(result.correct)
-    fields = {"observation": observation, "reward": reward, "done": bool(result.done), "correct": correct}
-    return fields | {"tool_calls": int(result.tool_calls), "tool_errors": int(result.tool_errors)}
+    return {
+        "observation": observation,
+        "reward": reward,
+        "done": _flag("done", result.done),
+        "correct": None if result.correct is None else _flag("correct", result.correct),
+        "tool_calls": _count("tool_calls", result.tool_calls),
+        "tool_errors": _count("tool_errors", result.tool_errors),
+    }
+
+
+def _flag(name: str, value: Any) -> bool:
+    if value not in (True, False):  # bool("no") is True
+        raise TypeError(f"{name} is {type(value).__name__} {quoted(value)}, expected True or False")
+    return bool(value)
+
+
+def _count(name: str, value: Any) -> int:
+    number = operator.index(value)
+    if not 0 <= number <= _MAX_TOOL_CALLS:
+        raise ValueError(f"{name} is {number}, expected a number from 0 to {_MAX_TOOL_CALLS:,}")
+    return number
 
 
 def _messages(value: Any, what: str) -> list[dict[str, str]]:
@@ -78,7 +101,7 @@ def _messages(value: Any, what: str) -> list[dict[str, str]]:
     if not is_list or not all(_is_message(each) for each in value):
         expected = "a text or a list of messages with the texts `role` and `content`"
         raise TypeError(f"{what} {type(value).__name__} {str(value)[:80]!r}, expected {expected}")
-    return [{name: str(text) for name, text in message.items()} for message in value]
+    return [{str(name): str(text) for name, text in message.items()} for message in value]
 
 
 def _is_message(value: Any) -> bool:

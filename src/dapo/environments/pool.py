@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import import_locations
 from dapo.core.secrets import mask_text
 from dapo.environments.calls import CallForm
+from dapo.environments.environment import StepResult, prompt_to_json, result_to_json
 from dapo.rewards.verdicts import problem_to_json
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.process import WorkerLost, WorkerProcess, encode, needed_environment
@@ -114,7 +115,8 @@ class EnvironmentPool:
             """The schemas of the environment's tools, for the chat template."""
         except RewardError as error:
             self.close()
-            raise ConfigError(str(error)) from None
+            where = f"environment.name={config.name}: " if str(error).startswith("the worker process") else ""
+            raise ConfigError(f"{where}{error}") from None
 
     @property
     def worker_pids(self) -> list[int]:
@@ -252,5 +254,20 @@ class EnvironmentPool:
 
     def _exchange(self, worker: WorkerProcess, message: Mapping[str, Any]) -> dict[str, Any]:
         slow_s = self._timeout_s
-        answer = dict(worker.call(encode(message), self._timeout_s, slow_s=slow_s, when_slow=lambda: None))
-        return {name: value for name, value in answer.items() if name not in ("number", "damage")}
+        answer = worker.call(encode(message), self._timeout_s, slow_s=slow_s, when_slow=lambda: None)
+        try:
+            return _checked(message["call"], answer)
+        except (TypeError, ValueError, LookupError) as error:  # user code has written to the connection
+            raise WorkerLost(f"the worker process sent an invalid answer ({error})") from None
+
+
+def _checked(call: str, answer: Answer) -> dict[str, Any]:
+    result: dict[str, Any] = {"needs_restart": answer["needs_restart"] is True}
+    if "error" in answer:
+        return {"error": str(answer["error"]), **result}
+    if call == "reset":
+        return {"prompt": prompt_to_json(answer["prompt"]), **result}
+    if call == "close":
+        return result
+    step = StepResult(**{each.name: answer[each.name] for each in fields(StepResult)})
+    return {**result_to_json(step), **result}

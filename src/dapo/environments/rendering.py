@@ -111,6 +111,8 @@ class TurnRenderer:
             DataError: a message has another role or no text, or the template rejects the messages.
         """
         given = [{"role": role, "content": observation}] if isinstance(observation, str) else observation
+        if limit is not None and len(given) > limit + self.overhead:  # rendering them takes minutes
+            raise DataError(f"an observation of {len(given):,} messages is longer than {limit} tokens; join them")
         messages = [self._checked(message) for message in given]
         room = limit
         while True:

@@ -38,6 +38,12 @@ class _Episode:
         self.numpy_state = None if numpy is None else numpy.random.get_state()
         return result
 
+    def close(self) -> dict[str, Any]:
+        close = getattr(self.environment, "close", None)
+        if close is not None:
+            close()
+        return {}
+
 
 def _playing(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
     """An environment, and the episodes that this process plays with it. Raises ConfigError or DataError."""
@@ -68,16 +74,16 @@ def _answer(
             return made
         episodes[name] = _Episode(made, *before)
         return episodes[name].call(lambda: {"prompt": prompt_to_json(made.reset(problem, seed))})
+    if message["call"] == "close" and name not in episodes:  # its constructor raised
+        return {}
     episode = episodes[name]
     environment = episode.environment
     if message["call"] == "step":
         return episode.call(lambda: result_to_json(environment.step(message["action"])))
     if message["call"] == "end":
-        end = getattr(environment, "end", None)
-        return episode.call(lambda: result_to_json(StepResult() if end is None else end()))
+        return episode.call(lambda: result_to_json((getattr(environment, "end", None) or StepResult)()))
     del episodes[name]
-    close = getattr(environment, "close", None)
-    return {} if close is None else episode.call(lambda: {"closed": close() and None})
+    return episode.call(episode.close)
 
 
 if __name__ == "__main__":

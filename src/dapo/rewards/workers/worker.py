@@ -68,12 +68,15 @@ def _serve(connection: socket.socket, build: Build) -> None:
     if init_message is None:
         return
     use_import_locations(init_message["path"], init_message["code_folders"])
+    own_pid = os.getpid()
     try:
         ready, answer_to = build(init_message["spec"])
     except DapoError as error:
         connection.sendall(encode({"error": str(error)}))
         return
-    own_pid, initial_state = os.getpid(), _process_state(connection)
+    if os.getpid() != own_pid:
+        os._exit(0)
+    initial_state = _process_state(connection)
     connection.sendall(encode({**ready, "pid": own_pid}))
     number = 0
     while (task := receive(connection)) is not None:
