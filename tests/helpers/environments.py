@@ -191,3 +191,18 @@ class Loud(Digits):
     def step(self, action: str) -> StepResult:
         print("a turn is played")
         return super().step(action)
+
+
+class Hunt:
+    """Ends right with the first turn that has a digit, and takes some of the reward for each one that has none."""
+
+    def reset(self, problem: Problem, seed: int) -> None:
+        self.seed = seed
+
+    def step(self, action: str) -> StepResult:
+        if any(character.isdigit() for character in action):
+            return StepResult(reward=1.0, done=True, correct=True)
+        return StepResult(f"{self.seed % 97} {len(action)}", reward=-0.125 * len(action))
+
+    def end(self) -> StepResult:
+        return StepResult(reward=-1.0, done=True, correct=False)
