@@ -12,7 +12,7 @@ import argparse
 import copy
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -123,6 +123,14 @@ class Played:
         return gaps[1].count(turns[0][-1]) > gaps[0].count(turns[0][-1])
 
 
+def written_families() -> Mapping[str, Any]:
+    """The chat templates of the tests, by the names of their families."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from helpers.chat_templates import FAMILIES as WRITTEN
+
+    return WRITTEN
+
+
 def play_ours(tokenizer: "PreTrainedTokenizerBase", pool: EnvironmentPool, script: Script) -> tuple[str, Played | None]:
     """The renderer's judgement (`exact`, `append` or the reason of its refusal), and the episode unless refused."""
     judgement, data = "exact", DataConfig(train="builtin:sums")
@@ -177,15 +185,14 @@ def _first_sentence(text: str) -> str:
 
 def table_rows(folder: Path, pool: EnvironmentPool, trl: Worker | None) -> tuple[list[list[str]], str]:
     """A row for each template, and TRL's version."""
-    sys.path.insert(0, str(ROOT / "tests"))
-    from helpers.chat_templates import FAMILIES as WRITTEN
+    all_written = written_families()
     from helpers.chat_templates import tokenizer as make_tokenizer
 
     names = {family.name: family.in_trl for family in FAMILIES if family.in_trl}
     shipped = trl.ask("shipped_texts", timeout_s=TIMEOUT_S, names=names) if trl else {"texts": {}, "version": ""}
     rows = []
     for family in FAMILIES:
-        written = WRITTEN[family.name]
+        written = all_written[family.name]
         tokenizer = copy.deepcopy(make_tokenizer(family.name))
         tokenizer.add_special_tokens({"eos_token": family.eos_token, "pad_token": "<|endoftext|>"})
         tokenizer.chat_template = shipped["texts"].get(family.name, written.template)

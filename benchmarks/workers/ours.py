@@ -5,7 +5,7 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -37,13 +37,23 @@ from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.train import train
-from dapo.types import GenerationRequest
+from dapo.types import Generation, GenerationRequest
 
 
 def problems(config: str, count: int) -> dict[str, Any]:
     """The first training problems of a configuration, as rows of a data file."""
     found = load_problems(load_config(config).data.train, split="train")[:count]
     return {"rows": [{"id": problem.id, "prompt": problem.prompt, "answer": problem.answer} for problem in found]}
+
+
+def with_template(directory: str, template: str) -> dict[str, Any]:
+    """Write the small model with another chat template."""
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (Path(directory) / name).symlink_to(smollm2_directory() / name)
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_directory())
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(directory)
+    return {}
 
 
 def random_model(directory: str, geometry: dict[str, int]) -> dict[str, Any]:
@@ -81,14 +91,36 @@ class StepSink:
     def close(self) -> None: ...
 
 
+class ForcedTurns:
+    """Wraps the engine of an episode's turns: each has the most tokens, and the last one is the token that ends it."""
+
+    def __init__(self, engine: RolloutEngine, end_id: int) -> None:
+        self._engine, self._end_id = engine, end_id
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        """Submit them with as many tokens as they may have."""
+        self._engine.submit([replace(request, min_new_tokens=request.max_new_tokens) for request in requests])
+
+    def poll(self) -> list[Generation]:
+        """The finished turns, with their end."""
+        return [
+            replace(turn, token_ids=(*turn.token_ids[:-1], self._end_id), finish="stop") for turn in self._engine.poll()
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
 class Ours:
     """One run, one step per call."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
 
-    def open(self, config: str, overrides: list[str], forced_lengths: bool = False) -> dict[str, Any]:
-        """Load what a run of this configuration would; `forced_lengths`: every response has the most tokens."""
+    def open(
+        self, config: str, overrides: list[str], forced_lengths: bool = False, forced_turns: bool = False
+    ) -> dict[str, Any]:
+        """Load what a run of this configuration would; with forced lengths, responses or turns have the most tokens."""
         self.config = resolve_auto(load_config(config, overrides))
         self.inputs = read_inputs(self.config)
         parameters = sum(p.numel() for p in self.inputs.loaded.model.parameters())
@@ -103,6 +135,9 @@ class Ours:
         if forced_lengths:
             plan = self.run.sampling.plan
             self.run.sampling.plan = replace(plan, min_response_tokens=plan.max_response_tokens)
+        if forced_turns:
+            episodes = self.run.engine
+            episodes._engine = ForcedTurns(episodes._engine, self.inputs.loaded.tokenizer.eos_token_id)  # type: ignore[attr-defined]
         # the run's own loop takes the steps, one at a time: nothing is evaluated or saved, and it never ends
         endless = {"train": self.config.train.model_copy(update={"num_steps": 10**6, "save_every": 0, "eval_every": 0})}
         self.run.config = self.config.model_copy(update=endless)
@@ -195,6 +230,7 @@ class Ours:
             "wait_s": metrics.get("time/wait_s", 0.0),
             "generated_tokens": int(metrics["rollout/tokens_generated"]),
             "trained_tokens": int(metrics["rollout/tokens_in_minibatches"]),
+            "observed_tokens": int(metrics.get("rollout/observation_tokens", 0)),
             "lr": metrics["optim/lr"],
         }
 
@@ -251,6 +287,7 @@ if __name__ == "__main__":
             {
                 "problems": problems,
                 "random_model": random_model,
+                "with_template": with_template,
                 "open": ours.open,
                 "rows": ours.rows,
                 "held_out": ours.held_out,

@@ -20,8 +20,10 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
+from trl.trainer import grpo_trainer
 
 from benchmarks.memory import peak_rss_bytes
+from benchmarks.notes import Notes, forced_call
 from benchmarks.protocol import Channel
 from benchmarks.reward import every_second
 from dapo.algo.overlong import overlong_penalty
@@ -76,6 +78,15 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
         self.clock.counts["prompt_tokens"] += sum(len(ids) for ids in prompt_ids)
         return result
 
+    def _generate(self, *rest: Any, **named: Any) -> Any:
+        with self.clock.phase("episodes"):
+            result = super()._generate(*rest, **named)
+        prompts, completions, mask = result[:3]
+        self.clock.counts["shown_prompt_tokens"] += sum(map(len, prompts))
+        sampled = sum(map(len, completions)) if mask is None else sum(map(sum, mask))
+        self.clock.counts["observed_tokens"] += sum(map(len, completions)) - sampled
+        return result
+
     def _generate_and_score_completions(self, *rest: Any, **named: Any) -> Any:
         with self.clock.phase("rollout"):
             return super()._generate_and_score_completions(*rest, **named)
@@ -87,7 +98,8 @@ class TimedTrainer(GRPOTrainer):  # type: ignore[misc]
             return super()._get_per_token_logps_and_entropies(*rest, **named)
 
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        self.clock.counts["trained_tokens"] += int(inputs["completion_mask"].sum())
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        self.clock.counts["trained_tokens"] += int(mask.sum())
         with self.clock.phase("update"):
             return super().compute_loss(model, inputs, *rest, **named)
 
@@ -175,6 +187,7 @@ class Commands(TrainerCallback):  # type: ignore[misc]
                 "update_s": seconds["update"] + seconds["old_logprobs"],
                 "old_logprobs_s": seconds["old_logprobs"],
                 "rollout_s": seconds["rollout"],
+                "episodes_s": seconds["episodes"],
                 "lr": self.lr,
                 **self.trainer.clock.counts,
             }
@@ -225,6 +238,21 @@ def quickstart_reward(verifier: str, options: dict[str, Any], max_length: int, b
     return reward
 
 
+def parse_as_call(tokenizer: Any, ids: list[int], **_: Any) -> dict[str, Any]:
+    """A parser in the form of TRL's that reads every turn as a call of the environment's tool."""
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    name, arguments = forced_call(text)
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"role": "assistant", "content": text, "tool_calls": [call]}
+
+
+def notes_of(tokenizer: Any) -> dict[str, Any]:
+    """The trainer's arguments for an environment that pays for its episodes, and of which every turn is a call."""
+    tokenizer.response_template = {"defaults": {"role": "assistant"}, "fields": {}}  # not read: the parser is replaced
+    grpo_trainer.parse_response = parse_as_call
+    return {"environment_factory": Notes}
+
+
 def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> TimedTrainer:
     """The trainer of the coordinator's settings."""
     torch.set_num_threads(settings["threads"])
@@ -232,6 +260,12 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
     microbatch, updates = settings["microbatch"], settings["updates"]
     if rollout % (microbatch * updates):
         raise ValueError(f"{rollout} responses cannot be cut into {updates} updates of microbatches of {microbatch}")
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
+    turns = settings.get("turns")
+    generation = {"min_new_tokens": tokens} if settings["forced"] else None
+    if turns is not None:
+        generation = {"min_new_tokens": turns["tokens"] - 1, "max_new_tokens": turns["tokens"]}
+        generation |= {"forced_eos_token_id": tokenizer.eos_token_id}
     config = GRPOConfig(
         output_dir=folder,
         loss_type="dapo",
@@ -251,7 +285,8 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         temperature=1.0,
         top_p=1.0,
         top_k=0,
-        generation_kwargs={"min_new_tokens": tokens} if settings["forced"] else None,
+        generation_kwargs=generation,
+        max_tool_calling_iterations=None if turns is None else turns["count"] - 1,
         learning_rate=settings["lr"],
         optim="adamw_torch",
         weight_decay=0.0,
@@ -275,11 +310,11 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
     commands = Commands(channel, updates)
     trainer = TimedTrainer(
         model=settings["model"],
-        reward_funcs=[reward],
         args=config,
         train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(settings["model"], padding_side="left"),
+        processing_class=tokenizer,
         callbacks=[commands],
+        **({"reward_funcs": [reward]} if turns is None else notes_of(tokenizer)),
     )
     trainer.clock, trainer.channel = Clock(), channel
     trainer.warmup_steps, trainer.updates = settings["warmup_steps"], updates
