@@ -1,10 +1,12 @@
 """`dapo environment test`: what nonsense is paid, and which environments are no function of seed and actions."""
 
 import json
+import linecache
 from typing import Any
 
 import pytest
 
+import dapo
 from helpers import commands
 
 
@@ -28,6 +30,23 @@ def test_the_rewards_of_all_turns_are_added(capsys: pytest.CaptureFixture[str]):
         (2.5, False)
     }  # 1 + 2, less 0.5 at its end
     assert code == 0
+
+
+def test_the_environment_of_a_run_is_played_also_one_that_was_typed_in_a_cell(tmp_path, capsys):
+    source = "from dapo.environments import StepResult\n\nclass Kind:\n    def reset(self, problem, seed):\n"
+    source += "        return 'Say something.'\n    def step(self, action):\n"
+    source += "        return StepResult(reward=3.0, done=True)\n"
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    linecache.cache["<kind>"] = (len(source), None, source.splitlines(keepends=True), "<kind>")
+    exec(compile(source, "<kind>", "exec"), namespace)
+    sizes: dict[str, Any] = {"steps": 1, "prompts_per_step": 2, "group_size": 2, "max_response_tokens": 8}
+    options: dict[str, Any] = {"dynamic_sampling.enabled": False, "threads": 1, "run_dir": tmp_path / "run"}
+    dapo.train("tiny-random", data="environment", environment=namespace["Kind"], **sizes, **options)
+    capsys.readouterr()
+    code, found = outcome_of(capsys, str(tmp_path / "run"))
+    assert (code, {each["paid"] for each in found["episodes"]}) == (0, {3.0})
+    code, found = outcome_of(capsys, str(tmp_path / "run"), "reward.workers=1")
+    assert (code, "takes options of environment only" in found["error"]) == (2, True)
 
 
 def test_two_plays_that_differ_are_named_and_end_with_1(capsys: pytest.CaptureFixture[str]):

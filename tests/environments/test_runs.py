@@ -136,13 +136,19 @@ def test_one_step_off_with_two_engines_resumes_to_the_byte(tmp_path: Path):
     assert differences(contents(resumed(whole, tmp_path / "run", step=2)), contents(whole)) == []
 
 
-def test_an_environment_that_always_raises_ends_the_run_with_its_reason(tmp_path: Path):
+def test_an_environment_that_always_raises_ends_the_run_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     with pytest.raises(VerifierFailed) as failed:
         trained(tmp_path / "run", "environment.name=helpers.environments:Broken", *SHORT)
     reason = "environment: raised ConnectionError: the game server is down"
     assert f"none of the 32 responses judged last has a verdict. 32 times: {reason}" in str(failed.value)
-    assert "dapo environment test helpers.environments:Broken" in str(failed.value)
+    assert f"dapo environment test {tmp_path / 'run'}" in str(failed.value)
     assert "dapo reward test" not in str(failed.value)
+    capsys.readouterr()
+    code, out, _ = run_command(capsys, "environment", "test", str(tmp_path / "run"), "--json")
+    assert code == 1
+    assert all(reason.removeprefix("environment: ") in each["error"] for each in json.loads(out)["episodes"])
 
 
 def test_output_and_seconds_of_an_environment_are_kept(tmp_path: Path):

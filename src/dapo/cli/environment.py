@@ -1,5 +1,6 @@
 """`dapo environment test`: plays an environment with nonsense, twice, and prints what it pays. Imports no torch."""
 
+import json
 import random
 import string
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from dapo.core.errors import ConfigError
 from dapo.data.problems import load_problems
 from dapo.environments.pool import EnvironmentPool
 from dapo.runs.console import SafeConsole
+from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word
+from dapo.runs.stored_config import load_run_config
 from dapo.types import Problem
 
 EPISODES = 10
@@ -51,16 +54,22 @@ class Play:
 def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> list[Play]:
     """Play EPISODES episodes with nonsense, and again in reverse order with the same seeds and actions.
 
-    The problems are the first of `data`, sums unless it is given. `overrides` are options of environment. Raises
-    ConfigError or DataError for an argument that cannot be used.
+    `name` may be a run, whose environment, tools and problems are taken. The problems are the first of `data`, else
+    sums. `overrides` are options of environment. Raises ConfigError or DataError for an argument that cannot be used.
     """
     if not all(item.startswith("environment.") for item in overrides):
         raise ConfigError(
             "dapo environment test takes options of environment only, for example environment.max_turns=4"
         )
-    source = "builtin:sums" if data is None else parse_data_argument(data)
-    raw = {"model": "none", "data": {"train": source}, "environment": {"name": name}}
-    config = build_config(raw, overrides, where="dapo environment test")
+    if RunDirectory.is_run(name):
+        added = [] if data is None else [f"data.train={json.dumps(parse_data_argument(data))}"]
+        config = load_run_config(RunDirectory.open(name), [*added, *overrides])
+        if not config.plays_episodes:
+            raise ConfigError(f"{name} plays no episodes: it has no environment and no tools")
+    else:
+        source = "builtin:sums" if data is None else parse_data_argument(data)
+        raw = {"model": "none", "data": {"train": source}, "environment": {"name": name}}
+        config = build_config(raw, overrides, where="dapo environment test")
     problems = load_problems(config.data.train_source, require_answer=False)
     with EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
         pool.call_form = "hermes" if pool.tools else None

@@ -222,12 +222,12 @@ def reward_test(
 
 @environment_app.command("test")
 def environment_test(
-    name: Annotated[str, Argument(metavar="NAME")],
+    name: Annotated[str, Argument(metavar="NAME|RUN")],
     overrides: Changes = None,
     data: Annotated[str | None, Option()] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play nonsense in an environment, twice, and print its rewards."""
+    """Play nonsense in an environment, or that of a run, twice, and print its rewards."""
     from dapo.cli.environment import is_suspicious, play_nonsense, print_plays
 
     with stdout_to_stderr(as_json):

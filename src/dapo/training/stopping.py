@@ -75,7 +75,7 @@ def reward_test_command(
     If only the `environment` rewards, the command tests that.
     """
     if environment is not None and reward.verifier in ("auto", "environment"):
-        return f"dapo environment test {shlex.quote(environment)}"
+        return f"dapo environment test {shlex.quote(environment if run is None else str(run))}"
     if run is not None:
         return f"dapo reward test {shlex.quote(str(run))}"
     verifier, train = reward.verifier, data.train

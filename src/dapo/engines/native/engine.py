@@ -207,7 +207,7 @@ class NativeEngine(EngineState):
             shared = sum(len(prefix.token_ids) for prefix in own) if own else common
             computed = sum(map(len, prompts)) - shared
             self._count(prefills=1, prefill_prompts=len(prompts), prefill_tokens=computed)
-            if self._prefix is None and len(by_prompt) == 1 and len(prompts[0]) > MIN_PREFIX:
+            if self._prefix is None and len(new) == len(by_prompt) == 1 and len(prompts[0]) > MIN_PREFIX:
                 kept = len(prompts[0]) - 1
                 self._prefix = PromptPrefix(prompts[0][:kept], prefilled.cache.select(0, kept))
             entries = [(group, source) for source, prompt in enumerate(prompts) for group in by_prompt[prompt]]
