@@ -227,7 +227,7 @@ def environment_test(
     data: Annotated[str | None, Option()] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play nonsense in an environment, or that of a run, twice, and print its rewards."""
+    """Play nonsense in an environment, and print the rewards."""
     from dapo.cli.environment import is_suspicious, play_nonsense, print_plays
 
     with stdout_to_stderr(as_json):
