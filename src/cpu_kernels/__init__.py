@@ -25,6 +25,8 @@ __all__ = [
     "can_sample",
     "fuse_layers",
     "is_compiled",
+    "multiply",
+    "pack_panels",
     "rms_norm",
     "rotate_",
     "sample",
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 
+_FINISHES = ("plain", "silu", "plus", "times")  # Finish in kernels.cpp
 _TOKENS = 256  # of a block of the cumulative distribution: TOKENS in kernels.cpp
 
 
@@ -153,6 +156,41 @@ class Rows:
     split: Tensor
     lengths: Tensor
     prompts: Prompts | None = None
+
+
+def pack_panels(weight: Tensor) -> Tensor:
+    """The float32 weight `[out, in]` in the order in which `multiply` reads it, `[panels, in, outputs of a panel]`."""
+    width = library()["panel"]
+    panels = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % width)).view(-1, width, weight.shape[1])
+    return panels.transpose(1, 2).contiguous()
+
+
+def multiply(
+    inputs: Tensor,
+    packed: Tensor,
+    outputs: int,
+    bias: Tensor | None = None,
+    finish: str = "plain",
+    other: Tensor | None = None,
+) -> Tensor:
+    """The products of rows with a packed weight; a row's result does not depend on the other rows.
+
+    Args:
+        inputs: `[..., in]` float32.
+        packed: by `pack_panels`.
+        outputs: the number of the weight's outputs.
+        bias: `[outputs]`.
+        finish: `silu`: SiLU of the product; `plus` and `times`: the product plus or times `other`.
+        other: `[..., outputs]`.
+    """
+    inputs = inputs.contiguous()
+    out, functions = inputs.new_empty(*inputs.shape[:-1], outputs), library()
+    other = None if other is None else other.contiguous()
+    pointers = (None if each is None else each.data_ptr() for each in (inputs, packed, bias, other, out))
+    width = inputs.shape[-1]
+    sizes = inputs.numel() // width, width, outputs, _FINISHES.index(finish)
+    functions["product", inputs.dtype](functions["run"], *pointers, *sizes)
+    return out
 
 
 def attend(

@@ -50,6 +50,9 @@ def library() -> Any:
             function = getattr(library, f"{name}_{suffix}")
             function.argtypes, function.restype = arguments, None
             functions[name, dtype] = function
+    product = library.product_float32
+    product.argtypes, product.restype = [_POINTER] * 6 + [_INT] * 4, None
+    functions["product", torch.float32], functions["panel"] = product, library.panel_float32()
     return functions
 
 

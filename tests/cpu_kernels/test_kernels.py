@@ -27,6 +27,8 @@ from cpu_kernels import (
     can_sample,
     fuse_layers,
     is_compiled,
+    multiply,
+    pack_panels,
     rms_norm,
     rotate_,
     sample,
@@ -364,3 +366,48 @@ def test_a_model_with_fused_layers_has_the_plain_models_gradients(family: str, d
         # at most what PyTorch's own functions differ from float64 by
         allowed = 2 * float((found[1][name] - right).norm()) + 1e-6 * float(right.norm())
         assert float((found[2][name] - right).norm()) <= allowed, name
+
+
+FINISHES = {
+    "plain": lambda y, other: y,
+    "silu": lambda y, other: y * y.sigmoid(),
+    "plus": lambda y, other: y + other,
+    "times": lambda y, other: y * other,
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 130),
+    inputs=st.integers(1, 80),
+    outputs=st.integers(1, 100),
+    finish=st.sampled_from(list(FINISHES)),
+    has_bias=st.booleans(),
+)
+def test_products_with_a_packed_weight_are_those_of_float64(
+    rows: int, inputs: int, outputs: int, finish: str, has_bias: bool
+) -> None:
+    with torch.inference_mode():
+        x, weight, other = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(rows, outputs)
+        bias = torch.randn(outputs) if has_bias else None
+        found = multiply(x, pack_panels(weight), outputs, bias, finish, other)
+        wide = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
+        expected = FINISHES[finish](wide, other.double())
+        assert found.dtype == torch.float32
+        bound = 1e-6 * (x.double().abs() @ weight.double().abs().T + 2) * (1 + other.double().abs())
+        assert ((found.double() - expected).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_rows_product_depends_neither_on_the_other_rows_nor_on_the_threads(threads: int) -> None:
+    before = torch.get_num_threads()
+    x, weight = torch.randn(3, 67, 96), torch.randn(147, 96)
+    packed = pack_panels(weight)
+    whole = multiply(x, packed, 147)
+    try:
+        torch.set_num_threads(threads)
+        for number in (1, 5, 6, 66):
+            assert torch.equal(multiply(x[1, :number], packed, 147), whole[1, :number])
+        assert torch.equal(multiply(x[:, ::3], packed, 147), whole[:, ::3])
+    finally:
+        torch.set_num_threads(before)

@@ -36,8 +36,8 @@ class NativeConfig(Section):
     )
     kernels: Annotated[dict[str, str] | None, Auto] = option(
         None,
-        "CPU kernel (mkl, onednn or plain) for weights of a shape, {576x1536: onednn}; layers: compiled fuses the "
-        "work between products. none or auto: the fastest of each shape, timed at the start, and compiled layers.",
+        "CPU kernel (mkl, onednn, compiled or plain) for weights of a shape, {576x1536: onednn}; layers: compiled: "
+        "fused work between products. none or auto: the fastest of each shape, timed at the start, and these.",
     )
 
 

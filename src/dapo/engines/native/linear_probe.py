@@ -108,6 +108,7 @@ def machine_key(dtype: torch.dtype, rows: int) -> str:
             f"{torch.get_num_threads()} threads",
             str(dtype).removeprefix("torch."),
             f"{rows} rows",
+            *(["compiled products"] if multiplies("compiled", dtype) else []),
         ]
     )
 

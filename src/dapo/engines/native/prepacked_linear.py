@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+import cpu_kernels
+
 PROBE = (5, 24, 40)
 """Rows, inputs and outputs of the product that tests whether this processor and this torch support the operators."""
 DEFAULT_KERNELS: Mapping[str, str] = {}
@@ -76,6 +78,30 @@ class OneDnnPrepackedWeight(PrepackedWeight):
         return torch.ops.mkldnn._linear_pointwise.binary(inputs, other, self._prepacked, bias, "mul")
 
 
+class CompiledWeight(PrepackedWeight):
+    """A float32 weight in panels, for the compiled product; activation, sum or gate are fused into it.
+
+    A row's products do not depend on the number of rows.
+    """
+
+    def __init__(self, weight: Tensor, rows: int) -> None:
+        if weight.dtype != torch.float32 or not cpu_kernels.is_compiled():
+            raise NotImplementedError
+        self._packed, self._outputs = cpu_kernels.pack_panels(weight), len(weight)
+
+    def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        return cpu_kernels.multiply(inputs, self._packed, self._outputs, bias)
+
+    def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
+        return cpu_kernels.multiply(inputs, self._packed, self._outputs, bias, "silu")
+
+    def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+        return cpu_kernels.multiply(inputs, self._packed, self._outputs, bias, "plus", other)
+
+    def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
+        return cpu_kernels.multiply(inputs, self._packed, self._outputs, bias, "times", other)
+
+
 class PlainWeight(PrepackedWeight):
     """An unchanged copy of a weight, for a processor on which blocks are not faster."""
 
@@ -89,6 +115,7 @@ class PlainWeight(PrepackedWeight):
 KERNELS: Mapping[str, type[PrepackedWeight]] = {
     "mkl": MklPrepackedWeight,
     "onednn": OneDnnPrepackedWeight,
+    "compiled": CompiledWeight,
     "plain": PlainWeight,
 }
 """Kernels by the names that a run records."""
