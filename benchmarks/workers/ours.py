@@ -35,7 +35,7 @@ from dapo.runs.sinks import Tracker
 from dapo.training import one_step_off
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
-from dapo.training.assemble.resolve import resolve_auto
+from dapo.training.assemble.resolve import resolve_auto, resolve_engine
 from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 
@@ -123,6 +123,7 @@ class Ours:
         """Load what a run of this configuration would; with forced lengths, responses or turns have the most tokens."""
         self.config = resolve_auto(load_config(config, overrides))
         self.inputs = read_inputs(self.config)
+        self.config = resolve_engine(self.config, self.inputs.loaded.model)  # the kernels that a run of a user has
         parameters = sum(p.numel() for p in self.inputs.loaded.model.parameters())
         self.judge = self._stack.enter_context(VerifierPool(self.config.reward))
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
