@@ -132,14 +132,21 @@ def plain_scores(
     model: PreTrainedModel, samples: Sequence[Sample], temperature: float = 1.0
 ) -> list[tuple[Tensor, Tensor]]:
     """Log-probabilities and entropies of each response by the model's own forward over the one sequence."""
-    scores = []
+    rows = plain_distributions(model, samples, temperature)
+    return [
+        (log_p[torch.arange(len(log_p)), torch.tensor(row.response_ids)], -(log_p.exp() * log_p).sum(dim=1))
+        for log_p, row in zip(rows, samples, strict=True)
+    ]
+
+
+def plain_distributions(model: PreTrainedModel, samples: Sequence[Sample], temperature: float = 1.0) -> list[Tensor]:
+    """`[T, V]` log-probabilities of all tokens at each position of each response, by the model's own forward."""
+    found = []
     for row in samples:
         tokens = torch.tensor([row.prompt_ids + row.response_ids])
         logits = model(input_ids=tokens, use_cache=False).logits[0, len(row.prompt_ids) - 1 : -1] / temperature
-        log_p = logits.log_softmax(dim=1)
-        chosen = log_p[torch.arange(len(row.response_ids)), tokens[0, len(row.prompt_ids) :]]
-        scores.append((chosen, -(log_p.exp() * log_p).sum(dim=1)))
-    return scores
+        found.append(logits.log_softmax(dim=1))
+    return found
 
 
 def plain_copy(model: LoadedModel) -> PreTrainedModel:

@@ -79,12 +79,21 @@ LOSSES: dict[str, dict[str, Any]] = {
         "engine_correction": "tis",
         "max_approx_kl": None,
     },
+    "divergence": {"kl_coef": 0.3, "kl_estimator": "full", "engine_correction": "tis", "max_approx_kl": None},
     "custom": {"function": "examples.losses:dapo", "engine_correction": "tis", "max_approx_kl": None},
 }
 
 
 @pytest.mark.parametrize(
-    ("model", "loss"), [("exact", "dapo"), ("exact_tied", "dapo"), ("exact_tied", "everything"), ("exact", "custom")]
+    ("model", "loss"),
+    [
+        ("exact", "dapo"),
+        ("exact_tied", "dapo"),
+        ("exact_tied", "everything"),
+        ("exact", "custom"),
+        ("exact", "divergence"),
+        ("exact_tied", "divergence"),
+    ],
 )
 def test_one_and_two_ranks_have_the_gradient_and_the_metrics_of_one_process(
     rank_groups: dict[int, RankGroup], model: str, loss: str, tmp_path: Path

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from conformance import naive
 from dapo.config import OptimConfig
 from dapo.core.errors import CheckpointError
 from dapo.policy.checkpoint import SavedWeights
+from dapo.policy.logprobs import score_tokens
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW, learning_rate
 from dapo.policy.policy import Policy
@@ -34,6 +36,7 @@ from helpers.tiny_policies import (
     master_weights_of,
     off_policy,
     plain_copy,
+    plain_distributions,
     plain_scores,
     ragged,
     sample,
@@ -79,15 +82,22 @@ def whole_gradient(
         how = options.get("engine_over_cap", "truncate"), options.get("engine_ratio", "token")
         corrections = naive.importance_weights(old, engine, masks, cap, *how)
         factors = [[f * u for f, u in zip(*rows, strict=True)] for rows in zip(factors, corrections, strict=True)]
-    if reference is not None:
+    divergences = [torch.zeros(len(mask), dtype=torch.float64) for mask in masks]
+    if reference is not None and options.get("kl_estimator") == "full":
+        pairs = (plain_distributions(each, samples, temperature) for each in (network, reference))
+        divergences = [(p.exp() * (p - q.detach())).sum(dim=1) for p, q in zip(*pairs, strict=True)]
+    elif reference is not None:
         base = [row.detach().tolist() for row, _ in plain_scores(reference, samples, temperature)]
         estimator = options.get("kl_estimator", "k3")
         _, _, slopes = naive.kl_loss(logprobs, base, masks, weights, estimator=estimator)
         coef = options["kl_coef"]
         gradient = [[g + coef * s for g, s in zip(*rows, strict=True)] for rows in zip(gradient, slopes, strict=True)]
     loss = torch.zeros((), dtype=torch.float64)
-    for (scored, entropies), row, of_row, weight in zip(scores, gradient, factors, weights, strict=True):
+    for (scored, entropies), row, of_row, weight, kl in zip(
+        scores, gradient, factors, weights, divergences, strict=True
+    ):
         factor = torch.tensor(of_row, dtype=torch.float64)
+        loss = loss + options.get("kl_coef", 0.0) * weight * kl @ factor
         loss = loss + scored @ (factor * torch.tensor(row, dtype=torch.float64))
         loss = loss - options.get("entropy_coef", 0.0) * weight * entropies @ factor
     loss.backward()
@@ -122,16 +132,20 @@ SURROGATES: list[dict[str, Any]] = [
 ]
 
 
+def by_another_engine(samples: list[Sample]) -> list[Sample]:
+    """With log-probabilities of an engine that differ from the old ones by up to .2."""
+    return [
+        replace(row, engine_logprobs=tuple(np.array(row.old_logprobs) + 0.1 * (i % 5 - 2)))
+        for i, row in enumerate(samples)
+    ]
+
+
 @pytest.mark.parametrize("is_on_policy", [False, True], ids=["second_update", "first_update"])
 @pytest.mark.parametrize("options", SURROGATES, ids=str)
 def test_every_surrogate_and_correction_gives_the_gradient_of_the_whole(
     options: dict[str, Any], is_on_policy: bool, tmp_path: Path
 ) -> None:
-    rows = with_masked_tokens(off_policy(branching()))
-    rows = [
-        dataclasses.replace(row, engine_logprobs=tuple(np.array(row.old_logprobs) + 0.1 * (i % 5 - 2)))
-        for i, row in enumerate(rows)
-    ]
+    rows = by_another_engine(with_masked_tokens(off_policy(branching())))
     expected = whole_gradient(float64_model(), rows, 0.7, is_on_policy=is_on_policy, **options)
     if is_on_policy:
         rows = [dataclasses.replace(row, old_logprobs=None) for row in rows]
@@ -308,8 +322,8 @@ def test_metrics_are_means_over_the_trained_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("minibatch", "estimator"),
-    [(ragged, "k3"), (branching, "k3"), (ragged, "k1"), (ragged, "k2")],
-    ids=["ragged", "branching", "k1", "k2"],
+    [(ragged, "k3"), (branching, "k3"), (ragged, "k1"), (ragged, "k2"), (ragged, "full"), (branching, "full")],
+    ids=["ragged", "branching", "k1", "k2", "full", "full_branching"],
 )
 def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loaded(
     minibatch: Callable[[], list[Sample]], estimator: str, tmp_path: Path
@@ -323,6 +337,79 @@ def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loa
     without = whole_gradient(float64_model(seed=1), samples, 0.7, entropy_coef=0.05)
     assert not torch.allclose(expected["model.norm.weight"], without["model.norm.weight"], rtol=0.01)
     assert_close(gradient_of(policy, samples, tmp_path / "x"), expected, relative=1e-10)
+
+
+@pytest.mark.parametrize(
+    "correction", [{}, {"engine_correction": 1.5}, {"surrogate": "gspo", "clip_low": 0.01}], ids=str
+)
+def test_the_whole_divergence_beside_corrections_in_any_cut_and_its_value(
+    correction: dict[str, Any], tmp_path: Path
+) -> None:
+    samples = by_another_engine(with_masked_tokens(off_policy(branching(), seed=1)))
+    make_policy(loaded(float64_model(seed=1))).save(tmp_path)
+    options = {"kl_coef": 0.5, "kl_estimator": "full", **correction}
+    expected = whole_gradient(float64_model(seed=1), samples, 0.7, reference=float64_model(), **options)
+    for microbatch_tokens in (1, 64, 10_000):
+        policy = make_policy(
+            loaded(float64_model()), loss=options, temperature=0.7, microbatch_tokens=microbatch_tokens
+        )
+        policy.load(tmp_path)
+        found = gradient_of(policy, samples, tmp_path / str(microbatch_tokens))
+        assert_close(found, expected, relative=1e-10)
+    rows = [plain_distributions(float64_model(seed=seed), samples, 0.7) for seed in (1, 0)]
+    values = [((p.exp() * (p - q)).sum(1) @ mask_of(row)).item() for p, q, row in zip(*rows, samples, strict=True)]
+    policy = make_policy(loaded(float64_model()), loss={"kl_coef": 0.5, "kl_estimator": "full"}, temperature=0.7)
+    policy.load(tmp_path)
+    trained = sum(row.num_trained_tokens for row in samples)
+    assert policy.update(samples, step=1)["loss/kl"] == pytest.approx(sum(values) / trained, rel=1e-12)
+
+
+def mask_of(row: Sample) -> Tensor:
+    return torch.tensor(list(row.mask), dtype=torch.float64)
+
+
+def test_a_policy_that_is_its_reference_has_no_divergence_and_no_gradient_of_one(tmp_path: Path) -> None:
+    samples = [replace(row, advantage=0.0) for row in ragged()]
+    policy = make_policy(loaded(float64_model()), loss={"kl_coef": 1.0, "kl_estimator": "full"})
+    assert policy.update(samples, step=1)["loss/kl"] == pytest.approx(0, abs=1e-14)
+    policy.save(tmp_path)
+    moments = load_file(tmp_path / "exp_avg.safetensors").values()
+    assert max(float(moment.abs().max()) for moment in moments) < 1e-14
+
+
+def test_the_expected_gradient_of_k2_is_that_of_the_whole_divergence() -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden, reference = (torch.randn(4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    head, other = (torch.nn.Linear(6, 11, bias=bias, dtype=torch.float64) for bias in (True, False))
+    inputs = hidden.clone().requires_grad_()
+    _, _, whole = score_tokens(
+        inputs, head, torch.zeros(4, dtype=torch.long), temperature=0.7, reference=(reference, other)
+    )
+    (expected,) = torch.autograd.grad(whole.sum(), inputs)
+    sampled = hidden.clone().requires_grad_()
+    log_p, log_q = ((layer(states) / 0.7).log_softmax(1) for layer, states in ((head, sampled), (other, reference)))
+    k2 = (log_p - log_q.detach()).square() / 2  # of each token that may be sampled
+    (found,) = torch.autograd.grad((log_p.detach().exp() * k2).sum(), sampled)
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(11, 13), (13, 11)])
+def test_padded_vocabularies_of_another_size_are_compared_on_the_tokens_of_both(sizes: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    wide = torch.nn.Linear(6, 13, dtype=torch.float64)
+    with torch.no_grad():
+        wide.bias[11:] = -1e4  # padding that no token uses is never probable
+    narrow = torch.nn.Linear(6, 11, dtype=torch.float64)
+    with torch.no_grad():
+        narrow.weight.copy_(wide.weight[:11] * 0.5)
+        narrow.bias.copy_(wide.bias[:11])
+    head, other = (wide if size == 13 else narrow for size in sizes)
+    _, _, found = score_tokens(
+        hidden, head, torch.zeros(4, dtype=torch.long), temperature=1.0, reference=(hidden, other)
+    )
+    log_p, log_q = (layer(hidden)[:, :11].log_softmax(1) for layer in (head, other))
+    assert torch.allclose(found, (log_p.exp() * (log_p - log_q)).sum(1), rtol=0, atol=1e-12)
 
 
 def test_kl_grows_from_zero_and_goes_on_after_a_resume(tmp_path: Path) -> None:

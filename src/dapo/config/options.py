@@ -314,6 +314,11 @@ class Config(Section):
                 f"train.token_budget={self.train.token_budget} may end the run earlier; set optim.schedule=constant, "
                 "or leave the budget out"
             )
+        if self.loss.has_kl_reward and self.loss.kl_estimator == "full":
+            raise ValueError(
+                "loss.kl_estimator=full is a term of the loss, and loss.kl_in=reward subtracts an estimate from the "
+                "reward; set loss.kl_in=loss, or loss.kl_estimator=k1"
+            )
         if self.has_kl and self.loss.reference_every is not None and self.model.lora is not None:
             raise ValueError(
                 "loss.reference_every needs a copy of the policy, and with model.lora the reference is the model "

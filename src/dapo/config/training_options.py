@@ -85,11 +85,12 @@ class LossConfig(Section):
     kl_coef: Float = option(
         0.0, "Weight of the KL divergence to the initial policy, in the loss or in the reward.", paper=0.0, ge=0
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = option(
+    kl_estimator: Literal["k1", "k2", "k3", "full"] = option(
         "k3",
         "Estimator of the divergence from sampled tokens, with d = log pi - log pi_ref. k1: d; k2: d^2 / 2; "
-        "k3: exp(-d) - 1 + d. In the loss, the expected gradient of k1 is zero; in the reward, only k1 has the "
-        "gradient of the divergence (`dapo docs losses`).",
+        "k3: exp(-d) - 1 + d; full: no estimate, but the divergence over the whole vocabulary at each token, in the "
+        "loss. In the loss, the expected gradient of k1 is zero; in the reward, only k1 has the gradient of the "
+        "divergence (`dapo docs losses`).",
         paper="k3",
         only_with="has_kl",
     )
@@ -177,6 +178,11 @@ class LossConfig(Section):
     @property
     def has_kl_term(self) -> bool:
         return self.kl_coef > 0 and self.kl_in == "loss"
+
+    @property
+    def has_full_kl(self) -> bool:
+        """Whether that term is the divergence over the whole vocabulary."""
+        return self.has_kl_term and self.kl_estimator == "full"
 
     @property
     def has_kl_reward(self) -> bool:

@@ -5,7 +5,7 @@ probabilities, and no tensor of the size `[tokens, vocabulary]` ever exists.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ def score_tokens(
     *,
     temperature: float,
     differentiable_entropy: bool = False,
-) -> tuple[Tensor, Tensor]:
+    reference: tuple[Tensor, Any] | None = None,
+) -> tuple[Tensor, ...]:
     """`[n]` log pi(target) and `[m]` entropy in nats, both of `softmax(logits / temperature)`, for one chunk.
 
     The matmuls run in the type of the weights; everything else, and the results, is float32 (float64 for float64
@@ -51,10 +52,19 @@ def score_tokens(
 
     `hidden` is `[m, hidden]`, `head` a linear layer to the vocabulary with or without bias, `targets` are `[n]` token
     ids, and `rows` `[n]` the index of the hidden state that predicts each target, ascending (None: each its own).
+
+    With the hidden states `[m, width]` and the head of a `reference` the third tensor is `[m]` KL(policy || reference)
+    in nats over the whole vocabulary, which carries a gradient for the policy alone. Entries of one vocabulary that the
+    other lacks, which pad it and belong to no token, count as equally probable in both.
     """
-    bias = getattr(head, "bias", None)
-    logprobs, entropies = _Score.apply(hidden, head.weight, bias, targets, rows, temperature, differentiable_entropy)
-    return logprobs, entropies
+    reference_logits = None  # [m, V of the reference]
+    if reference is not None:
+        states, layer = reference
+        with torch.no_grad():
+            reference_logits = linear(states, layer.weight, getattr(layer, "bias", None))
+    settings = _Settings(temperature, differentiable_entropy, reference_logits)
+    found = _Score.apply(hidden, head.weight, getattr(head, "bias", None), targets, rows, settings)
+    return found if reference is not None else found[:2]
 
 
 def chunk_tokens(vocabulary: int, device_type: str) -> int:
@@ -76,9 +86,13 @@ def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
     return vocabulary * sum(tensor.itemsize for tensor in tensors)
 
 
-def chunks(num_tokens: int, vocabulary: int, device_type: str) -> Iterator[slice]:
-    """Slices that cover `num_tokens` positions, each of `chunk_tokens` except the last."""
-    return _slices(num_tokens, chunk_tokens(vocabulary, device_type))
+def chunks(num_tokens: int, vocabulary: int, device_type: str, *, tensors: int = 1) -> Iterator[slice]:
+    """Slices that cover `num_tokens` positions, each of `chunk_tokens` except the last.
+
+    `tensors` is the number of tensors as wide as the vocabulary: three with a reference. A chunk with more is shorter,
+    so that none needs more memory.
+    """
+    return _slices(num_tokens, chunk_tokens(tensors * vocabulary, device_type))
 
 
 @torch.no_grad()
@@ -101,10 +115,16 @@ def hidden_logprobs(hidden: Tensor, head: Any, microbatch: Microbatch, temperatu
     return torch.cat(scores)
 
 
-class _Score(torch.autograd.Function):
-    """With p = softmax(z), z = logits / temperature, entropy H and target y:
+class _Settings(NamedTuple):
+    temperature: float
+    differentiable_entropy: bool
+    reference_logits: Tensor | None
 
-    d log p_y / dz_v = [v = y] - p_v        dH / dz_v = -p_v (log p_v + H)
+
+class _Score(torch.autograd.Function):
+    """With p = softmax(z), z = logits / temperature, entropy H, target y, and q of the reference, K = KL(p || q):
+
+    d log p_y / dz_v = [v = y] - p_v        dH / dz_v = -p_v (log p_v + H)      dK / dz_v = p_v (log p_v - log q_v - K)
     """
 
     @staticmethod
@@ -115,13 +135,15 @@ class _Score(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         rows: Tensor | None,
-        temperature: float,
-        differentiable_entropy: bool,
-    ) -> tuple[Tensor, Tensor]:
+        settings: "_Settings",
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        temperature, differentiable_entropy, reference_logits = settings
         logits = linear(hidden, weight, bias)  # [m, V]
         wide = torch.promote_types(logits.dtype, torch.float32)
         p = logits if logits.dtype == wide else torch.empty_like(logits, dtype=wide)
         logprobs, entropies = p.new_empty(len(targets)), p.new_empty(len(p))
+        divergences = None if reference_logits is None else p.new_empty(len(p))
+        differences = None if reference_logits is None else torch.zeros_like(p)  # [m, V] log policy - log reference
         cells = None if rows is None else rows * p.shape[1] + targets  # [n] each target's place among the logits
         for part in _blocks(logits):
             block = p[part]
@@ -136,38 +158,54 @@ class _Score(torch.autograd.Function):
                 chosen = _target_slice(part, rows, len(p))
                 of_block = cells[chosen] - part.start * p.shape[1] if part.start else cells[chosen]
                 torch.index_select(log_p.view(-1), 0, of_block, out=logprobs[chosen])
+            if differences is not None and reference_logits is not None:
+                log_q = _log_softmax(reference_logits[part], temperature)
+                common = min(log_p.shape[1], log_q.shape[1])
+                torch.sub(log_p[:, :common], log_q[:, :common], out=differences[part, :common])
             torch.exp(log_p, out=block)
+            if differences is not None and divergences is not None:
+                torch.linalg.vecdot(block, differences[part], out=divergences[part])
             torch.sum(log_p.mul_(block), dim=1, out=entropies[part])
         entropies.neg_()
-        ctx.save_for_backward(hidden, weight, bias, targets, rows, cells, entropies)
-        ctx.probabilities = p  # not a saved tensor: backward overwrites it
-        ctx.temperature = temperature
-        ctx.set_materialize_grads(differentiable_entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, rows, cells, entropies, divergences)
+        ctx.probabilities, ctx.differences = p, differences  # not saved tensors: backward overwrites them
+        ctx.temperature, ctx.differentiable_entropy = temperature, differentiable_entropy
+        ctx.set_materialize_grads(differentiable_entropy or divergences is not None)
         if not differentiable_entropy:
             ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+        return logprobs, entropies, divergences
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, _, targets, rows, cells, entropies = ctx.saved_tensors
-        p = ctx.probabilities  # [m, V], becomes dloss/dlogits in place
-        del ctx.probabilities
+    def backward(
+        ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor | None, grad_divergences: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, _, targets, rows, cells, entropies, divergences = ctx.saved_tensors
+        p, differences = ctx.probabilities, ctx.differences  # [m, V], p becomes dloss/dlogits in place
+        del ctx.probabilities, ctx.differences
+        if not ctx.differentiable_entropy:
+            grad_entropies = None
         if ctx.temperature != 1:
             grad_logprobs = grad_logprobs / ctx.temperature
             grad_entropies = None if grad_entropies is None else grad_entropies / ctx.temperature
+            grad_divergences = None if grad_divergences is None else grad_divergences / ctx.temperature
         if cells is None:
             negated = -grad_logprobs  # [m]
         else:
             negated = torch.zeros_like(entropies).index_add_(0, rows, grad_logprobs, alpha=-1)
         for part in _blocks(p):
             block = p[part]
+            if differences is not None and grad_divergences is not None:
+                of_block = differences[part].sub_(divergences[part, None]).mul_(block)
+                of_block.mul_(grad_divergences[part, None])
             if grad_entropies is None:
                 block.mul_(negated[part, None])
             else:
                 # xlogy: a probability that underflowed to 0 has p log p = 0, not nan
                 neg_entropy_grad = torch.xlogy(block, block).addcmul_(block, entropies[part, None])  # -dH/dz
                 block.mul_(negated[part, None]).addcmul_(neg_entropy_grad, -grad_entropies[part, None])
+            if differences is not None and grad_divergences is not None:
+                block.add_(differences[part])
         if cells is None:
             p.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
         else:
@@ -176,7 +214,7 @@ class _Score(torch.autograd.Function):
         # a frozen head saves a third of the matmuls
         _, for_weight, for_bias, *_ = ctx.needs_input_grad
         grad_weight = grad.T @ hidden if for_weight else None
-        return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, None, None, None, None
+        return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, *[None] * 3
 
 
 def _target_slice(part: slice, rows: Tensor, num_rows: int) -> slice:

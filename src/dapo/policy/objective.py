@@ -77,6 +77,12 @@ def objective_gradient(
     return gradient, torch.where(mask, -config.entropy_coef * weights, 0.0) if has_entropy else None, values
 
 
+def divergence_gradient(logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> Tensor:
+    """The derivative of the loss by each token's KL over the whole vocabulary, `[n]`: its weight times `kl_coef`."""
+    weights, _ = corrected_weights(terms.get("old", logprobs), terms, config)
+    return torch.where(terms["mask"], config.kl_coef * weights, 0.0)
+
+
 def _surrogate_loss(
     logprobs: Tensor, old: Tensor, weights: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -117,10 +123,12 @@ def objective_sums(
     tokens: Mapping[str, Tensor],
     config: LossConfig,
     custom: Mapping[str, Tensor | float] | None = None,
+    divergences: Tensor | None = None,
 ) -> dict[str, Tensor | float]:
     """Sums over the trained tokens that describe the loss, on the tokens' device.
 
-    `logprobs` and `entropies`, in nats, are `[S]`, of the policy that trains; `tokens` are those of `gradient_terms`.
+    `logprobs`, `entropies` and `divergences` (`kl_estimator: full`), in nats, are `[S]`, of the policy that trains;
+    `tokens` are those of `gradient_terms`.
     For a custom loss, `custom` is `add_values` of the sums that `objective_gradient` returned for all parts. Masked
     tokens count as 0 instead of being left out: a selection would wait for the device.
     """
@@ -136,6 +144,8 @@ def objective_sums(
         found["gap"], found["gap_tokens"], found["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
     if "reference" in tokens:
         found["kl"] = kl_penalty(logprobs, tokens["reference"], mask, corrected, estimator=config.kl_estimator)
+    elif divergences is not None:
+        found["kl"] = torch.where(mask, divergences * corrected, 0.0).sum()
     return found
 
 

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
 from dapo.policy.objective import (
     add_sums,
     add_values,
+    divergence_gradient,
     gradient_terms,
     is_valid_update,
     objective_gradient,
@@ -121,6 +122,14 @@ class PolicyCore:
         assert self._adapters is not None
         with self._adapters.disabled():
             return self._score(microbatch, self._model)
+
+    @contextmanager
+    def _reference_states(self, microbatch: Microbatch) -> Iterator[tuple[Tensor, Any]]:
+        """The reference's hidden states `[M, width]` that predict the targets, and its head, for a divergence."""
+        with torch.no_grad(), nullcontext() if self._adapters is None else self._adapters.disabled():
+            model = self._model if self._reference is None else self._reference.model
+            states = hidden_states(model, microbatch)
+        yield states, model.get_output_embeddings()
 
     def _token_kl(self, microbatch: Microbatch) -> Tensor:
         """`[S]` the estimate of the divergence from the policy to the reference at each token."""
@@ -211,45 +220,71 @@ class PolicyCore:
         own_loss = custom if rank_microbatch.indices else None
         dtype = torch.promote_types(self._model.dtype, torch.float32)
         tokens = loss_tokens(rank_microbatch, microbatch, loss, dtype, self._model.device)
-        if loss.has_kl_term:
+        if loss.has_kl_term and not loss.has_full_kl:
             tokens["reference"] = self._reference_logprobs(microbatch)
-        terms = gradient_terms(tokens, loss)
-        hidden = hidden_states(self._model, microbatch)  # [M, hidden]
-        scores, gradients, parts, whole = [], [], [], None
-        with self._head() as head:
-            if loss.needs_whole_responses:  # a pass through the head before the one that is differentiated
-                logprobs = hidden_logprobs(hidden, head, microbatch, self._config.rollout.temperature)
-                *whole, values_of_part = objective_gradient(logprobs, terms, loss, own_loss)
-                parts.append(values_of_part)
-            for part in chunks(len(hidden), len(head.weight), hidden.device.type):
-                inputs, chosen = hidden.detach()[part].requires_grad_(), microbatch.target_slice(part)
-                score = score_tokens(
-                    inputs,
-                    head,
-                    microbatch.targets[chosen],
-                    microbatch.local_rows(part),
-                    temperature=self._config.rollout.temperature,
-                    differentiable_entropy=loss.entropy_coef > 0,
-                )
-                scores.append([values.detach() for values in score])
-                if whole is None:
-                    of_part = {name: values[chosen] for name, values in terms.items()}
-                    *found, values_of_part = objective_gradient(scores[-1][0], of_part, loss, own_loss)
-                    parts.append(values_of_part)
-                else:
-                    found = [values if values is None else values[chosen] for values in whole]
-                by_logprob, by_entropy = found
-                by_row = [] if by_entropy is None else [microbatch.sum_over_targets(by_entropy, part)]
-                torch.autograd.backward(score[: 1 + len(by_row)], [by_logprob, *by_row])
-                assert inputs.grad is not None
-                gradients.append(inputs.grad)
-        hidden.backward(torch.cat(gradients))
-        logprobs, entropies = map(torch.cat, zip(*scores, strict=True))
+        with ExitStack() as stack:
+            reference = stack.enter_context(self._reference_states(microbatch)) if loss.has_full_kl else None
+            hidden = hidden_states(self._model, microbatch)  # [M, hidden]
+            head = stack.enter_context(self._head())
+            terms = gradient_terms(tokens, loss)
+            gradient, scores, parts = self._through_head(hidden, head, reference, microbatch, terms, own_loss)
+        hidden.backward(gradient)
+        logprobs, *of_rows = map(torch.cat, zip(*scores, strict=True))
+        entropies, divergences = (*(values[microbatch.rows] for values in of_rows), None)[:2]
+        assert entropies is not None
         values = None if custom is None else add_values(parts)
-        sums = objective_sums(logprobs, entropies[microbatch.rows], tokens, loss, values)
+        sums = objective_sums(logprobs, entropies, tokens, loss, values, divergences)
         if not rank_microbatch.indices:
             return sums
         return {**sums, "positions": microbatch.num_tokens, "separate_positions": microbatch.separate_tokens}
+
+    def _through_head(
+        self,
+        hidden: Tensor,
+        head: Any,
+        reference: tuple[Tensor, Any] | None,
+        microbatch: Microbatch,
+        terms: Mapping[str, Tensor],
+        custom: CustomLoss | None,
+    ) -> tuple[Tensor, list[list[Tensor]], list[Mapping[str, Tensor | float]]]:
+        """Pass each chunk of hidden states forward and backward through head and loss.
+
+        Returns the gradient by the hidden states `[M, hidden]`, the scores of each chunk (`score_tokens`), and the sums
+        of a custom loss.
+        """
+        loss, temperature = self._loss, self._config.rollout.temperature
+        scores, gradients, parts, whole = [], [], [], None
+        if loss.needs_whole_responses:  # a pass through the head before the one that is differentiated
+            logprobs = hidden_logprobs(hidden, head, microbatch, temperature)
+            *whole, values_of_part = objective_gradient(logprobs, terms, loss, custom)
+            parts.append(values_of_part)
+        wide = 1 if reference is None else 3
+        for part in chunks(len(hidden), len(head.weight), hidden.device.type, tensors=wide):
+            inputs, chosen = hidden.detach()[part].requires_grad_(), microbatch.target_slice(part)
+            score = score_tokens(
+                inputs,
+                head,
+                microbatch.targets[chosen],
+                microbatch.local_rows(part),
+                temperature=temperature,
+                differentiable_entropy=loss.entropy_coef > 0,
+                reference=None if reference is None else (reference[0][part], reference[1]),
+            )
+            scores.append([values.detach() for values in score])
+            of_part = {name: values[chosen] for name, values in terms.items()}
+            if whole is None:
+                *found, values_of_part = objective_gradient(scores[-1][0], of_part, loss, custom)
+                parts.append(values_of_part)
+            else:
+                found = [values if values is None else values[chosen] for values in whole]
+            by_logprob, by_entropy = found
+            by_divergence = None if reference is None else divergence_gradient(scores[-1][0], of_part, loss)
+            by_row = {i: slope for i, slope in enumerate((by_entropy, by_divergence), 1) if slope is not None}
+            slopes = [microbatch.sum_over_targets(slope, part) for slope in by_row.values()]
+            torch.autograd.backward([score[0], *(score[i] for i in by_row)], [by_logprob, *slopes])
+            assert inputs.grad is not None
+            gradients.append(inputs.grad)
+        return torch.cat(gradients), scores, parts
 
 
 class Policy(PolicyCore):

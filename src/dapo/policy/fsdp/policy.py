@@ -226,6 +226,13 @@ class ShardedPolicy(PolicyCore):
         model.reshard()
         return scores
 
+    @contextmanager
+    def _reference_states(self, microbatch: Microbatch) -> Iterator[tuple[Tensor, Any]]:
+        with super()._reference_states(microbatch) as found:
+            yield found  # its head stays gathered
+        if self._reference is not None:
+            self._reference.model.reshard()
+
     @explain_out_of_memory(torch.OutOfMemoryError, "an update of the policy on a trainer rank", SMALLER_MICROBATCHES)
     def update(self, rank_microbatches: Sequence[RankMicrobatch], *, step: int) -> dict[str, float]:
         """One optimiser update, in which this rank computes `rank_microbatches`; returns the metrics over all ranks.
