@@ -342,6 +342,10 @@ def _notes(config: Config, stored: StoredGroup) -> list[str]:
     if config.loss.entropy_coef > 0 or config.loss.entropy_target is not None:
         name = "entropy_coef" if config.loss.entropy_target is None else "entropy_target"
         notes.append(f"losses and gradients here leave out the entropy term (loss.{name})")
+    if config.loss.has_full_kl:
+        notes.append(
+            "losses and gradients here leave out the divergence over the whole vocabulary (loss.kl_estimator=full)"
+        )
     if config.dynamic_sampling.weights != "none" and stored.outcome == "trained" and stored.weight is None:
         notes.append("the table of this older run lacks the group's loss weight (dynamic_sampling.weights=inverse)")
     if config.uses_trainer_group:

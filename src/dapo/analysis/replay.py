@@ -136,7 +136,7 @@ class Replay:
             sample if sample.old_logprobs is not None else replace(sample, old_logprobs=row)
             for sample, row in zip(minibatch, logprobs, strict=True)
         ]
-        has_kl = self._config.loss.has_kl_term
+        has_kl = self._config.loss.has_kl_term and not self._config.loss.has_full_kl
         reference = self._policy.reference_logprobs(minibatch, step=step) if has_kl else None
         return ReplayedUpdate(with_old, logprobs, reference)
 

@@ -21,7 +21,7 @@ from dapo.api.in_memory_data import (
     weights_by_name,
     write_rows,
 )
-from dapo.api.keywords import as_overrides, build_scaled, load_base, named_functions, options_from
+from dapo.api.keywords import as_overrides, build_scaled, load_base, named_functions, options_from, with_teacher
 from dapo.api.notebook import display_class
 from dapo.api.python_errors import in_python, python_interface
 from dapo.api.run import Run, translate_errors
@@ -79,7 +79,9 @@ def train(
         **options: option names. Leave out the section if the last part is unique (`prompts_per_step`, `group_size`,
             `lr`; `steps` is `train.num_steps`); write `**{"loss.clip_high": 0.3}` otherwise. `loss` may be a custom
             loss function (`dapo docs losses`), `environment` a class and `tools` a list of functions (`dapo docs
-            environments`); they are copied into the run directory like a reward. Unless set, the paper's
+            environments`); they are copied into the run directory like a reward. `teacher`, a model or a run, sets
+            `loss.reference`, `loss.kl_coef=1`, `loss.kl_estimator=full` and, without a `reward`, `reward.coef=0`: the
+            policy learns the teacher's distribution on its own responses. Unless set, the paper's
             `train.minibatch_groups`, `overlong.buffer_tokens` and `optim.warmup_steps` are scaled down to your sizes.
 
     Returns:
@@ -142,7 +144,7 @@ def _read_options(
         given["reward.verifier"] = verifier_option(named)
     if not isinstance(loss := keywords.get("loss", ""), str | Mapping) and not callable(loss):
         raise ConfigError(f"loss: expected a function, module:function or options of the loss, got {loss!r}")
-    keywords, of_options = named_functions(keywords)
+    keywords, of_options = named_functions(with_teacher(keywords, has_reward=reward is not None))
     writers += of_options
     named_options = options_from(keywords)
     if twice := sorted(given.keys() & named_options.keys()):

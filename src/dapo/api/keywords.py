@@ -45,6 +45,22 @@ def named_functions(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], list[C
     return named, writers
 
 
+def with_teacher(keywords: Mapping[str, Any], *, has_reward: bool) -> dict[str, Any]:
+    """The keywords with the options of on-policy distillation instead of `teacher`, unless these are set themselves.
+
+    Without a reward only the teacher trains.
+    """
+    given = dict(keywords)
+    if (teacher := given.pop("teacher", None)) is None:
+        return given
+    path = getattr(teacher, "path", teacher)  # of a run
+    options = {"loss.reference": str(path), "loss.kl_coef": 1.0, "loss.kl_estimator": "full"}
+    if not has_reward:
+        options["reward.coef"] = 0.0
+    named = {option_named(name) for name in given}
+    return {**given, **{name: value for name, value in options.items() if name not in named}}
+
+
 def option_named(keyword: str) -> str:
     """The dotted name of the option that a keyword means; the keyword itself if it means none or several."""
     names = [] if keyword in Config.model_fields else names_by_keyword().get(keyword, [])

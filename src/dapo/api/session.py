@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.api.batch import CollectedBatch
 from dapo.api.code_writer import CodeWriter
 from dapo.api.in_memory_data import Data, Reward, is_source, row_errors, verifier_option, weights_by_name, write_rows
-from dapo.api.keywords import build_scaled, load_base, named_functions, options_from
+from dapo.api.keywords import build_scaled, load_base, named_functions, options_from, with_teacher
 from dapo.api.lifecycle.generate import answers_of, generation_plan
 from dapo.api.python_errors import python_interface
 from dapo.api.result_types import EvaluationResult, table_of
@@ -308,7 +308,7 @@ def session(
     """
     base = merge_options({"data": {"train": NO_DATA}}, load_base(config)[0])
     given = {} if model is None else {"model.name": str(model)}
-    options, code = named_functions(options)
+    options, code = named_functions(with_teacher(options, has_reward=True))
     built, _ = build_scaled(base, given | options_from(options), where="dapo.session")
     return Session(built, data=data, reward=reward, code=[writer for writer in code if not writer.is_empty])
 

@@ -183,6 +183,10 @@ class Config(Section):
         return self.loss.kl_coef > 0
 
     @property
+    def trains_on_rewards(self) -> bool:
+        return self.reward.coef > 0
+
+    @property
     def decays_lr(self) -> bool:
         return self.optim.schedule != "constant"
 
@@ -246,6 +250,7 @@ class Config(Section):
         self._sizes_fit()
         self._loss_and_rate_fit()
         self._critic_and_prediction_fit()
+        self._teacher_fits()
         self._schedule_fits()
         if self.loss.old_logprobs == "engine" and (obstacle := self._why_engine_is_not_pi_old()) is not None:
             raise ValueError(f"loss.old_logprobs=engine {obstacle}; set that, or loss.old_logprobs=policy")
@@ -254,7 +259,7 @@ class Config(Section):
     def _sizes_fit(self) -> None:
         rollout, train, overlong = self.rollout, self.train, self.overlong
         length, bound = rollout.max_response_tokens, self.dynamic_sampling.max_groups_per_step
-        if rollout.group_size < 2:
+        if rollout.group_size < 2 and self.trains_on_rewards:
             raise ValueError(
                 f"rollout.group_size must be at least 2 to compare responses with each other, got {rollout.group_size}"
             )
@@ -364,6 +369,38 @@ class Config(Section):
                 f"dynamic_sampling.predict={sampling.predict} predicts the groups that Eq. 11 keeps, not those of "
                 "dynamic_sampling.filter; set one of the two"
             )
+
+    def _teacher_fits(self) -> None:
+        loss = self.loss
+        if loss.reference is not None and loss.reference_every is not None:
+            raise ValueError(
+                f"loss.reference_every={loss.reference_every} copies the policy into the reference, which is "
+                f"loss.reference={loss.reference}; set one of the two"
+            )
+        if self.trains_on_rewards:
+            return
+        if loss.has_kl_reward or self.has_critic:
+            which = "loss.kl_in=reward subtracts from" if loss.has_kl_reward else "advantage.estimator=gae estimates"
+            raise ValueError(
+                f"{which} rewards, and with reward.coef=0 they do not train; set loss.kl_in=loss and another "
+                "advantage.estimator, or leave reward.coef out"
+            )
+        if not loss.needs_every_sample:
+            raise ValueError(
+                "reward.coef=0 leaves nothing to train on; set a teacher (loss.reference=MODEL loss.kl_coef=1 "
+                "loss.kl_estimator=full), or leave reward.coef out"
+            )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _every_group_teaches(cls, values: Any) -> Any:
+        """Turn dynamic sampling off where rewards do not train, unless it is set: no group lacks a signal then."""
+        if not isinstance(values, Mapping) or not isinstance(reward := values.get("reward", {}), Mapping):
+            return values
+        sampling = values.get("dynamic_sampling", {})
+        if reward.get("coef") not in (0, "0") or not isinstance(sampling, Mapping) or "enabled" in sampling:
+            return values
+        return {**values, "dynamic_sampling": {**sampling, "enabled": False}}
 
     @model_validator(mode="before")
     @classmethod

@@ -27,6 +27,13 @@ class RewardConfig(Section):
         {},
         "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo docs verifiers`).",
     )
+    coef: Float = option(
+        1.0,
+        "Weight of the advantages in the loss. 0: rewards are measured and stored and do not train; a teacher "
+        "(loss.reference with loss.kl_coef) then trains alone, and dynamic_sampling.enabled is false unless it is set.",
+        paper=1.0,
+        ge=0,
+    )
     threshold: Float | None = option(
         None,
         "Smallest score of a correct response, for verifiers that return scores. none: a score is neither correct nor "

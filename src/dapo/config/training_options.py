@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from dapo.algo.entropy import DELTA, MAX_COEFFICIENT
 from dapo.algo.estimator_table import ESTIMATORS
+from dapo.algo.kl import KlEstimator
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.section import Auto, Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
 
@@ -83,7 +84,17 @@ class LossConfig(Section):
         paper="token",
     )
     kl_coef: Float = option(
-        0.0, "Weight of the KL divergence to the initial policy, in the loss or in the reward.", paper=0.0, ge=0
+        0.0,
+        "Weight of the KL divergence to the initial policy, or to loss.reference, in the loss or in the reward.",
+        paper=0.0,
+        ge=0,
+    )
+    reference: str | None = option(
+        None,
+        "Model to which the divergence is measured, a teacher: an alias, a directory, a Hugging Face id, or a run for "
+        "its newest checkpoint; of any architecture with the policy's vocabulary. none: the initial policy.",
+        paper=None,
+        only_with="has_kl",
     )
     kl_estimator: Literal["k1", "k2", "k3", "full"] = option(
         "k3",
@@ -178,6 +189,11 @@ class LossConfig(Section):
     @property
     def has_kl_term(self) -> bool:
         return self.kl_coef > 0 and self.kl_in == "loss"
+
+    @property
+    def kl_estimate(self) -> KlEstimator:
+        """The estimator from sampled tokens; k2, near which the divergence is, if there is none."""
+        return "k2" if self.kl_estimator == "full" else self.kl_estimator
 
     @property
     def has_full_kl(self) -> bool:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from dapo.config import Config
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.core.memory import explain_out_of_memory
@@ -128,6 +130,32 @@ def load_model(
     if torch.device(device).type != "meta":
         model.to(device)
     return LoadedModel(model.eval(), tokenizer, stop_ids, name, stored)
+
+
+def load_teacher(config: Config, *, device: str | torch.device | None, dtype: torch.dtype) -> LoadedModel:
+    """Load the model of `loss.reference`, for sharding without a device. Raises ConfigError like `load_model`."""
+    name, trusts = config.loss.reference, config.model.trust_remote_code
+    assert name is not None
+    try:
+        if device is None:
+            return load_for_sharding(name, dtype=dtype, trust_remote_code=trusts)
+        return load_model(name, dtype=dtype, device=device, trust_remote_code=trusts)
+    except ConfigError as error:
+        raise ConfigError(f"loss.reference: {error}") from error
+
+
+def require_same_vocabulary(policy: LoadedModel, teacher: LoadedModel) -> None:
+    """Raise ConfigError, with the first token that differs, unless both tokenizers give each token the same id."""
+    own, other = (each.tokenizer.get_vocab() for each in (policy, teacher))
+    differing = {token for token, _ in own.items() ^ other.items()}
+    if not differing:
+        return
+    first = min(differing, key=lambda token: (min(own.get(token, math.inf), other.get(token, math.inf)), token))
+    raise ConfigError(
+        f"loss.reference={teacher.name} has another vocabulary than {policy.name}: {len(differing):,} tokens differ, "
+        f"the first is {first!r} (id {own.get(first, 'none')} here, {other.get(first, 'none')} there); the divergence "
+        "compares tokens of equal ids, so choose a teacher of the policy's family"
+    )
 
 
 def load_for_sharding(name: str, *, dtype: torch.dtype, trust_remote_code: bool = False) -> LoadedModel:

@@ -71,7 +71,7 @@ def objective_gradient(
             loss, _ = _surrogate_loss(leaf, old, weights, terms, config)
         (gradient,) = torch.autograd.grad(loss, leaf)
     if "reference" in terms:
-        kl = kl_gradient(logprobs, terms["reference"], mask, weights, estimator=config.kl_estimator)
+        kl = kl_gradient(logprobs, terms["reference"], mask, weights, estimator=config.kl_estimate)
         gradient = gradient + config.kl_coef * kl
     has_entropy = config.entropy_coef > 0
     return gradient, torch.where(mask, -config.entropy_coef * weights, 0.0) if has_entropy else None, values
@@ -143,7 +143,7 @@ def objective_sums(
         gaps = torch.where(mask, (tokens["engine"] - old).abs(), 0.0)
         found["gap"], found["gap_tokens"], found["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
     if "reference" in tokens:
-        found["kl"] = kl_penalty(logprobs, tokens["reference"], mask, corrected, estimator=config.kl_estimator)
+        found["kl"] = kl_penalty(logprobs, tokens["reference"], mask, corrected, estimator=config.kl_estimate)
     elif divergences is not None:
         found["kl"] = torch.where(mask, divergences * corrected, 0.0).sum()
     return found

@@ -33,7 +33,7 @@ from dapo.policy.hf_io import NamedWeights, layout_of
 from dapo.policy.logprobs import chunks, hidden_logprobs, hidden_states, score_tokens, token_logprobs
 from dapo.policy.lora import add_adapters
 from dapo.policy.minibatch import loss_tokens, partition_minibatch
-from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
+from dapo.policy.model import LESS_ON_A_GPU, LoadedModel, load_teacher
 from dapo.policy.objective import (
     add_sums,
     add_values,
@@ -72,10 +72,10 @@ class PolicyCore:
     def __init__(self, config: Config, loaded: LoadedModel) -> None:
         """Take ownership of `loaded.model` and train it in place.
 
-        With `loss.kl_coef` above 0 a frozen copy of the model becomes the reference. To resume, therefore, construct
-        the policy from the initial model and then call `load`. With `model.lora` adapters are trained, and the
-        reference is the model without them. Raises ConfigError for models that cannot be packed, recomputed or adapted,
-        and for a `loss.function` that cannot be used.
+        With `loss.kl_coef` above 0 a frozen copy of the model becomes the reference, unless `loss.reference` names
+        another. To resume, therefore, construct the policy from the initial model and then call `load`. With
+        `model.lora` adapters are trained, and the reference is the model without them. Raises ConfigError for models
+        that cannot be packed, recomputed or adapted, and for a `loss.function` that cannot be used.
         """
         self._config = config
         self._custom_loss = load_loss(config.loss.function)
@@ -85,8 +85,8 @@ class PolicyCore:
         self._adapters = None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
         self._use_packed_forward()
         self._reference: Reference | None = None
-        if config.loss.kl_coef > 0 and self._adapters is None:
-            frozen = self._distribute(copy.deepcopy(self._model).requires_grad_(False))
+        if config.has_kl and (config.loss.reference is not None or self._adapters is None):
+            frozen = self._make_reference()
             every = config.loss.reference_every
             self._reference = Reference(frozen, self._local_weights(frozen), every=every)
         target = config.loss.entropy_target
@@ -111,6 +111,14 @@ class PolicyCore:
     def _use_packed_forward(self) -> None:
         use_packed_forward(self._model)
 
+    def _make_reference(self) -> Any:
+        """The frozen model of `loss.reference` in the policy's type, or a copy of the initial policy."""
+        if self._config.loss.reference is None:
+            return copy.deepcopy(self._model).requires_grad_(False)
+        teacher = load_teacher(self._config, device=self._model.device, dtype=self._compute_dtype).model
+        use_packed_forward(teacher)
+        return teacher.requires_grad_(False)
+
     def _make_optimizer(self) -> MasterAdamW:
         lora = None if self._adapters is None else self._adapters.settings
         return MasterAdamW(self._model, self._config.optim, lora=lora)
@@ -126,8 +134,9 @@ class PolicyCore:
     @contextmanager
     def _reference_states(self, microbatch: Microbatch) -> Iterator[tuple[Tensor, Any]]:
         """The reference's hidden states `[M, width]` that predict the targets, and its head, for a divergence."""
-        with torch.no_grad(), nullcontext() if self._adapters is None else self._adapters.disabled():
-            model = self._model if self._reference is None else self._reference.model
+        model = self._model if self._reference is None else self._reference.model
+        adapters = self._adapters if self._reference is None else None
+        with torch.no_grad(), nullcontext() if adapters is None else adapters.disabled():
             states = hidden_states(model, microbatch)
         yield states, model.get_output_embeddings()
 
@@ -135,10 +144,7 @@ class PolicyCore:
         """`[S]` the estimate of the divergence from the policy to the reference at each token."""
         own, reference = self._score(microbatch, self._model), self._reference_logprobs(microbatch)
         every_token = torch.ones_like(own, dtype=torch.bool)
-        return token_kl(own, reference, every_token, estimator=self._config.loss.kl_estimator)
-
-    def _distribute(self, model: Any) -> Any:
-        return model
+        return token_kl(own, reference, every_token, estimator=self._config.loss.kl_estimate)
 
     def _local_weights(self, model: Any) -> dict[str, Tensor]:
         """The weights that this process holds of a model from `_distribute`."""

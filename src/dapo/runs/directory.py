@@ -52,6 +52,7 @@ class RunDirectory:
     _lock = _Entry("lock")
     rollouts_folder = _Entry("rollouts")  # the folder of the tables of judged responses
     evaluations_folder = _Entry("eval")  # the folder of the stored evaluations
+    exported_folder = _Entry("exported")  # the folder of checkpoints as models, with which other runs begin
     configs_folder = _Entry("configs")  # the folder of earlier options: step_000010.yaml held up to step 10
 
     @classmethod

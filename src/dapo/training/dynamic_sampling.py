@@ -31,13 +31,17 @@ class DynamicSampler:
         thresholds: ScoreThresholds | None = None,
         max_error_rate: float = 1.0,
         reward_test: str = REWARD_TEST,
+        least_verdicts: int = 2,
     ) -> None:
-        """`reward_test` is the command that tests the run's reward; the error about missing verdicts names it."""
+        """A group with fewer than `least_verdicts` does not train.
+
+        `reward_test` is the command that tests the run's reward; the error about missing verdicts names it.
+        """
         self.prompts_per_step = prompts_per_step
         self.max_groups_per_step = max_groups_per_step
         self._enabled = enabled
         self._keep = keep
-        self._thresholds = thresholds
+        self._thresholds, self._least_verdicts = thresholds, least_verdicts
         self._decay = 1.0 - 1.0 / (4 * prompts_per_step)  # the keep rate of about the last four batches
         self._kept = self._decided = 1.0
         self._selected, self._chances = 0.0, 0.0
@@ -84,7 +88,7 @@ class DynamicSampler:
 
     def _outcome_of(self, group: Group) -> Outcome:
         valid = [verdict for verdict in group.verdicts if verdict.error is None]
-        if len(valid) < 2:
+        if len(valid) < self._least_verdicts:
             return "invalid"
         if not self._enabled:
             return "trained"

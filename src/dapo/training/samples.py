@@ -10,7 +10,7 @@ import torch
 
 from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.overlong import overlong_penalty, trains
-from dapo.config import AdvantageConfig, Config
+from dapo.config import Config
 from dapo.core.constant_rows import constant_row
 from dapo.core.memory import collections_paused
 from dapo.core.ranges import spread
@@ -31,25 +31,25 @@ def with_advantages(groups: Sequence[Group], config: Config, weights: Mapping[in
     have `token_advantages`.
     """
     rewards = [[reward for reward in group.rewards if reward is not None] for group in groups]
-    pairs = zip(groups, advantages_of(rewards, config.advantage), strict=True)
+    pairs = zip(groups, advantages_of(rewards, config), strict=True)
     samples = [_group_samples(group, own, config, weights.get(group.id, 1.0)) for group, own in pairs]
     if config.credits_turns:
         samples = [_with_turn_advantages(own, group, config) for own, group in zip(samples, groups, strict=True)]
     return [sample for of_group in samples for sample in of_group]
 
 
-def advantages_of(rewards: Sequence[Sequence[float]], config: AdvantageConfig) -> list[list[float]]:
-    """Compute the advantages of a step's responses from their rewards, both by group."""
+def advantages_of(rewards: Sequence[Sequence[float]], config: Config) -> list[list[float]]:
+    """Compute the advantages of a step's responses, times `reward.coef`, from their rewards, both by group."""
     each = [torch.tensor(of_group, dtype=torch.float64) for of_group in rewards]
-    estimator = ESTIMATORS[config.estimator]
-    if estimator.function is None or not each:
+    estimator, coef = ESTIMATORS[config.advantage.estimator], config.reward.coef
+    if estimator.function is None or not each or not coef:
         return [[0.0] * len(of_group) for of_group in rewards]  # until the critic has estimated: with_token_advantages
     estimate, sizes = estimator.load(), torch.tensor([len(of_group) for of_group in each])
     if estimator.takes_batch:
         whole = estimate(torch.cat(each), torch.arange(len(each)).repeat_interleave(sizes))
-        return [part.tolist() for part in whole.split(sizes.tolist())]
-    keywords = {"scale": config.scale} if config.estimator == "group" else {}
-    return [estimate(of_group, **keywords).tolist() for of_group in each]
+        return [(part * coef).tolist() for part in whole.split(sizes.tolist())]
+    keywords = {"scale": config.advantage.scale} if config.advantage.estimator == "group" else {}
+    return [(estimate(of_group, **keywords) * coef).tolist() for of_group in each]
 
 
 def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: Config) -> list[Sample]:
@@ -60,7 +60,7 @@ def with_kl_in_rewards(samples: Sequence[Sample], kl: Sequence[float], config: C
     """
     penalised = with_reward_less_kl(samples, kl, config)
     groups = [list(members) for _, members in groupby(penalised, key=lambda sample: sample.group_id)]
-    advantages = advantages_of([[sample.reward for sample in members] for members in groups], config.advantage)
+    advantages = advantages_of([[sample.reward for sample in members] for members in groups], config)
     return [
         replace(sample, advantage=advantage)
         for members, of_group in zip(groups, advantages, strict=True)
@@ -149,7 +149,7 @@ def _with_turn_advantages(samples: Sequence[Sample], group: Group, config: Confi
     for turn in range(max(map(len, returns), default=0)):
         members = [i for i, own in enumerate(returns) if len(own) > turn]
         if len(members) > 1:
-            (advantages,) = advantages_of([[returns[i][turn] for i in members]], config.advantage)
+            (advantages,) = advantages_of([[returns[i][turn] for i in members]], config)
             for i, advantage in zip(members, advantages, strict=True):
                 rows[i][turn] = advantage
     found = []

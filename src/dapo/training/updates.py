@@ -61,7 +61,7 @@ def with_token_advantages(
     advantages, targets = generalized_advantages(
         token_rewards(shaped, lengths, penalties), values, lengths, gamma=1.0, gae_lambda=config.critic.gae_lambda
     )
-    advantages = whiten(advantages, mask)
+    advantages = whiten(advantages, mask) * config.reward.coef
     means = advantages.sum(dim=1) / mask.sum(dim=1).clamp(min=1)
     found = zip(samples, rows, _rows(advantages, lengths), _rows(targets, lengths), means.tolist(), strict=True)
     return [_with_rows(sample, row, each, target, advantage=mean) for sample, row, each, target, mean in found]

@@ -111,7 +111,7 @@ def new_run(
     with open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge) as verifiers:
         require_hardware(config)
         notes: list[str] = []
-        config = resolve_auto(config, log=notes.append)
+        config = resolve_auto(with_exported_runs(config, notes.append), log=notes.append)
         inputs = _read_inputs(config, verifiers)
         inputs.notes += notes
         started = datetime.now(UTC)
@@ -317,6 +317,26 @@ def draw_curves(config: Config, directory: RunDirectory, *, warn: Callable[[str]
         plot_curves(directory.metrics, directory.curves, title=title_of(config))
     except DataError as error:  # someone has removed the metrics
         warn(str(error))
+
+
+def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
+    """Replace a run as `model` or `loss.reference` by its newest checkpoint, which is exported in its directory.
+
+    Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
+    """
+    for section, field in (("model", "name"), ("loss", "reference")):
+        name = getattr(getattr(config, section), field)
+        if name is None or not RunDirectory.is_run(name):
+            continue
+        run = RunDirectory.open(name)
+        if (checkpoint := run.checkpoints.latest(warn=log)) is None:
+            raise CheckpointError(f"{section}.{field}={name} has no checkpoint yet")
+        exported = run.exported_folder / checkpoint.name
+        if not exported.is_dir():
+            export_model_of(run.path, exported, step=step_of(checkpoint), warn=log)
+        log(f"{section}.{field}: {name} is exported to {exported}")
+        config = config.changed(section, **{field: str(exported)})
+    return config
 
 
 def export_model_of(

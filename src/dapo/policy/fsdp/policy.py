@@ -5,6 +5,7 @@ layer's weights are gathered while it computes. Embedding, last norm and head st
 of the backward, so that the head can be applied chunk by chunk.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,8 +26,8 @@ from dapo.core.memory import explain_out_of_memory
 from dapo.policy.checkpoint import State, as_checkpoint_error, require_same, stored_at, write_counters
 from dapo.policy.fsdp.checkpoint import read_shards, stored_like, write_shards
 from dapo.policy.fsdp.ranks import Ranks
-from dapo.policy.hf_io import NamedWeights, layout_of, rows_of_rank, tied_names
-from dapo.policy.model import LESS_ON_A_GPU, LoadedModel
+from dapo.policy.hf_io import NamedWeights, StoredWeights, layout_of, rows_of_rank, tied_names
+from dapo.policy.model import LESS_ON_A_GPU, LoadedModel, load_teacher
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
 from dapo.policy.packed_attention import IMPLEMENTATION, use_packed_attention
@@ -159,6 +160,11 @@ class ShardedAdamW(MasterAdamW):
         return sorted({name for names in self._ranks.gather(super()._names_not_finite()) for name in names})
 
 
+def _rows_of(stored: StoredWeights | None, dtype: torch.dtype, name: str, rows: slice) -> Tensor:
+    assert stored is not None, "a model on the meta device names its files"
+    return stored.rows(name, rows).to(dtype)
+
+
 class ShardedPolicy(PolicyCore):
     """One rank's part of a policy."""
 
@@ -195,17 +201,29 @@ class ShardedPolicy(PolicyCore):
         adapters = self._adapters
         frozen = {} if adapters is None else {name: names[w] for name, w in adapters.frozen.items()}
         self._names = {name: stored for stored, name in frozen.items()}
-        self._model = self._distribute(self._model)
+        self._model = self._distribute(self._model, self._read_rows)
         if adapters is not None:
             weights = dict(self._model.model.named_parameters())
             self._adapters = replace(adapters, frozen={name: weights[at] for name, at in frozen.items()})
         lora = None if adapters is None else adapters.settings
         return ShardedAdamW(self._model, self._config.optim, self._ranks, lora=lora)
 
-    def _distribute(self, model: Any) -> ShardedModel:
+    def _make_reference(self) -> ShardedModel:
+        if self._config.loss.reference is None:
+            return self._distribute(copy.deepcopy(self._model).requires_grad_(False), self._read_rows)
+        loaded = load_teacher(self._config, device=None, dtype=self._compute_dtype)
+        teacher: Any = loaded.model.requires_grad_(False)
+        plain = teacher.config._attn_implementation
+        use_packed_attention(teacher)
+        sharded: Any = self._distribute(teacher, partial(_rows_of, loaded.stored, self._compute_dtype))
+        check_packed_forward(sharded.model, plain, sharded)
+        sharded.reshard()
+        return sharded
+
+    def _distribute(self, model: Any, read_rows: Callable[[str, slice], Tensor]) -> ShardedModel:
         sharded = shard(model, self._ranks)
         if any(weight.is_meta for weight in sharded.parameters()):
-            read_shards_of(sharded, self._read_rows, self._ranks)
+            read_shards_of(sharded, read_rows, self._ranks)
         return sharded
 
     def _local_weights(self, model: Any) -> dict[str, Tensor]:
@@ -213,13 +231,10 @@ class ShardedPolicy(PolicyCore):
 
     def _read_rows(self, name: str, rows: slice) -> Tensor:
         """Rows of a weight of the initial model, by its name in the model with adapters."""
-        assert self._stored is not None
         stored = self._names.get(name, name)
         if self._adapters is not None and stored not in self._adapters.frozen:
-            found = self._adapters.initial_factor(name)[rows]
-        else:
-            found = self._stored.rows(stored, rows)
-        return found.to(self._compute_dtype)
+            return self._adapters.initial_factor(name)[rows].to(self._compute_dtype)
+        return _rows_of(self._stored, self._compute_dtype, stored, rows)
 
     def _score(self, microbatch: Microbatch, model: Any) -> Tensor:
         scores = super()._score(microbatch, model)

@@ -12,7 +12,7 @@ from dapo.config.data_spec import Source, kinds
 from dapo.core.errors import ConfigError
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
-from dapo.policy.model import LoadedModel, device_of, load_model
+from dapo.policy.model import LoadedModel, device_of, load_model, load_teacher, require_same_vocabulary
 from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.training.assemble.episodes import Episodes, open_episodes
 from dapo.training.assemble.resolve import require_hardware
@@ -110,6 +110,8 @@ def read_model_and_encoder(
     episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
     encoder = PromptEncoder(loaded.tokenizer, config.data) if episodes is None else episodes.renderer.prompts
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
+    if training and config.has_kl and config.loss.reference is not None:
+        notes += teacher_notes(config, loaded)
     if training:
         # a controller may have no GPU itself
         device = device_of(config.train.device) if config.train.device == "auto" else config.train.device
@@ -117,6 +119,27 @@ def read_model_and_encoder(
         dtype = getattr(torch, config.model.dtype)
         notes += padded_attention_notes(dtype, device, capability)
     return stop_at_turn_end(loaded, encoder), encoder, notes, episodes
+
+
+def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
+    """Check that the model of `loss.reference` can score the policy's responses; note what differs.
+
+    Its weights are not read. Raises ConfigError for another vocabulary, and for too few positions.
+    """
+    teacher = load_teacher(config, device="meta", dtype=loaded.model.dtype)
+    require_same_vocabulary(loaded, teacher)
+    positions = getattr(teacher.model.config, "max_position_embeddings", None)
+    longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens + config.max_observed_tokens
+    if positions is not None and positions < longest:
+        raise ConfigError(
+            f"loss.reference={teacher.name} has {positions} positions, and a prompt with its response may have "
+            f"{longest}; lower data.max_prompt_tokens or rollout.max_response_tokens"
+        )
+    if teacher.tokenizer.chat_template == loaded.tokenizer.chat_template:
+        return []
+    return [
+        f"the teacher {teacher.name} has another chat template than {loaded.name}; it reads {loaded.name}'s prompts"
+    ]
 
 
 def stop_at_turn_end(loaded: LoadedModel, encoder: PromptEncoder) -> LoadedModel:

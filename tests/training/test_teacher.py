@@ -1,0 +1,184 @@
+"""A teacher: a reference that is another model. What trains, what is refused, and exact resume."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from dapo.api.lifecycle.execute import with_exported_runs
+from dapo.cli.train import resume_run, start_run
+from dapo.config import Config
+from dapo.core.errors import CheckpointError, ConfigError
+from dapo.policy.builtin_models import character_model
+from dapo.policy.hf_io import write_model_directory
+from dapo.training.assemble.inputs import read_inputs
+from dapo.training.assemble.resolve import resolve_auto
+from helpers.naive_update import whole_gradient
+from helpers.tiny_policies import assert_close, branching, gradient_of, loaded, make_policy, plain_copy, ragged
+from helpers.tiny_runs import contents, metrics, tiny
+
+ALONE = (
+    "reward.coef=0",
+    "loss.kl_coef=1",
+    "loss.kl_estimator=full",
+    "rollout.group_size=1",
+    "train.num_steps=4",
+    "train.minibatch_groups=4",
+    "train.save_every=1",
+    "train.keep_checkpoints=9",
+    "train.eval_every=0",
+    "optim.lr=0.01",
+)
+
+
+def teacher_folder(path: Path, *, change: Any = None, **shape: Any) -> Path:
+    """A model of other sizes over the characters of the tiny model."""
+    sizes = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 3}
+    model, tokenizer = character_model(torch.float32, **(sizes | {"num_key_value_heads": 3, "head_dim": 16} | shape))
+    if change is not None:
+        change(tokenizer)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    write_model_directory(weights, model, tokenizer, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return teacher_folder(tmp_path_factory.mktemp("teacher") / "big")
+
+
+def alone(teacher: Path, *overrides: str) -> Config:
+    return tiny(*ALONE, f"loss.reference={teacher}", *overrides)
+
+
+@pytest.fixture(scope="module")
+def whole(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    start_run(alone(teacher), run_dir=path, config_name="t")
+    return path
+
+
+def test_a_student_comes_nearer_to_its_teacher_without_rewards_and_every_group_trains(whole: Path) -> None:
+    rows = [row for row in metrics(whole) if row["step"]]
+    kl = [row["loss/kl"] for row in rows]
+    assert kl[-1] < 0.6 * kl[0]
+    assert all(row["loss/policy"] == 0 for row in rows)
+    assert all(row["rollout/groups_trained"] == row["rollout/groups_generated"] for row in rows)
+    assert all("reward/mean" in row for row in rows)
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "cut")
+    for path in (tmp_path / "cut" / "checkpoints").iterdir():
+        assert not (path / "reference.safetensors").exists()
+        if int(path.name.removeprefix("step_")) > 2:
+            shutil.rmtree(path)
+    resume_run(tmp_path / "cut", [])
+    assert contents(tmp_path / "cut") == contents(whole)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "full"])
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["all_weights", "lora"])
+def test_the_gradient_is_that_of_the_naive_divergence_to_another_architecture(
+    estimator: str, lora: dict[str, Any] | None, teacher: Path, tmp_path: Path
+) -> None:
+    big: PreTrainedModel = character_model(torch.float64, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
+                                           num_attention_heads=3, num_key_value_heads=3, head_dim=16)[0]  # fmt: skip
+    own = loaded(character_model(torch.float64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                                 num_attention_heads=2, num_key_value_heads=1, head_dim=16)[0])  # fmt: skip
+    vocabulary = own.model.config.vocab_size
+    samples = [
+        replace(
+            row,
+            prompt_ids=tuple(token % vocabulary for token in row.prompt_ids),
+            response_ids=tuple(token % vocabulary for token in row.response_ids),
+        )
+        for row in (*ragged(), *(replace(row, group_id=9 + row.group_id) for row in branching()))
+    ]
+    options = {"kl_coef": 0.5, "kl_estimator": estimator}
+    network = plain_copy(own)
+    policy = make_policy(own, loss=options | {"reference": str(teacher)}, lora=lora)
+    found = gradient_of(policy, samples, tmp_path / "x")
+    if lora is None:
+        expected = whole_gradient(network, samples, 1.0, reference=big, is_on_policy=True, **options)
+        assert_close(found, expected, relative=1e-5)  # RMSNorm computes in float32
+    else:
+        assert len(found) > 0
+        assert all("lora" in name for name in found)
+
+
+def test_a_run_is_a_teacher_by_its_newest_checkpoint_and_its_later_ones_change_nothing(
+    whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "teacher"
+    shutil.copytree(whole, run)
+    shutil.rmtree(run / "checkpoints" / "step_000004")
+    notes: list[str] = []
+    config = with_exported_runs(alone(run), notes.append)
+    exported = run / "exported" / "step_000003"
+    assert config.loss.reference == str(exported)
+    assert AutoTokenizer.from_pretrained(exported).vocab_size > 50
+    assert notes == [f"loss.reference: {run} is exported to {exported}"]
+    written = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
+    assert with_exported_runs(alone(run), notes.append) == config
+    assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == written
+    start_run(alone(run, "train.num_steps=1", f"model={run}"), run_dir=tmp_path / "student", config_name="t")
+    (row,) = [row for row in metrics(tmp_path / "student") if row["step"]]
+    assert row["loss/kl"] == pytest.approx(0, abs=1e-9)  # the student is its own teacher
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        with_exported_runs(alone(run), notes.append)
+
+
+def test_another_vocabulary_is_refused_with_the_first_token_that_differs(tmp_path: Path) -> None:
+    def add(tokenizer: Any) -> None:
+        tokenizer.add_tokens(["<extra>"])
+
+    folder = teacher_folder(tmp_path / "other", change=add)
+    with pytest.raises(
+        ConfigError, match=r"has another vocabulary than tiny-random: 1 tokens differ, the first is '<ex"
+    ):
+        read_inputs(resolve_auto(alone(folder)))
+
+
+def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: Path) -> None:
+    def change(tokenizer: Any) -> None:
+        tokenizer.chat_template = "{{ messages }}"
+
+    folder = teacher_folder(tmp_path / "other", change=change)
+    notes = read_inputs(resolve_auto(alone(folder))).notes
+    assert any("has another chat template than tiny-random; it reads tiny-random's prompts" in note for note in notes)
+    short = teacher_folder(tmp_path / "short")
+    text = (short / "config.json").read_text()
+    (short / "config.json").write_text(text.replace('"max_position_embeddings": 4096', '"max_position_embeddings": 16'))
+    with pytest.raises(ConfigError, match="has 16 positions, and a prompt with its response may have"):
+        read_inputs(resolve_auto(alone(short)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["loss.reference_every=2"], "loss.reference_every=2 copies the policy into the reference, which is"),
+        (["loss.kl_coef=0"], "reward.coef=0 leaves nothing to train on"),
+        (["loss.kl_in=reward", "loss.kl_estimator=k1"], "loss.kl_in=reward subtracts from rewards"),
+        (
+            ["loss.kl_in=reward", "reward.coef=1", "rollout.group_size=4"],
+            "loss.kl_estimator=full is a term of the loss",
+        ),
+        (["reward.coef=1"], "rollout.group_size must be at least 2"),
+        (["loss.reference=/nowhere"], "loss.reference: model '/nowhere': there is no such directory"),
+    ],
+)
+def test_what_cannot_work_together_is_refused(teacher: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_inputs(resolve_auto(alone(teacher, *overrides)))
+
+
+def test_rewards_of_weight_0_turn_dynamic_sampling_off_unless_it_is_set(teacher: Path) -> None:
+    assert alone(teacher).dynamic_sampling.enabled is False
+    assert alone(teacher, "dynamic_sampling.enabled=true").dynamic_sampling.enabled is True
+    assert tiny("reward.coef=0.5").dynamic_sampling.enabled is True
