@@ -290,7 +290,7 @@ def test_the_kl_term_pulls_to_the_initial_model_not_to_the_weights_that_were_loa
 @pytest.mark.parametrize(
     "correction", [{}, {"engine_correction": 1.5}, {"surrogate": "gspo", "clip_low": 0.01}], ids=str
 )
-def test_the_whole_divergence_beside_corrections_in_any_cut_and_its_value(
+def test_the_whole_divergence_with_corrections_in_any_cut_and_its_value(
     correction: dict[str, Any], tmp_path: Path
 ) -> None:
     samples = by_another_engine(with_masked_tokens(off_policy(branching(), seed=1)))

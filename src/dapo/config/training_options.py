@@ -7,7 +7,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from dapo.algo.entropy import DELTA, MAX_COEFFICIENT
 from dapo.algo.estimator_table import ESTIMATORS
-from dapo.algo.kl import KlEstimator
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config.section import Auto, Float, Int, Positive, Processes, Section, Seed, Tokens, option, reject_bool
 
@@ -191,7 +190,7 @@ class LossConfig(Section):
         return self.kl_coef > 0 and self.kl_in == "loss"
 
     @property
-    def kl_estimate(self) -> KlEstimator:
+    def kl_estimate(self) -> Literal["k1", "k2", "k3"]:
         """The estimator from sampled tokens; k2, near which the divergence is, if there is none."""
         return "k2" if self.kl_estimator == "full" else self.kl_estimator
 
