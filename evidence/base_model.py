@@ -98,8 +98,7 @@ def training_config(recipe: Recipe) -> Config:
         "train.microbatch_tokens=16384",
         f"optim.lr={recipe.lr}",
         f"optim.warmup_steps={recipe.warmup_updates}",
-        "optim.schedule=cosine",
-        "optim.min_lr_fraction=0.02",
+        "optim.schedule=cosine:0.02",
         f"optim.betas=[0.9, {recipe.beta2}]",
     ]
     return load_config(CONFIG, overrides)

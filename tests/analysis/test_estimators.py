@@ -93,5 +93,5 @@ def test_advantages_of_rewards_that_no_file_holds_are_refused(runs: dict[str, Pa
 
 
 def test_gradients_with_a_reference_that_moves_are_refused(runs: dict[str, Path]) -> None:
-    with pytest.raises(ConfigError, match=r"loss\.reference_every"):
-        what_if(runs["group"], ["loss.kl_coef=0.1", "loss.reference_every=2"], gradient=True)
+    with pytest.raises(ConfigError, match=r"loss\.reference"):
+        what_if(runs["group"], ["loss.kl_coef=0.1", "loss.reference=2"], gradient=True)

@@ -24,8 +24,8 @@ NO_DIFFERENCE = {
     *("environment.options", "environment.tools", "environment.max_turns", "environment.max_turn_tokens"),
     *("environment.max_observation_tokens", "environment.history", "environment.credit", "environment.timeout_s"),
     *("environment.workers", "environment.lag_polls"),
-    *("critic.lr", "critic.gae_lambda", "critic.clip_range", "critic.pretrain_steps"),
-    *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between", "optim.min_lr_fraction"),
+    *("critic.lr", "critic.gae_lambda", "critic.pretrain_steps"),
+    *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between"),
     *("loss.engine_ratio", "loss.engine_over_cap"),
     # where and how fast it runs, and what is computed is the same up to rounding
     *("model.dtype", "launcher", "train.microbatch_tokens", "train.recompute", "train.threads", "train.device"),

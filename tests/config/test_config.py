@@ -472,13 +472,11 @@ def test_predictions_are_refused_where_eq_11_does_not_decide():
 
 
 def test_a_loss_of_ones_own_and_a_falling_rate_are_differences_from_the_paper():
-    own = config("loss.function=my_losses:reinforce", "optim.schedule=cosine", "optim.min_lr_fraction=0.2")
+    own = config("loss.function=my_losses:reinforce", "optim.schedule=cosine:0.2")
     differing = list(differences_from_paper(own))
     assert "loss.function: my_losses:reinforce (paper: none)" in differing
-    assert "optim.schedule: cosine (paper: constant)" in differing
+    assert "optim.schedule: cosine:0.2 (paper: constant)" in differing
     assert list(ignored_options(own)) == []
-    (ignored,) = ignored_options(config("optim.min_lr_fraction=0.2"))
-    assert ignored == "optim.min_lr_fraction: needs optim.schedule=linear or cosine"
     (ignored,) = ignored_options(config("loss.function=my_losses:reinforce", "loss.clip_high=0.3"))
     assert ignored.endswith("and loss.surrogate=clip, gspo or cispo (no loss.function)")
     shown = list(explain(config("data.train=builtin:sums", "loss.function=my_losses:reinforce")))
@@ -490,7 +488,11 @@ def test_a_loss_of_ones_own_and_a_falling_rate_are_differences_from_the_paper():
     assert "train.num_steps=20 leaves no step for that; lower optim.warmup_steps" in message(
         "optim.schedule=linear", "train.num_steps=20"
     )
-    assert "optim.min_lr_fraction" in message("optim.min_lr_fraction=1.5")
+    for wrong in ("cosine:1.5", "constant:0.1", "cosine:nan", "linear:-0.1", "falling"):
+        assert "expected constant, linear or cosine, or with a fraction" in message(f"optim.schedule={wrong}")
+    assert config("optim.schedule=linear:0").optim.decay == ("linear", 0.0)
+    assert config("optim.schedule=cosine").optim.decay == ("cosine", 0.1)
+    assert "optim.schedule=cosine:0.05" in message("optim.min_lr_fraction=0.05")
 
 
 def test_rloo_and_reinforce_pp_take_the_divergence_from_the_reward_by_k1():
@@ -527,16 +529,16 @@ def test_an_estimate_where_it_has_no_useful_gradient_is_named():
     for estimator in ("k2", "k3"):
         (line,) = ignored("loss.kl_coef=0.1", "loss.kl_in=reward", f"loss.kl_estimator={estimator}")
         assert f"{estimator} in the reward has next to no gradient near the reference" in line
-    unused = list(ignored_options(config("loss.kl_in=reward", "loss.reference_every=5")))
-    assert unused == ["loss.kl_in: needs loss.kl_coef above 0", "loss.reference_every: needs loss.kl_coef above 0"]
+    unused = list(ignored_options(config("loss.kl_in=reward", "loss.reference=5")))
+    assert unused == ["loss.kl_in: needs loss.kl_coef above 0", "loss.reference: needs loss.kl_coef above 0"]
 
 
 def test_what_sets_the_entropys_weight_twice_or_the_reference_of_adapters_is_refused():
     assert "set one of the two" in message("loss.entropy_target=0.5", "loss.entropy_coef=0.1")
     assert "loss.entropy_target" in message("loss.entropy_target=0")
-    assert "loss.reference_every" in message("loss.reference_every=0")
-    adapters = ["model.lora={rank: 2}", "loss.reference_every=5"]
-    assert "leave loss.reference_every out" in message("loss.kl_coef=0.1", *adapters)
+    assert "loss.reference" in message("loss.reference=0")
+    adapters = ["model.lora={rank: 2}", "loss.reference=5"]
+    assert "leave loss.reference out" in message("loss.kl_coef=0.1", *adapters)
 
 
 def test_there_are_at_most_95_options():

@@ -145,7 +145,7 @@ def test_a_script_of_trl_is_read_and_not_run(tmp_path: Path, capsys: pytest.Capt
     assert (config.rollout.prompts_per_step, config.train.minibatch_groups) == (32, 8)
     assert (config.train.passes_per_step, config.updates_per_step, config.train.num_steps) == (2, 8, 50)
     assert (config.overlong.mode, config.loss.aggregate, config.dynamic_sampling.enabled) == ("filter", "token", False)
-    assert (config.optim.schedule, config.optim.min_lr_fraction, config.optim.weight_decay) == ("linear", 0, 0)
+    assert (config.optim.decay, config.optim.weight_decay) == (("linear", 0), 0)
     assert (config.loss.clip_low, config.loss.clip_high) == (0.2, 0.28)
     assert "# Set train.seed yourself: the value is known only when the script runs:\n#   seed=chosen_seed()" in text
     assert '#   generation_kwargs={"top_k": 5}' in text

@@ -19,9 +19,9 @@ from helpers.paths import CONFIGS, ROOT
 SCHEMA = config_schema()
 UNITS = {"_tokens": "tokens", "_s": "s", "_gib": "GiB", "_steps": "steps", "_processes": "processes"}
 PURE = {
-    *("critic.lr", "critic.gae_lambda", "critic.clip_range"),
+    *("critic.lr", "critic.gae_lambda"),
     "rollout.temperature", "dynamic_sampling.filter.min_spread", "overlong.penalty", "loss.clip_low",
-    "loss.clip_high", "loss.kl_coef", "loss.entropy_coef", "optim.lr", "optim.min_lr_fraction", "optim.weight_decay",
+    "loss.clip_high", "loss.kl_coef", "loss.entropy_coef", "optim.lr", "optim.weight_decay",
     "optim.max_grad_norm", "audit.share", "reward.coef", "train.seed", "eval.temperature", "eval.top_p", "model.lora.rank",
     "model.lora.alpha",
 }  # fmt: skip

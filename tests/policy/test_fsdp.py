@@ -238,7 +238,7 @@ def test_adapters_train_the_same_on_two_ranks_and_are_merged_for_engines(two: Ra
 def test_a_reference_that_moves_and_the_entropys_weight_are_those_of_one_process_and_resume(
     two: RankGroup, model: str, tmp_path: Path
 ) -> None:
-    loss = {"kl_coef": 0.1, "reference_every": 2, "entropy_target": 99.0}
+    loss = {"kl_coef": 0.1, "reference": 2, "entropy_target": 99.0}
     options = {"loss": loss, "optim": {"lr": 1e-2}}
     policy = unsharded_policy(model, **options)
     two.all("make", model, options)

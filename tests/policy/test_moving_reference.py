@@ -19,7 +19,7 @@ from helpers.tiny_policies import (
     with_masked_tokens,
 )
 
-LOSS = {"kl_coef": 0.1, "reference_every": 2}
+LOSS = {"kl_coef": 0.1, "reference": 2}
 
 
 def kl_of_steps(policy: Policy, *, first: int, last: int) -> list[float]:
@@ -46,14 +46,14 @@ def test_between_the_updates_of_a_step_it_stays() -> None:
 
 @pytest.mark.parametrize("saved_after", [1, 2, 3, 4, 5])
 def test_a_resumed_policy_has_the_same_reference_to_the_last_bit(saved_after: int, tmp_path: Path) -> None:
-    policy = make_policy(loss={"kl_coef": 0.1, "reference_every": 3})
+    policy = make_policy(loss={"kl_coef": 0.1, "reference": 3})
     kl_of_steps(policy, first=1, last=saved_after)
     (tmp_path / "background").mkdir()
     policy.snapshot()(tmp_path / "background")
     policy.save(tmp_path)
     expected = kl_of_steps(policy, first=saved_after + 1, last=8)
     for folder in (tmp_path, tmp_path / "background"):
-        again = make_policy(loss={"kl_coef": 0.1, "reference_every": 3})
+        again = make_policy(loss={"kl_coef": 0.1, "reference": 3})
         again.load(folder)
         assert kl_of_steps(again, first=saved_after + 1, last=8) == expected
 
@@ -111,7 +111,7 @@ def test_a_reference_of_a_few_steps_ago_is_there_before_the_step_that_it_is_for(
 
 
 def test_adapters_have_the_model_without_them_as_reference_and_no_other() -> None:
-    with pytest.raises((ConfigError, ValueError), match=r"leave loss\.reference_every out"):
+    with pytest.raises((ConfigError, ValueError), match=r"leave loss\.reference out"):
         make_policy(loss=LOSS, lora={"rank": 2})
     kl = make_policy(loss={"kl_coef": 0.1, "kl_in": "reward"}, lora={"rank": 2}, optim={"lr": 0.01})
     assert kl.response_kl(ragged(), step=1) == [0.0] * len(ragged())

@@ -162,7 +162,6 @@ def test_another_template_is_noted_and_too_few_positions_are_refused(tmp_path: P
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["loss.reference_every=2"], "loss.reference_every=2 copies the policy into the reference, which is"),
         (["loss.kl_coef=0"], "reward.coef=0 leaves nothing to train on"),
         (["loss.kl_in=reward", "loss.kl_estimator=k1"], "loss.kl_in=reward subtracts from rewards"),
         (

@@ -35,9 +35,9 @@ class GradientComparison:
         """Load the model. Raises ConfigError for a loss of the user's own."""
         if old.loss.function is not None or new.loss.function is not None:
             raise ConfigError("--gradient compares losses of Eq. 8, which loss.function replaces: leave --gradient out")
-        if old.loss.reference_every is not None or new.loss.reference_every is not None:
+        if old.loss.reference_steps is not None or new.loss.reference_steps is not None:
             raise ConfigError(
-                "--gradient compares losses whose reference is the initial policy, and loss.reference_every moves it: "
+                "--gradient compares losses whose reference is the initial policy, and with loss.reference=STEPS it moves; "
                 "leave --gradient out"
             )
         self._directory, self._old, self._new, self._log = directory, old, new, log

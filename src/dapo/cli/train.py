@@ -74,7 +74,7 @@ def report(config: Config, directory: RunDirectory) -> None:
         files={
             "curves": directory.curves,
             "metrics, one line per step": directory.metrics,
-            **({} if config.log.rollouts == "none" else {"judged responses": directory.rollouts_folder}),
+            **({"judged responses": directory.rollouts_folder} if directory.rollouts_folder.exists() else {}),
             **({"evaluations": directory.evaluations_folder} if evaluations else {}),
             "checkpoint": newest,
             "disk space": f"{size(run_status(directory.path).disk_bytes['total'])}{without_state}",

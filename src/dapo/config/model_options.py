@@ -40,6 +40,12 @@ class DataConfig(Section):
     eval: DataSpec | None = option(
         None, "Held-out problems, in the forms of data.train; problems with the same text are removed from training."
     )
+    demonstrations: DataSpec | None = option(
+        None,
+        "Prompts with responses to imitate, in the forms of data.train: rows with the columns prompt and response (or "
+        "completion), or with messages.",
+        only_with="schedule=supervised",
+    )
     max_prompt_tokens: Tokens = option(
         2048, "Largest length of a prompt; longer ones are dropped and counted, never cut.", unit="tokens"
     )
@@ -62,4 +68,7 @@ class DataConfig(Section):
     @property
     def paths(self) -> dict[str, str]:
         """Possible file paths in `data.train` and `data.eval`, by option."""
-        return paths_in(self.train, "data.train") | ({} if self.eval is None else paths_in(self.eval, "data.eval"))
+        sources = (("data.train", self.train), ("data.eval", self.eval), ("data.demonstrations", self.demonstrations))
+        return {
+            option: path for name, spec in sources if spec is not None for option, path in paths_in(spec, name).items()
+        }

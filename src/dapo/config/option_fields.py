@@ -17,7 +17,6 @@ CONDITIONS = {
         for condition, bound in (("clips_low", "clip_low"), ("clips_high", "clip_high"), ("clips_dual", "dual_clip"))
     },
     "corrects_engine": "loss.engine_correction",
-    "decays_lr": "optim.schedule=linear or cosine",
     "engine_processes": f"engine processes (rollout.engines, or rollout.engine={engines_with('needs_process')})",
     "has_kl": "loss.kl_coef above 0",
     "plays_episodes": "environment.name or environment.tools",

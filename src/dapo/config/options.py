@@ -85,8 +85,11 @@ class Config(Section):
         "Launcher of processes. local: this machine; ray: this machine, through Ray; ray:auto or ray:HOST:PORT: a "
         "running Ray cluster (for Slurm: `dapo submit`).",
     )
-    schedule: Literal["sync", "one_step_off"] = option(
-        "sync", "sync: Algorithm 1; one_step_off: sample the next batch while the policy updates.", paper="sync"
+    schedule: Literal["sync", "one_step_off", "supervised"] = option(
+        "sync",
+        "sync: Algorithm 1; one_step_off: sample the next batch while the policy updates; supervised: imitate "
+        "data.demonstrations, without sampling or rewards.",
+        paper="sync",
     )
     distributed: DistributedConfig = DistributedConfig()
     log: LogConfig = LogConfig()
@@ -118,7 +121,14 @@ class Config(Section):
 
     @property
     def updates_per_step(self) -> int:
+        if self.is_supervised:
+            return 1
         return self.rollout.prompts_per_step // self.train.minibatch_groups * self.train.passes_per_step
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether steps imitate demonstrations."""
+        return self.schedule == "supervised"
 
     @property
     def microbatch_tokens(self) -> int:
@@ -259,11 +269,11 @@ class Config(Section):
     def _sizes_fit(self) -> None:
         rollout, train, overlong = self.rollout, self.train, self.overlong
         length, bound = rollout.max_response_tokens, self.dynamic_sampling.max_groups_per_step
-        if rollout.group_size < 2 and self.trains_on_rewards:
+        if rollout.group_size < 2 and self.trains_on_rewards and not self.is_supervised:
             raise ValueError(
                 f"rollout.group_size must be at least 2 to compare responses with each other, got {rollout.group_size}"
             )
-        if rollout.prompts_per_step % train.minibatch_groups:
+        if rollout.prompts_per_step % train.minibatch_groups and not self.is_supervised:
             raise ValueError(
                 f"rollout.prompts_per_step={rollout.prompts_per_step} (prompts per step) must be a multiple of "
                 f"train.minibatch_groups={train.minibatch_groups} (prompts per optimiser update)"
@@ -324,10 +334,10 @@ class Config(Section):
                 "loss.kl_estimator=full is a term of the loss, and loss.kl_in=reward subtracts an estimate from the "
                 "reward; set loss.kl_in=loss, or loss.kl_estimator=k1"
             )
-        if self.has_kl and self.loss.reference_every is not None and self.model.lora is not None:
+        if self.has_kl and self.loss.reference_steps is not None and self.model.lora is not None:
             raise ValueError(
-                "loss.reference_every needs a copy of the policy, and with model.lora the reference is the model "
-                "without its adapters; leave loss.reference_every out, or train all weights"
+                f"loss.reference={self.loss.reference} needs a copy of the policy, and with model.lora the reference "
+                "is the model without its adapters; leave loss.reference out, or train all weights"
             )
 
     def _critic_and_prediction_fit(self) -> None:
@@ -372,11 +382,6 @@ class Config(Section):
 
     def _teacher_fits(self) -> None:
         loss = self.loss
-        if loss.reference is not None and loss.reference_every is not None:
-            raise ValueError(
-                f"loss.reference_every={loss.reference_every} copies the policy into the reference, which is "
-                f"loss.reference={loss.reference}; set one of the two"
-            )
         if self.trains_on_rewards:
             return
         if loss.has_kl_reward or self.has_critic:
@@ -385,7 +390,7 @@ class Config(Section):
                 f"{which} rewards, and with reward.coef=0 they do not train; set loss.kl_in=loss and another "
                 "advantage.estimator, or leave reward.coef out"
             )
-        if not loss.needs_every_sample:
+        if loss.teacher is None and not (loss.needs_every_sample and (loss.function or not loss.has_kl_term)):
             raise ValueError(
                 "reward.coef=0 leaves nothing to train on; set a teacher (loss.reference=MODEL loss.kl_coef=1 "
                 "loss.kl_estimator=full), or leave reward.coef out"
@@ -404,6 +409,20 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
+    def _demonstrations_are_training_data(cls, values: Any) -> Any:
+        """Make the demonstrations of `schedule: supervised` the training data, in place of `data.train`."""
+        if not isinstance(values, Mapping) or values.get("schedule") != "supervised":
+            return values
+        data = values.get("data", {})
+        if not isinstance(data, Mapping) or (demonstrations := data.get("demonstrations")) is None:
+            raise ValueError(
+                "schedule=supervised imitates demonstrations; set data.demonstrations, for example sft.jsonl with the "
+                "columns prompt and response (`dapo data demonstrations` writes one from judged responses)"
+            )
+        return {**values, "data": {**data, "train": demonstrations}}
+
+    @model_validator(mode="before")
+    @classmethod
     def _one_step_off_is_corrected(cls, values: Any) -> Any:
         """Set the correction of `schedule: one_step_off`, whose responses a policy one step older has sampled."""
         if isinstance(values, Mapping) and values.get("schedule") == "one_step_off":
@@ -413,6 +432,8 @@ class Config(Section):
         return values
 
     def _schedule_fits(self) -> None:
+        if self.is_supervised:
+            self._supervised_fits()
         part = self.distributed.gpus_per_process
         if self.uses_ray and part is not None and part < 1 < self.gpus_per_engine and not self.gpu_shares(0).is_paired:
             raise ValueError(
@@ -430,6 +451,31 @@ class Config(Section):
             raise ValueError(
                 "schedule=one_step_off samples while the policy updates, so the engine needs its own process; set "
                 "rollout.engines=1 (or more), or schedule=sync"
+            )
+
+    def _supervised_fits(self) -> None:
+        """Raise ValueError for an option that changes how responses with rewards train: demonstrations have none."""
+        loss, train = self.loss, self.train
+        obstacles = {
+            f"advantage.estimator={self.advantage.estimator}": self.has_critic,
+            f"loss.function={loss.function}": loss.function is not None,
+            "loss.kl_in=reward": loss.has_kl_reward,
+            f"loss.surrogate={loss.surrogate}": loss.surrogate != "clip",
+            f"loss.engine_correction={loss.engine_correction}": loss.engine_correction is not None,
+            f"train.passes_per_step={train.passes_per_step}": train.passes_per_step > 1,
+            f"train.token_budget={train.token_budget}": train.token_budget is not None,
+            "reward.coef=0": not self.trains_on_rewards,
+            "audit.verifier": self.audit.name_and_options is not None,
+        }
+        for name, is_set in obstacles.items():
+            if is_set:
+                raise ValueError(
+                    f"{name} is for sampled responses, and schedule=supervised imitates given ones; leave it out"
+                )
+        if self.rollout.temperature != 1:
+            raise ValueError(
+                f"rollout.temperature={self.rollout.temperature:g} divides the logits whose likelihood is trained, and "
+                "schedule=supervised trains that of the model itself; leave it out"
             )
 
     @model_validator(mode="after")
@@ -464,10 +510,11 @@ class Config(Section):
         """Resolve `reward.verifier: auto`: the verifier that suits the training data, with the user's options."""
         if self.plays_episodes:
             return "environment", dict(self.reward.options)
-        names = {{"builtin": "exact", "gym": "gym"}.get(kind, "math") for kind in kinds(self.data.train_source)}
+        source = (self.data.eval_source if self.is_supervised else None) or self.data.train_source
+        names = {{"builtin": "exact", "gym": "gym"}.get(kind, "math") for kind in kinds(source)}
         if len(names) > 1:
             raise DataError(
-                f"data.train mixes sources of different verifiers ({', '.join(sorted(names))}); set reward.verifier to "
+                f"data.{'eval' if source is self.data.eval_source else 'train'} mixes sources of different verifiers ({', '.join(sorted(names))}); set reward.verifier to "
                 "one that judges all of them"
             )
         name = names.pop()

@@ -88,12 +88,14 @@ class LossConfig(Section):
         paper=0.0,
         ge=0,
     )
-    reference: str | None = option(
+    reference: Annotated[Positive | str | None, Field(union_mode="left_to_right")] = option(
         None,
-        "Model to which the divergence is measured, a teacher: an alias, a directory, a Hugging Face id, or a run for "
-        "its newest checkpoint; of any architecture with the policy's vocabulary. none: the initial policy.",
+        "Model to which the divergence is measured. none: the initial policy; a number N: the policy of the last step "
+        "that N divides; a teacher: an alias, a directory, a Hugging Face id, or a run for its newest checkpoint, of "
+        "any architecture with the policy's vocabulary.",
         paper=None,
         only_with="has_kl",
+        unit="steps",
     )
     kl_estimator: Literal["k1", "k2", "k3", "full"] = option(
         "k3",
@@ -110,14 +112,6 @@ class LossConfig(Section):
         "response from the reward, after groups are filtered (Eq. 11) and before advantages are computed.",
         paper="loss",
         only_with="has_kl",
-    )
-    reference_every: Positive | None = option(
-        None,
-        "Steps between updates of the reference of the divergence to the current policy; none: it stays the initial "
-        "policy.",
-        paper=None,
-        only_with="has_kl",
-        unit="steps",
     )
     entropy_coef: Float = option(
         0.0, "Weight of the policy's entropy, which is subtracted from the loss.", paper=0.0, ge=0
@@ -186,6 +180,16 @@ class LossConfig(Section):
         return self.has_kl_term or has_bonus or self.function is not None
 
     @property
+    def teacher(self) -> str | None:
+        """The model of `reference`, if it names one."""
+        return self.reference if isinstance(self.reference, str) else None
+
+    @property
+    def reference_steps(self) -> int | None:
+        """The number of steps between copies of the policy into the reference; None: it does not move."""
+        return self.reference if isinstance(self.reference, int) else None
+
+    @property
     def has_kl_term(self) -> bool:
         return self.kl_coef > 0 and self.kl_in == "loss"
 
@@ -204,27 +208,41 @@ class LossConfig(Section):
         return self.kl_coef > 0 and self.kl_in == "reward"
 
 
+LAST_FRACTION = 0.1  # of optim.lr, at the last step of a schedule that names none
+_SCHEDULE = re.compile(r"constant|(linear|cosine)(:(?P<fraction>[0-9.e+-]+))?")
+
+
+def _lr_schedule(value: str) -> str:
+    found = _SCHEDULE.fullmatch(value)
+    try:
+        valid = found is not None and 0 <= float(found["fraction"] or 0) <= 1
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError("expected constant, linear or cosine, or with a fraction of optim.lr from 0 to 1: cosine:0.05")
+    return value
+
+
 class OptimConfig(Section):
     lr: Float = option(1.0e-6, "AdamW's learning rate after the warm-up.", paper=1e-6, gt=0)
     warmup_steps: Int = option(
         20, "Training steps over which the learning rate grows linearly.", paper=20, ge=0, unit="steps"
     )
-    schedule: Literal["constant", "linear", "cosine"] = option(
+    schedule: Annotated[str, AfterValidator(_lr_schedule)] = option(
         "constant",
-        "Learning rate after the warm-up. constant: optim.lr; linear, cosine: it falls to optim.min_lr_fraction of "
-        "optim.lr at the last step.",
+        "Learning rate after the warm-up. constant: optim.lr; linear, cosine: it falls to 0.1 of optim.lr at the last "
+        "step; linear:FRACTION, cosine:FRACTION: to that fraction, where 0 makes the last step change nothing.",
         paper="constant",
-    )
-    min_lr_fraction: Float = option(
-        0.1,
-        "Learning rate of the last step as a fraction of optim.lr; 0: the last step changes nothing.",
-        only_with="decays_lr",
-        ge=0,
-        le=1,
     )
     weight_decay: Float = option(0.1, "AdamW's weight decay.", paper=0.1, ge=0)
     betas: tuple[Beta, Beta] = option((0.9, 0.999), "AdamW's decay rates of the two moments.", paper=(0.9, 0.999))
     max_grad_norm: Float = option(1.0, "Norm to which an update's gradient is clipped.", paper=1.0, gt=0)
+
+    @property
+    def decay(self) -> tuple[str, float]:
+        """The kind of `schedule` and the fraction of `lr` that it reaches at the last step."""
+        kind, _, fraction = self.schedule.partition(":")
+        return kind, float(fraction) if fraction else LAST_FRACTION
 
 
 class CriticConfig(Section):
@@ -241,11 +259,6 @@ class CriticConfig(Section):
         "step's reward plus the difference of two values; values in between trade variance for bias.",
         ge=0,
         le=1,
-    )
-    clip_range: Float | None = option(
-        0.5,
-        "Largest change of a value in a step before its gradient vanishes, in units of the reward; none: no limit.",
-        gt=0,
     )
     pretrain_steps: Int = option(0, "Training steps at the start that update only the critic.", ge=0, unit="steps")
 

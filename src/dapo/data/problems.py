@@ -1,7 +1,7 @@
 """Load the problems that a data spec names."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 from typing import Any
@@ -26,6 +26,7 @@ def load_problems(
     split: Split = "train",
     require_answer: bool = True,
     invalid: list[DataError] | None = None,
+    convert: Callable[..., Problem] = problem_from_row,
 ) -> list[Problem]:
     """All problems that `spec` names, in order; at least one.
 
@@ -40,17 +41,17 @@ def load_problems(
     `size`. Without `require_answer`, rows without a reference answer are read too; theirs is "".
 
     Rows that cannot be used are left out and their errors appended to `invalid`. Without this list, DataError names
-    the first ten of them.
+    the first ten of them. `convert` makes a problem of a row (`problem_from_row`, `demonstration_from_row`).
     """
     if split not in ("train", "eval"):
         raise ValueError(f"split must be train or eval, got {split!r}")
     source = parse_spec(spec)
     if isinstance(source, MixSource):
-        return _mixed(source, split, require_answer=require_answer, invalid=invalid)
+        return _mixed(source, split, require_answer=require_answer, invalid=invalid, convert=convert)
     if isinstance(source, TaskSource):
         return _generated(source, split)
     errors: list[DataError] = []
-    problems = list(islice(_read(source, errors, require_answer=require_answer), source.size))
+    problems = list(islice(_read(source, errors, convert, require_answer=require_answer), source.size))
     if not problems:
         name = source.path if isinstance(source, FileSource) else f"hub:{source.name}:{source.split}"
         empty = DataError(f"{name} is empty; expected at least one problem with prompt and answer")
@@ -91,17 +92,19 @@ def _listed(errors: Sequence[DataError]) -> DataError:
     return DataError(f"{listed}\nMend them, or leave them out: dapo data import SOURCE OUT.jsonl --drop-invalid")
 
 
-def _mixed(source: MixSource, split: Split, *, require_answer: bool, invalid: list[DataError] | None) -> list[Problem]:
+def _mixed(source: MixSource, split: Split, **options: Any) -> list[Problem]:
     """The problems of all parts in round-robin order; one that several parts have belongs to the first of them."""
     part_of: dict[str, str] = {}
     parts = []
     for name, part in source.parts.items():
-        problems = load_problems(part, split=split, require_answer=require_answer, invalid=invalid)
+        problems = load_problems(part, split=split, **options)
         parts.append([replace(each, source=part_of.setdefault(each.id, name)) for each in problems])
     return [problem for row in zip_longest(*parts) for problem in row if problem is not None]
 
 
-def _read(source: FileSource | HubSource, errors: list[DataError], *, require_answer: bool) -> Iterator[Problem]:
+def _read(
+    source: FileSource | HubSource, errors: list[DataError], convert: Callable[..., Problem], *, require_answer: bool
+) -> Iterator[Problem]:
     if isinstance(source, FileSource):
         rows, name = read_rows(source.path), source.path.stem
     else:
@@ -111,7 +114,7 @@ def _read(source: FileSource | HubSource, errors: list[DataError], *, require_an
     options: dict[str, Any] = {"columns": source.columns, "require_answer": require_answer}
     for where, row in rows:
         try:
-            problem = problem_from_row(row, where=where, source=name, **options)
+            problem = convert(row, where=where, source=name, **options)
         except DataError as error:
             errors.append(error)
             continue

@@ -29,6 +29,7 @@ from dapo.policy.packing import Microbatch, RankMicrobatch, in_callers_order, pa
 from dapo.policy.transfer import to_device
 from dapo.types import Sample
 
+CLIP_RANGE = 0.5  # as in other implementations of PPO
 FOLDER = "critic"  # the folder of a checkpoint that holds the critic
 
 
@@ -57,9 +58,14 @@ class ValueModel(nn.Module):
 class Critic:
     """The value function of `advantage.estimator: gae`, with an optimiser of its own."""
 
-    def __init__(self, config: Config, model: PreTrainedModel) -> None:
-        """Start from a copy of `model`, the initial policy with packed attention."""
+    def __init__(self, config: Config, model: PreTrainedModel, *, clip_range: float | None = CLIP_RANGE) -> None:
+        """Start from a copy of `model`, the initial policy with packed attention.
+
+        `clip_range` is the largest change of a value in a step before its gradient vanishes, in units of the reward
+        (None: no limit).
+        """
         self._config = config
+        self._clip_range = clip_range
         self.model = ValueModel(model)
         self._device = model.device
         self._optimizer = MasterAdamW(
@@ -108,7 +114,7 @@ class Critic:
         rate = learning_rate(step, lr=self._config.critic.lr, **schedule)
         norm, skipped = self._optimizer.update(rate, sums, is_valid=math.isfinite(sums["loss"]))
         metrics = {"critic/loss": sums["loss"], "critic/grad_norm": norm, "critic/skipped": float(skipped)}
-        if self._config.critic.clip_range is not None and sums["tokens"]:
+        if self._clip_range is not None and sums["tokens"]:
             metrics["critic/clip_fraction"] = sums["clipped"] / sums["tokens"]
         return metrics
 
@@ -135,7 +141,7 @@ class Critic:
         """Accumulate the gradient of a microbatch's loss; returns the sums over its trained tokens."""
         microbatch = pack_microbatch(rank_microbatch, self._device)
         tokens = self._per_token(rank_microbatch, microbatch)
-        loss, sums = value_loss(self.model(microbatch), **tokens, clip_range=self._config.critic.clip_range)
+        loss, sums = value_loss(self.model(microbatch), **tokens, clip_range=self._clip_range)
         loss.backward()
         return {**sums, "loss": loss.detach()}
 

@@ -13,7 +13,7 @@ from dapo.config import Config, GpuShares
 from dapo.config.data_spec import kinds
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import chunk_bytes, chunk_tokens
-from dapo.policy.model_dimensions import ModelDimensions
+from dapo.policy.model_dimensions import ModelDimensions, find_dimensions
 
 GIB = 2**30
 RESERVE = 0.1
@@ -121,8 +121,9 @@ class TrainerMemory:
         breakdown["master weights"] = master * trained / n
         breakdown["gradients"] = master * trained / n
         breakdown["AdamW's moments"] = 2 * master * trained / n
-        if self.config.loss.kl_coef > 0 and lora is None:
-            breakdown["reference for the KL term"] = e * dimensions.parameters / n
+        teacher = self._teacher_parameters()
+        if self.config.has_kl and (lora is None or teacher):
+            breakdown["reference for the KL term"] = e * (teacher or dimensions.parameters) / n
         if self.config.has_critic:
             copies = (e if e < master else 0) + 4 * master
             breakdown["the critic: weights, gradients, moments"] = copies * self.critic_parameters
@@ -133,6 +134,14 @@ class TrainerMemory:
             unsharded = max(layer, ends)
             breakdown["unsharded gradients, before the reduce-scatter"] = (e + master) * unsharded
         return breakdown
+
+    def _teacher_parameters(self) -> int:
+        """The number of parameters of the model of `loss.reference`; 0 without one, the policy's if its sizes are
+        unknown."""
+        if (name := self.config.loss.teacher) is None:
+            return 0
+        found = find_dimensions(self.config.model.model_copy(update={"name": name}))
+        return (found or self.dimensions).parameters
 
     def kept_bytes(self) -> float:
         """The bytes that a trainer keeps on its GPU while engines sample."""

@@ -134,7 +134,7 @@ def load_model(
 
 def load_teacher(config: Config, *, device: str | torch.device | None, dtype: torch.dtype) -> LoadedModel:
     """Load the model of `loss.reference`, for sharding without a device. Raises ConfigError like `load_model`."""
-    name, trusts = config.loss.reference, config.model.trust_remote_code
+    name, trusts = config.loss.teacher, config.model.trust_remote_code
     assert name is not None
     try:
         if device is None:

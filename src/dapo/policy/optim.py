@@ -60,9 +60,9 @@ def schedule_of(optim: OptimConfig, num_steps: int) -> dict[str, Any]:
     """The keyword arguments of `learning_rate` from the options, except `lr`."""
     return {
         "warmup_steps": optim.warmup_steps,
-        "schedule": optim.schedule,
+        "schedule": optim.decay[0],
         "num_steps": num_steps,
-        "min_fraction": optim.min_lr_fraction,
+        "min_fraction": optim.decay[1],
     }
 
 

@@ -85,10 +85,9 @@ class PolicyCore:
         self._adapters = None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
         self._use_packed_forward()
         self._reference: Reference | None = None
-        if config.has_kl and (config.loss.reference is not None or self._adapters is None):
+        if config.has_kl and (config.loss.teacher is not None or self._adapters is None):
             frozen = self._make_reference()
-            every = config.loss.reference_every
-            self._reference = Reference(frozen, self._local_weights(frozen), every=every)
+            self._reference = Reference(frozen, self._local_weights(frozen), every=config.loss.reference_steps)
         target = config.loss.entropy_target
         self._entropy_bonus = None if target is None else EntropyBonus(target)
         self.critic: Critic | None = None
@@ -113,7 +112,7 @@ class PolicyCore:
 
     def _make_reference(self) -> Any:
         """The frozen model of `loss.reference` in the policy's type, or a copy of the initial policy."""
-        if self._config.loss.reference is None:
+        if self._config.loss.teacher is None:
             return copy.deepcopy(self._model).requires_grad_(False)
         teacher = load_teacher(self._config, device=self._model.device, dtype=self._compute_dtype).model
         use_packed_forward(teacher)
@@ -197,6 +196,8 @@ class PolicyCore:
         rate = learning_rate(step, lr=optim.lr, **schedule_of(optim, self._config.train.num_steps))
         metrics = objective_metrics(sums, self._config.loss)
         require_engine_agrees(metrics, self._config.loss)
+        if self._config.is_supervised and sums["tokens"]:
+            metrics["loss/nll"] = sums["nll"] / sums["tokens"]
         if self._entropy_bonus is not None:
             metrics["loss/entropy_coef"] = self._entropy_bonus.weight
         norm, skipped = self._optimizer.update(rate, sums, is_valid=is_valid_update(metrics, self._config.loss))
@@ -423,7 +424,7 @@ class Policy(PolicyCore):
     def load(self, directory: str | Path) -> None:
         """Restore a state that `save` wrote, bit for bit. Raises CheckpointError.
 
-        The reference is restored only if it is updated during training (`loss.reference_every`).
+        The reference is restored only if it is updated during training (`loss.reference: N`).
         """
         self._load(Path(directory))
         if self.critic is not None:

@@ -60,6 +60,13 @@ METRIC_COLUMNS = (
 )
 
 
+SUPERVISED_COLUMNS = (
+    MetricColumn("loss", "loss/nll", 6, 4),
+    MetricColumn("probability", "loss/token_prob_mean", 5, 3),
+    MetricColumn("entropy", "loss/entropy", 5, 3),
+    *METRIC_COLUMNS[-2:],
+)
+"""The columns of a step that imitates demonstrations, which has no rewards."""
 LEAST_IMPORTANT = (6, 5, 4, 7, 2, 3)
 """Positions in METRIC_COLUMNS: tokens per second, entropy, truncated, seconds, kept, length."""
 
@@ -207,6 +214,8 @@ def step_line(
     for i in LEAST_IMPORTANT:
         if width is None or len(line) <= width:
             break
+        if i >= len(columns):
+            continue
         columns[i] = ""
         line = " ".join(filter(None, [start, *columns, *end]))
     return line
@@ -214,8 +223,9 @@ def step_line(
 
 def metric_columns(metrics: Mapping[str, float]) -> list[str]:
     """Format the metrics in a step's line, each column with the same width in every step."""
-    with_label = [f"{column.label} {column.show(metrics)}" for column in METRIC_COLUMNS if column.label]
-    return with_label + [column.show(metrics) for column in METRIC_COLUMNS if not column.label]
+    columns = SUPERVISED_COLUMNS if "loss/nll" in metrics else METRIC_COLUMNS
+    with_label = [f"{column.label} {column.show(metrics)}" for column in columns if column.label]
+    return with_label + [column.show(metrics) for column in columns if not column.label]
 
 
 def accuracies_in(metrics: Mapping[str, float]) -> list[str]:

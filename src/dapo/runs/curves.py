@@ -59,6 +59,7 @@ def save_figure(figure: "Figure", path: Path) -> Path:
 def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     """Plot the four curves that the paper monitors (Fig. 7).
 
+    Of a supervised run these are accuracy, loss, entropy and the probability of the demonstrations' tokens.
     With `dynamic_sampling.predict` two more show the skipped problems and the calibration of predictions. Metrics that
     were not logged are left out. Raises DataError if the file holds no steps.
     """
@@ -70,9 +71,12 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
     parts: Any = figure.subfigures(1, 2, width_ratios=(3, 1)) if has_predictions else (figure,)
     panels = parts[0].subplots(2, 2, sharex=True, gridspec_kw=MARGINS)
     _accuracy(panels[0, 0], records)
-    _length(panels[0, 1], records)
     _entropy(panels[1, 0], records)
-    _groups(panels[1, 1], records)
+    if any("loss/nll" in record for record in records):
+        _likelihood(panels[0, 1], panels[1, 1], records)
+    else:
+        _length(panels[0, 1], records)
+        _groups(panels[1, 1], records)
     if has_predictions:
         upper, lower = parts[1].subplots(2, 1, gridspec_kw=SIDE_MARGINS)
         _skipped(upper, records)
@@ -82,7 +86,9 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
 
 
 def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
-    is_binary = any("reward/accuracy" in record for record in records)
+    is_binary = any("reward/accuracy" in record for record in records) or not any(
+        "reward/score_mean" in record for record in records
+    )
     if is_binary:
         frame(axes, title="Accuracy", unit="correct (%)")
         _curve(axes, records, "reward/accuracy", colour=BLUE, label="training: all judged responses")
@@ -128,6 +134,17 @@ def _entropy(axes: "Axes", records: Sequence[Record]) -> None:
     _curve(axes, records, "loss/entropy", colour=BLUE)
     axes.set_xlabel("training step", color=INK)
     axes.set_ylim(bottom=0)
+
+
+def _likelihood(loss: "Axes", probability: "Axes", records: Sequence[Record]) -> None:
+    """Plot what supervised steps have instead of responses: the loss, and the probability of the imitated tokens."""
+    frame(loss, title="Loss: negative log-probability of the demonstrations", unit="nats per token")
+    _curve(loss, records, "loss/nll", colour=BLUE)
+    loss.set_ylim(bottom=0)
+    frame(probability, title="Mean probability of the demonstrations' tokens", unit="probability")
+    _curve(probability, records, "loss/token_prob_mean", colour=BLUE)
+    probability.set_xlabel("training step", color=INK)
+    probability.set_ylim(0, 1.02)
 
 
 def _groups(axes: "Axes", records: Sequence[Record]) -> None:

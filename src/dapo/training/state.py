@@ -16,6 +16,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Tracker
 from dapo.training.checkpoint_writer import CheckpointWriter
+from dapo.training.demonstrations import Answer
 from dapo.training.prefetched_batch import PrefetchedBatch
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling
@@ -100,6 +101,8 @@ class Run:
     tracker: Tracker
     directory: RunDirectory
     held_out: Sequence[Problem] = ()
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """The tokens that each demonstration's id stands for (`schedule: supervised`)."""
     eval_plan: EvaluationPlan | None = None
     problem_stats: ProblemStats = field(default_factory=ProblemStats)
     stop: StopRequest = field(default_factory=StopRequest)

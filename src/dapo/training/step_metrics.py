@@ -160,7 +160,8 @@ def evaluate_and_log(run: Run) -> None:
             metrics["time/verifier_call_s"] = round(seconds, 6)
         if run.environment is not None:
             metrics["time/environment_s"] = round(run.environment.pop_call_s(), 6)
-        timings = run.timer.metrics(tokens_generated=int(metrics["rollout/tokens_generated"]))
+        tokens = "tokens_in_minibatches" if run.config.is_supervised else "tokens_generated"
+        timings = run.timer.metrics(tokens=int(metrics[f"rollout/{tokens}"]))
         state.wall_s += timings["time/step_s"]
         metrics |= timings
     if metrics:

@@ -34,12 +34,12 @@ class StepTimer:
         """Add measured seconds to a phase; phases may overlap in time."""
         self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
-    def metrics(self, *, tokens_generated: int) -> dict[str, float]:
+    def metrics(self, *, tokens: int) -> dict[str, float]:
         """Compute `time/*`: seconds per phase and of the step, generated tokens per second, peak memory."""
         total = time.perf_counter() - self._started
         metrics = {f"time/{name}_s": round(seconds, 4) for name, seconds in self._seconds.items()}
         metrics["time/step_s"] = round(total, 4)
-        metrics["time/tokens_per_s"] = round(tokens_generated / total, 2)
+        metrics["time/tokens_per_s"] = round(tokens / total, 2)
         metrics["time/peak_memory_gib"] = round(peak_memory_gib(), 3)
         return metrics
 

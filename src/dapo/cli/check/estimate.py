@@ -231,5 +231,7 @@ class ResourceEstimate:
     def generated_responses(self) -> float:
         """Sampled responses per step, of dropped groups too."""
         rollout = self.config.rollout
+        if self.config.is_supervised:
+            return 0
         wanted = rollout.prompts_per_step / self.profile.keep_rate
         return min(wanted, self.config.max_groups_per_step) * rollout.group_size

@@ -183,7 +183,8 @@ def _table(
 
 def _step(estimate: ResourceEstimate) -> Iterator[str]:
     tokens = estimate.generated_responses * estimate.profile.mean_response_tokens
-    yield f"each step: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens"
+    if tokens:
+        yield f"each step: {estimate.generated_responses:,.0f} responses, {tokens:,.0f} tokens"
     times = "" if not estimate.config.is_multiprocess else f", {plural(estimate.sync_copies, 'time')} (one per node)"
     if (seconds := estimate.transfer_seconds) is not None:
         times = f" from GPU to GPU, about {seconds:.1f} s"

@@ -12,6 +12,7 @@ from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.option_fields import CONDITIONS, known_about, options_of, section_in
+from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap
 from dapo.rewards.verifier import is_binary
 from dapo.training.preflight import NO_COLUMNS, load_rows
@@ -171,6 +172,8 @@ def _facts(
 ) -> DataFacts:
     if "hub" in kinds(source):
         return DataFacts(role, source.label, None)
+    if role == "train" and config.is_supervised:
+        return DataFacts(role, source.label, load_demonstrations(source))
     return DataFacts(role, source.label, *load_rows(config.data, config.reward, role, needed_columns))
 
 
@@ -182,13 +185,15 @@ def _data(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Iter
             yield f"{label}: not counted: it is on the hub"
             continue
         counts = ", ".join(f"{count} {source}" for source, count in each.sources.most_common(6))
-        yield f"{label}: {len(each.problems):,} problems, {each.num_distinct:,} distinct ({counts})"
+        kind = "demonstrations" if config.is_supervised and each.role == "train" else "problems"
+        yield f"{label}: {len(each.problems):,} {kind}, {each.num_distinct:,} distinct ({counts})"
         for line in each.warnings:
             yield f"          warning: {line}"
     if config.data.eval_source is None:
         yield "eval      none: data.eval is not set, so nothing measures progress on held-out problems"
     if num_removed:
-        yield f"          {num_removed} training problems are dropped because their text is in the evaluation set"
+        kind = "demonstrations" if config.is_supervised else "training problems"
+        yield f"          {num_removed} {kind} are dropped because their text is in the evaluation set"
 
 
 def _step(config: Config) -> Iterator[str]:
@@ -196,6 +201,13 @@ def _step(config: Config) -> Iterator[str]:
     responses = rollout.prompts_per_step * rollout.group_size
     microbatch = "as many as fit" if train.microbatch_tokens is None else f"{train.microbatch_tokens:,}"
     yield "one step:"
+    if config.is_supervised:
+        yield (
+            f"  update      1 of {train.minibatch_groups} demonstrations, of at most {rollout.max_response_tokens:,} "
+            f"answer tokens each, in microbatches of at most {microbatch} tokens"
+        )
+        yield "  loss        mean negative log-probability of the answers' tokens; nothing is sampled or judged"
+        return
     kept = "that carry a signal (Eq. 11)" if config.dynamic_sampling.enabled else "with any verdicts"
     yield f"  prompts     {rollout.prompts_per_step:,} {kept}; at most {config.max_groups_per_step:,} are judged"
     yield f"  responses   {responses:,} train: {rollout.group_size} per prompt"
@@ -235,6 +247,14 @@ def _step(config: Config) -> Iterator[str]:
     loss = config.loss
     surrogate = SURROGATES[loss.surrogate].summary.format(low=1 - loss.clip_low, high=1 + loss.clip_high)
     kl = f", KL {loss.kl_coef:g} ({loss.kl_estimator} in the {loss.kl_in})" if loss.kl_coef else ""
+    if config.has_kl and loss.teacher is not None:
+        rewards = f"rewards weigh {config.reward.coef:g}" if config.trains_on_rewards else "rewards do not train"
+        yield f"  teacher     {loss.teacher}; {rewards}"
+        if config.reuses_samples and loss.has_kl_term:
+            yield (
+                f"              biased in updates 2 to {config.updates_per_step} of a step; "
+                f"train.minibatch_groups={rollout.prompts_per_step} makes one"
+            )
     yield f"  loss        {loss.function or surrogate}, averaged by {loss.aggregate}{kl}"
 
 

@@ -17,7 +17,7 @@ from dapo.types import Message, Problem, Prompt
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "solution", "ground_truth", "target")
-_CONVERSATION_COLUMNS = ("messages", "conversations")
+CONVERSATION_COLUMNS = ("messages", "conversations")
 SOURCE_COLUMNS = ("data_source", "source")
 # pandas writes a frame's index as a column of this name; it would make copies of a problem differ
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
@@ -48,7 +48,7 @@ def problem_from_row(
     prompt_column = _column(row, columns.prompt, PROMPT_COLUMNS, what="prompt", where=where)
     assert prompt_column is not None
     answer_column = _column(row, columns.answer, ANSWER_COLUMNS, what="answer", where=where, required=require_answer)
-    prompt = _prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
+    prompt = as_prompt(_lookup(row, prompt_column), f"{where}: {prompt_column}")
     given = None if answer_column is None else _lookup(row, answer_column)
     try:
         text = _answer(given, f"{where}: {answer_column}")
@@ -122,10 +122,10 @@ def _column(
         raise DataError(f"{where}: no column {named}, which is named as {what}; columns here: {present}")
     if not required:
         return None
-    if what == "prompt" and (finished := next((name for name in _CONVERSATION_COLUMNS if name in row), None)):
+    if what == "prompt" and (finished := next((name for name in CONVERSATION_COLUMNS if name in row), None)):
         raise DataError(
-            f"{where}: the column {finished} holds finished conversations, which are for supervised fine-tuning; here "
-            "a row needs a prompt (the messages before the reply, or the question) and a reference answer"
+            f"{where}: the column {finished} holds finished conversations, which preset=sft with data.demonstrations "
+            "imitates; here a row needs a prompt (the messages before the reply, or the question) and a reference answer"
         )
     raise DataError(
         f"{where}: no {what}; expected a column {', '.join(known[:-1])} or {known[-1]}, columns here: {present}; "
@@ -141,13 +141,20 @@ def _lookup(row: Mapping[str, Any], column: str) -> object:
     return _lookup(inner, tail) if isinstance(inner, Mapping) else _MISSING
 
 
-def _prompt(value: object, where: str) -> Prompt:
-    _require_filled(value, where, "expected the question as a string or messages")
+def column_value(row: Mapping[str, Any], column: str) -> object:
+    """The value of a column, also of a nested one (`reward_model.ground_truth`); None without one."""
+    value = _lookup(row, column)
+    return None if value is _MISSING else value
+
+
+def as_prompt(value: object, where: str) -> Prompt:
+    """The value as a prompt: a text, or messages that end before the assistant's. Raises DataError."""
+    require_filled(value, where, "expected the question as a string or messages")
     if isinstance(value, str):
         return _encodable(value, where)
     if not isinstance(value, list | tuple):
-        raise DataError(f"{where} must be a string or a list of messages, got {_shown(value)}")
-    messages = [_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1)]
+        raise DataError(f"{where} must be a string or a list of messages, got {shown(value)}")
+    messages = [as_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1)]
     if not any(message["content"].strip() for message in messages):
         raise DataError(f"{where} is empty; expected at least one message with content")
     if messages[-1]["role"] == "assistant":
@@ -155,19 +162,20 @@ def _prompt(value: object, where: str) -> Prompt:
     return messages
 
 
-def _message(value: object, where: str) -> Message:
+def as_message(value: object, where: str) -> Message:
+    """The value as a message with `role` and `content`. Raises DataError."""
     if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
-        keys = f"the keys {', '.join(map(str, value)) or '(none)'}" if isinstance(value, Mapping) else _shown(value)
+        keys = f"the keys {', '.join(map(str, value)) or '(none)'}" if isinstance(value, Mapping) else shown(value)
         raise DataError(f"{where}: expected a mapping with role and content, got {keys}")
     for key in ("role", "content"):
         if not isinstance(value[key], str) or (key == "role" and not value[key].strip()):
-            raise DataError(f"{where}: {key} must be a string, got {_shown(value[key])}")
+            raise DataError(f"{where}: {key} must be a string, got {shown(value[key])}")
     return {"role": _encodable(value["role"], f"{where}: role"), "content": _encodable(value["content"], where)}
 
 
 def _answer(value: object, where: str) -> str:
     """The answer as a string; 3.0 becomes `3`, because tables store integer columns with gaps as floats."""
-    _require_filled(value, where, "every problem needs a reference answer: fill it in or drop the row")
+    require_filled(value, where, "every problem needs a reference answer: fill it in or drop the row")
     if isinstance(value, str):
         return _encodable(value, where)
     if isinstance(value, float) and math.isfinite(value):
@@ -175,7 +183,7 @@ def _answer(value: object, where: str) -> str:
     if isinstance(value, int | Decimal) and not isinstance(value, bool):
         return str(value)
     advice = "write the reference answer as a string"
-    raise DataError(f"{where} must be a string or a number, got {_shown(value)}; {advice}")
+    raise DataError(f"{where} must be a string or a number, got {shown(value)}; {advice}")
 
 
 def _after_mark(text: str) -> str:
@@ -186,7 +194,8 @@ def _after_mark(text: str) -> str:
     return final.replace(",", "") if _THOUSANDS.fullmatch(final) else final
 
 
-def _require_filled(value: object, where: str, advice: str) -> None:
+def require_filled(value: object, where: str, advice: str) -> None:
+    """Raise DataError for a value that is null, or a text of white space."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise DataError(f"{where} is null; {advice}")
     if isinstance(value, str) and not value.strip():
@@ -211,5 +220,6 @@ def _encodable(text: str, where: str) -> str:
     return text
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """The value with its type, for a message."""
     return f"{type(value).__name__} {shorten(repr(value), 60)}"

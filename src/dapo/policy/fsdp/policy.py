@@ -209,7 +209,7 @@ class ShardedPolicy(PolicyCore):
         return ShardedAdamW(self._model, self._config.optim, self._ranks, lora=lora)
 
     def _make_reference(self) -> ShardedModel:
-        if self._config.loss.reference is None:
+        if self._config.loss.teacher is None:
             return self._distribute(copy.deepcopy(self._model).requires_grad_(False), self._read_rows)
         loaded = load_teacher(self._config, device=None, dtype=self._compute_dtype)
         teacher: Any = loaded.model.requires_grad_(False)

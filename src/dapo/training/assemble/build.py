@@ -71,6 +71,7 @@ def build_run(
             tracker=Tracker(build_sinks(config, directory, first_step=first_step), display, listeners),
             directory=directory,
             held_out=inputs.held_out,
+            answers=inputs.answers,
             eval_plan=evaluation_plan(config, stop_ids) if inputs.held_out else None,
             audit=stack.enter_context(open_audit(config, display.message)),
             environment=None if inputs.episodes is None else inputs.episodes.pool,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -10,12 +10,15 @@ from transformers import PreTrainedTokenizerBase
 from dapo.config import Config
 from dapo.config.data_spec import Source, kinds
 from dapo.core.errors import ConfigError
+from dapo.data.demonstrations import load_demonstrations
 from dapo.data.problems import remove_overlap, unique_problems
 from dapo.data.prompts import PromptEncoder, TurnEnd
+from dapo.data.sources.rows import prompt_text
 from dapo.policy.model import LoadedModel, device_of, load_model, load_teacher, require_same_vocabulary
 from dapo.policy.varlen_attention import padded_attention_notes
 from dapo.training.assemble.episodes import Episodes, open_episodes
 from dapo.training.assemble.resolve import require_hardware
+from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
 from dapo.training.preflight import NO_COLUMNS, load_filter, load_rows
 from dapo.types import Problem
 
@@ -31,6 +34,7 @@ class Inputs:
     notes: list[str]
     episodes: Episodes | None = None  # the environment, whose processes the engine of the run ends
     copies: int = 1  # copies of each held-out problem in the file, if all problems have equally many; else 1
+    answers: Mapping[str, Answer] = field(default_factory=dict)  # of demonstrations, by id
 
 
 def read_inputs(
@@ -42,7 +46,11 @@ def read_inputs(
 ) -> Inputs:
     """Load data (for `dapo eval` only held-out problems) and model, and check that they fit; write nothing."""
     load_filter(config.dynamic_sampling.filter)
-    problems, notes = load_rows(config.data, config.reward, "train", needed_columns) if training else ([], [])
+    problems, notes = list[Problem](), list[str]()
+    if training and config.is_supervised:
+        problems = load_demonstrations(config.data.train_source)
+    elif training:
+        problems, notes = load_rows(config.data, config.reward, "train", needed_columns)
     held_out: list[Problem] = []
     copies = 1
     if (source := config.data.eval_source) is not None:
@@ -51,16 +59,27 @@ def read_inputs(
         notes += warnings
     problems, removed = remove_overlap(problems, held_out)
     if removed:
-        notes.append(f"{removed} training problems left out: their text is in the evaluation set")
+        kind = "demonstrations" if config.is_supervised else "training problems"
+        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
     require_hardware(config)
     loaded, encoder, about_model, episodes = read_model_and_encoder(config, training=training)
     notes += about_model
+    answers: Mapping[str, Answer] = {}
     with ExitStack() as on_failure:
         if episodes is not None:
             on_failure.callback(episodes.pool.close)
-            problems, held_out = episodes.with_prompts(problems), episodes.with_prompts(held_out)
+            held_out = episodes.with_prompts(held_out)
+            problems = problems if config.is_supervised else episodes.with_prompts(problems)
         if training:
             problems = drop_long(problems, encoder, notes, kind="training prompts", on_progress=on_progress)
+        if training and config.is_supervised:
+            encode = AnswerEncoder(loaded.tokenizer, config.data, encoder)
+            limit = config.rollout.max_response_tokens
+            problems, answers, dropped = encode_answers(problems, encode, max_tokens=limit)
+            if dropped:
+                notes.append(f"{dropped} demonstrations left out: longer than rollout.max_response_tokens")
+            if len({prompt_text(each.prompt) for each in problems}) == 1 < len(problems):
+                notes.append(f"all {len(problems)} demonstrations are of one problem")
         if held_out:
             held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
         response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
@@ -68,7 +87,7 @@ def read_inputs(
             response_tokens = max(response_tokens, config.rollout.max_response_tokens)
         require_fit([*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens)
         on_failure.pop_all()
-    return Inputs(loaded, encoder, problems, held_out, notes, episodes, copies)
+    return Inputs(loaded, encoder, problems, held_out, notes, episodes, copies, answers)
 
 
 def drop_long(
@@ -110,7 +129,7 @@ def read_model_and_encoder(
     episodes = open_episodes(config, loaded.tokenizer) if config.plays_episodes else None
     encoder = PromptEncoder(loaded.tokenizer, config.data) if episodes is None else episodes.renderer.prompts
     notes = turn_end_notes(loaded.tokenizer, loaded.stop_ids, encoder.turn_end)
-    if training and config.has_kl and config.loss.reference is not None:
+    if training and config.has_kl and config.loss.teacher is not None:
         notes += teacher_notes(config, loaded)
     if training:
         # a controller may have no GPU itself

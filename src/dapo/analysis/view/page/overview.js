@@ -26,6 +26,7 @@ const CURVE_SPECS = [
   { title: "Held-out accuracy", note: "with its 95 % interval, and the accuracy of all judged training responses", unit: "correct (%)",
     names: (m) => ["reward/accuracy", ...View.evaluationNames(m).map((n) => `eval/${n}/accuracy`)],
     draw: (m, x) => [...View.evaluationNames(m).flatMap((n, i) => View.heldOut(m, x, n, ["c1", "c2", "c3", "c4"][i % 4], `held out: ${n}`)), ...View.curve(m, x, "reward/accuracy", { label: "training", scale: 100 })] },
+  { title: "Loss", note: "mean negative log-probability of the demonstrations' tokens", names: ["loss/nll"], optional: true, unit: "nats", draw: (m, x) => View.curve(m, x, "loss/nll", { label: "loss" }) },
   { title: "Response length", note: "mean tokens of a response (Fig. 7a)", names: ["rollout/response_tokens_mean"], draw: (m, x) => View.curve(m, x, "rollout/response_tokens_mean", { label: "mean length" }), unit: "tokens" },
   { title: "Reward", note: "shaped reward: score plus overlong penalty (Fig. 7b)", names: ["reward/mean"], zero: false, unit: "reward",
     draw: (m, x) => [...View.curve(m, x, "reward/mean", { label: "all judged responses" }), ...View.curve(m, x, "reward/trained_mean", { label: "groups that train", colour: "c1" })] },
@@ -45,8 +46,8 @@ const CURVE_SPECS = [
   { title: "Tools and environment", note: "tool calls, those that failed, and episodes whose environment failed", names: ["rollout/tool_calls", "rollout/environment_errors"], optional: true, unit: "per step",
     draw: (m, x) => [["rollout/tool_calls", "tool calls", "c0"], ["rollout/tool_errors", "failed calls", "c1"], ["rollout/environment_errors", "environment errors", "red"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour })) },
 ];
-// An optional chart needs a value other than 0.
-const specsOf = (m) => CURVE_SPECS.filter((spec) => !spec.optional || spec.names.some((n) => (m.columns[n] || []).some(Boolean)));
+// An optional chart needs a value other than 0; in a supervised run, which samples nothing, every chart does.
+const specsOf = (m) => CURVE_SPECS.filter((spec) => !(spec.optional || m.columns["loss/nll"]) || [spec.names].flat().some((n) => (typeof n === "function" ? n(m) : [n]).some((each) => (m.columns[each] || []).some(Boolean))));
 
 View.phaseSeries = (m) => {
   const colours = ["c8", "c0", "c5", "c6", "c3", "c1", "c7", "c2"];

@@ -1,0 +1,144 @@
+"""`dapo data demonstrations`: rejection sampling from the judged responses of runs and evaluations."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from dapo.cli.data import load_data
+from dapo.core.errors import ConfigError, DapoError, DataError
+from dapo.core.files import PRIVATE, atomic_file
+from dapo.core.rng import keyed_seed
+from dapo.core.terminal import to_json
+from dapo.data.prepare.decontaminate import find_contaminated
+from dapo.data.problems import load_problems
+from dapo.runs.directory import RunDirectory
+from dapo.runs.evaluations import load_evaluation
+from dapo.runs.rollout_table import EPISODE, all_columns, episode_of, iterate_rows
+from dapo.runs.stored_config import load_run_config
+from dapo.types import Message, Problem, Prompt
+
+Choice: TypeAlias = Literal["shortest", "random"]
+_COLUMNS = ("problem_id", "question", "response", "answer", "correct", "score", "finish", "response_tokens", "step")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A judged response, with what chooses among those of its problem."""
+
+    problem: Problem
+    text: str
+    tokens: int
+    correct: bool | None
+    score: float | None
+    is_cut: bool
+    turns: Sequence[Message] = ()
+    """The conversation behind the prompt; empty for a single response."""
+
+    def row(self) -> dict[str, Any]:
+        """The demonstration as a row: `prompt` and `response`, or `messages` of several turns."""
+        prompt, more = self.problem.prompt, {"answer": self.problem.answer} if self.problem.answer else {}
+        if not self.turns:
+            return {"prompt": prompt, "response": self.text, **more}
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
+        return {"messages": [*asked, *map(dict, self.turns)], **more}
+
+
+def read_judged(source: Path) -> Iterator[Judged]:
+    """The judged responses of a run's rollouts, or of a result of `dapo eval`. Raises DataError."""
+    if source.is_dir():
+        yield from _of_run(RunDirectory.open(source))
+        return
+    for row in load_evaluation(source)["table"]:
+        problem = Problem(row["id"], row["question"], row["answer"], row["source"])
+        for each in row["responses"]:
+            is_cut = each["finish"] != "stop"
+            yield Judged(problem, each["text"], int(each["tokens"]), each["correct"], each["score"], is_cut)
+
+
+def choose(
+    judged: Sequence[Judged], *, per_problem: int, choice: Choice, min_score: float | None, seed: int
+) -> tuple[list[Judged], dict[str, int]]:
+    """Up to `per_problem` distinct responses of each problem, in the order of the problems, and counts for a report.
+
+    Right are those that the verifier calls correct, or with `min_score` those of at least this score. A response that
+    was cut is never chosen. `shortest` prefers fewer tokens; `random` follows from `seed` and the problem alone.
+    """
+    counts: Counter[str] = Counter(responses=len(judged))
+    by_problem: dict[str, dict[str, Judged]] = {}
+    for each in judged:
+        is_right = bool(each.correct) if min_score is None else each.score is not None and each.score >= min_score
+        reason = "cut at the length limit" if each.is_cut else None if is_right else "not right"
+        known = by_problem.setdefault(each.problem.id, {})
+        key = to_json([each.text, [dict(turn) for turn in each.turns]])
+        if reason is None and key in known:
+            reason = "equal to another response"
+        if reason is not None:
+            counts[f"removed: {reason}"] += 1
+        else:
+            known[key] = each
+    chosen: list[Judged] = []
+    for name, texts in by_problem.items():
+        ranked = sorted(texts, key=lambda text: (_rank(texts[text], choice, seed), text))
+        chosen += [texts[text] for text in ranked[:per_problem]]
+        counts["removed: enough of the problem"] += max(0, len(ranked) - per_problem)
+        counts["problems without one"] += not texts
+    counts["problems"] = len(by_problem)
+    return chosen, {name: count for name, count in counts.items() if count or name == "problems"}
+
+
+def without_held_out(chosen: Sequence[Judged], held_out: Sequence[Problem]) -> list[Judged]:
+    """The demonstrations whose prompts contain no held-out problem, as `dapo data decontaminate` decides."""
+    _, removed = find_contaminated([each.problem for each in chosen], held_out, ngram=8, min_overlap=0.5)
+    rows = {each.row for each in removed}
+    return [each for number, each in enumerate(chosen, start=1) if number not in rows]
+
+
+def held_out_of(sources: Sequence[Path], against: Sequence[str]) -> list[Problem]:
+    """The problems of `against`, and the held-out ones of the runs among the sources."""
+    specs = [load_run_config(RunDirectory.open(source)).data.eval_source for source in sources if source.is_dir()]
+    found = [problem for spec in specs if spec is not None for problem in load_problems(spec, split="eval")]
+    return found + [problem for spec in against for problem in load_data(spec, name="--against", split="eval")]
+
+
+def write_demonstrations(path: Path, chosen: Sequence[Judged]) -> None:
+    """Write the demonstrations as JSON lines."""
+    with atomic_file(path, PRIVATE) as temporary, open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(to_json(each.row()) + "\n" for each in chosen)
+
+
+def _rank(each: Judged, choice: Choice, seed: int) -> int:
+    return each.tokens if choice == "shortest" else keyed_seed(seed, "demonstrations", each.problem.id, each.text)
+
+
+def _of_run(run: RunDirectory) -> Iterator[Judged]:
+    """The responses in rollouts/, each with its whole prompt."""
+    paths = sorted(run.rollouts_folder.glob("step_*.parquet"))
+    if not paths:
+        raise DataError(f"{run.path} has no judged responses: no step has finished, or log.rollouts=none")
+    prompts = _prompts_of(run)
+    for path in paths:
+        columns = [*_COLUMNS, *([EPISODE.name] if EPISODE.name in all_columns(path) else [])]
+        for row in iterate_rows(path, columns):
+            prompt = prompts.get(row["problem_id"], row["question"])
+            problem, episode = Problem(row["problem_id"], prompt, row["answer"]), episode_of(row)
+            is_cut = row["finish"] != "stop" or (episode is not None and episode.is_cut)
+            turns = () if episode is None else tuple(episode.messages)
+            yield Judged(problem, row["response"], row["response_tokens"], row["correct"], row["score"], is_cut, turns)
+
+
+def _prompts_of(run: RunDirectory) -> Mapping[str, Prompt]:
+    """The prompts of a run's training problems by id; empty where its data is gone, as rollouts/ has the questions."""
+    try:
+        problems = load_problems(load_run_config(run).data.train_source, require_answer=False)
+    except (DapoError, OSError):
+        return {}
+    return {problem.id: problem.prompt for problem in problems}
+
+
+def require_sources(sources: Sequence[Path]) -> None:
+    """Raise ConfigError for a source that is neither a run nor a file."""
+    for source in sources:
+        if not source.exists():
+            raise ConfigError(f"{source}: there is no such run or result of dapo eval")

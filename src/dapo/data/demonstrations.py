@@ -1,0 +1,120 @@
+"""Reads demonstrations: prompts with the responses that supervised steps imitate (`schedule: supervised`)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dapo.config.data_spec import Columns, Source
+from dapo.core.errors import DataError
+from dapo.data.problems import load_problems
+from dapo.data.sources.rows import (
+    CONVERSATION_COLUMNS,
+    PROMPT_COLUMNS,
+    as_message,
+    as_prompt,
+    column_value,
+    json_value,
+    problem_id,
+    require_filled,
+    shown,
+)
+from dapo.types import Message, Problem
+
+RESPONSE_COLUMNS = ("response", "completion", "output")
+TURNS = "turns"
+"""The field of a demonstration with several turns: the messages behind its prompt."""
+
+
+def turns_of(demonstration: Problem) -> Sequence[Message]:
+    """The messages behind the prompt, of which those of the role `assistant` are imitated."""
+    turns: Sequence[Message] | None = demonstration.fields.get(TURNS)
+    return turns or ({"role": "assistant", "content": demonstration.answer},)
+
+
+def load_demonstrations(source: Source) -> list[Problem]:
+    """All demonstrations that a data source names. Raises DataError as `load_problems` does."""
+    return load_problems(source, convert=demonstration_from_row)
+
+
+def demonstration_from_row(
+    row: Mapping[str, Any] | DataError, *, where: str, source: str, columns: Columns, require_answer: bool = True
+) -> Problem:
+    """Convert one row to a problem whose `answer` is the response to imitate. Raises DataError.
+
+    A row has a prompt (a text or messages) and a response (a text or messages), in the columns `prompt` and `response`
+    or `completion`, or those that `columns` names; or a whole conversation in the column `messages`. The messages up to
+    the first of the assistant are the prompt. A demonstration of several turns has them all in the field `turns`, and
+    the last one as its answer.
+    """
+    if isinstance(row, DataError):
+        raise row
+    response = next(
+        (name for name in (columns.answer, *RESPONSE_COLUMNS) if name and column_value(row, name) is not None), None
+    )
+    conversation = next((name for name in CONVERSATION_COLUMNS if row.get(name) is not None), None)
+    if response is not None:
+        names = (columns.prompt,) if columns.prompt else PROMPT_COLUMNS
+        prompt_column = next((name for name in names if column_value(row, name) is not None), None)
+        if prompt_column is None:
+            raise DataError(f"{where}: no prompt beside {response}; expected a column {' or '.join(names)}")
+        prompt = as_prompt(column_value(row, prompt_column), f"{where}: {prompt_column}")
+        turns = _turns(column_value(row, response), f"{where}: {response}")
+    elif conversation is not None:
+        prompt_column, response = conversation, conversation
+        messages = _messages(row[conversation], f"{where}: {conversation}")
+        first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
+        if not first or first == len(messages):
+            what = "begins with the assistant's message" if not first else "has no message of the assistant"
+            raise DataError(f"{where}: {conversation} {what}; a demonstration has a prompt and a response")
+        prompt, turns = messages[:first], messages[first:]
+    else:
+        present = ", ".join(map(str, row)) or "(none)"
+        raise DataError(
+            f"{where}: no demonstration; expected the columns prompt and {' or '.join(RESPONSE_COLUMNS)}, or "
+            f"{' or '.join(CONVERSATION_COLUMNS)}, columns here: {present}"
+        )
+    while turns[-1]["role"] != "assistant":  # nothing answers the last messages
+        turns = turns[:-1]
+    fields = {
+        str(name): json_value(value, f"{where}: {name}")
+        for name, value in row.items()
+        if name not in (prompt_column, response)
+    }
+    if len(turns) > 1:
+        fields[TURNS] = turns
+    answer = turns[-1]["content"]
+    key = answer if len(turns) == 1 else repr(turns)
+    return Problem(problem_id(prompt, key), prompt, answer, source, fields)
+
+
+def _turns(value: object, where: str) -> list[Message]:
+    """The messages of a response that is a text or a list of messages."""
+    if not isinstance(value, str):
+        turns = _messages(value, where)
+        if all(message["role"] != "assistant" for message in turns):
+            raise DataError(f"{where} has no message of the assistant; it is the response to imitate")
+        return turns
+    require_filled(value, where, "a demonstration needs a response: fill it in or drop the row")
+    return [as_message({"role": "assistant", "content": value}, where)]
+
+
+def _messages(value: object, where: str) -> list[Message]:
+    """Messages in which each of the assistant has a text."""
+    if not isinstance(value, list | tuple) or not value:
+        raise DataError(f"{where} must be a list of messages, got {shown(value)}")
+    found = [_with_standard_keys(each) for each in value]
+    messages = [as_message(each, f"{where}, message {number}") for number, each in enumerate(found, start=1)]
+    for number, message in enumerate(messages, start=1):
+        if message["role"] == "assistant" and not message["content"].strip():
+            raise DataError(
+                f"{where}, message {number}: the assistant's content is empty; a call belongs into the content, in the "
+                "form in which the model writes it"
+            )
+    return messages
+
+
+def _with_standard_keys(message: object) -> object:
+    """A message of ShareGPT's form (`from`, `value`) with the keys `role` and `content`."""
+    if not isinstance(message, Mapping) or not {"from", "value"} <= message.keys():
+        return message
+    roles = {"human": "user", "gpt": "assistant"}
+    return {"role": roles.get(message["from"], message["from"]), "content": message["value"]}

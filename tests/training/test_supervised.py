@@ -1,0 +1,208 @@
+"""Supervised steps: the gradient, the tokens of demonstrations, what is refused or left out, and exact resume."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dapo.cli.train import resume_run, start_run
+from dapo.config import Config, DataConfig
+from dapo.config.data_spec import ANY_COLUMNS
+from dapo.core.errors import ConfigError, DataError
+from dapo.data.demonstrations import demonstration_from_row, turns_of
+from dapo.data.prompts import PromptEncoder
+from dapo.training.assemble.inputs import read_inputs
+from dapo.training.assemble.resolve import resolve_auto
+from dapo.training.demonstrations import AnswerEncoder
+from helpers.chat_templates import FAMILIES, tokenizer
+from helpers.tiny_policies import (
+    assert_close,
+    branching,
+    float64_model,
+    gradient_of,
+    loaded,
+    make_policy,
+    plain_copy,
+    ragged,
+)
+from helpers.tiny_runs import contents, metrics, tiny, tiny
+
+TURNS = [
+    {"role": "user", "content": "4 + 3?"},
+    {"role": "assistant", "content": "4 + 3"},
+    {"role": "user", "content": "7"},
+    {"role": "assistant", "content": "It is 7"},
+]
+ROWS: Sequence[dict[str, Any]] = [
+    *({"prompt": f"What is {a} + 2?", "response": str(a + 2)} for a in range(9)),
+    {"prompt": "What is 3 + 2?", "completion": "five"},
+    {"prompt": [{"role": "user", "content": "Hi"}], "completion": [{"role": "assistant", "content": "Hello"}]},
+    {"messages": TURNS},
+    {"conversations": [{"from": "human", "value": "Sum?"}, {"from": "gpt", "value": "Yes"}]},
+]
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]] = ROWS) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def supervised(path: Path, *overrides: str) -> Config:
+    return tiny(
+        "train.eval_every=3",
+        "preset=sft",
+        f"data.demonstrations={path}",
+        "train.minibatch_groups=4",
+        "train.num_steps=6",
+        "train.save_every=1",
+        "train.keep_checkpoints=9",
+        "optim.lr=0.01",
+        *overrides,
+    )
+
+
+def read(row: dict[str, Any]) -> Any:
+    return demonstration_from_row(row, where="a.jsonl, line 1", source="a", columns=ANY_COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    start_run(supervised(write(path / "sft.jsonl")), run_dir=path / "whole", config_name="t")
+    return path / "whole"
+
+
+def test_the_likelihood_of_the_demonstrations_rises_and_nothing_is_sampled(whole: Path) -> None:
+    rows = [row for row in metrics(whole) if row["step"]]
+    assert rows[-1]["loss/nll"] < 0.8 * rows[0]["loss/nll"]
+    assert all(row["rollout/tokens_generated"] == 0 < row["rollout/tokens_in_minibatches"] for row in rows)
+    assert not any(name.startswith(("reward/", "loss/policy", "loss/ratio")) for row in rows for name in row)
+    assert not list(whole.glob("rollouts/*"))
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_byte(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path / "cut")
+    for path in (tmp_path / "cut" / "checkpoints").iterdir():
+        if int(path.name.removeprefix("step_")) > 2:
+            shutil.rmtree(path)
+    resume_run(tmp_path / "cut", [])
+    assert contents(tmp_path / "cut") == contents(whole)
+
+
+@pytest.mark.parametrize("microbatch_tokens", [1, 40, 10_000])
+def test_the_gradient_is_that_of_the_mean_cross_entropy_in_any_cut(microbatch_tokens: int, tmp_path: Path) -> None:
+    samples = [
+        replace(row, advantage=1.0) for row in ragged() + [replace(r, group_id=9 + r.group_id) for r in branching()]
+    ]
+    samples = [replace(row, mask=tuple(i % 3 != 1 for i in range(len(row.response_ids)))) for row in samples]
+    own = loaded(float64_model())
+    network = plain_copy(own)
+    found = gradient_of(make_policy(own, microbatch_tokens=microbatch_tokens), samples, tmp_path / "x")
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for row in samples:
+        ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+        labels = torch.tensor(
+            [-100] * len(row.prompt_ids) + [t if m else -100 for t, m in zip(row.response_ids, row.mask, strict=True)]
+        )
+        logits = network(ids).logits[0, :-1]
+        total = total + F.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum")
+        count += sum(row.mask)
+    (total / count).backward()
+    expected = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+    assert_close(found, expected, relative=1e-10)
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("single", "note behind a thought")])
+def test_the_tokens_of_a_demonstration_are_those_of_the_template_up_to_the_end_of_the_turn(name: str) -> None:
+    tokens, config = tokenizer(name), DataConfig(train="builtin:sums")
+    prompts = PromptEncoder(tokens, config)
+    problem = read({"prompt": "4 + 3?", "response": "It is 7"})
+    answer, prompt = AnswerEncoder(tokens, config, prompts).encode(problem), prompts.encode(problem)
+    assert answer.sampled is None
+    end = prompts.turn_end
+    assert answer.token_ids[-1] == (tokens.eos_token_id if end is None or end.token_id is None else end.token_id)
+    has_end = end is not None and end.token_id is not None
+    ours = (*prompt, *answer.token_ids) if has_end else (*prompt, *answer.token_ids[:-1])
+    text = prompts.render_messages([{"role": "user", "content": "4 + 3?"}, *turns_of(problem)], header=False)
+    if not text.startswith(prompts.render(problem)):  # the header of an answer is another one than that of a prompt
+        assert prompts.decode_prompt(answer.token_ids).startswith("It is 7")
+        return
+    assert text.startswith(prompts.decode_prompt(ours))
+    assert "It is 7" in prompts.decode_prompt(answer.token_ids)
+    whole = prompts.encode_rendered(text)
+    assert whole[: len(prompt)] != prompt or whole[: len(ours)] == ours
+
+
+def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
+    tokens, config = tokenizer("chatml"), DataConfig(train="builtin:sums")
+    prompts = PromptEncoder(tokens, config)
+    problem = read({"messages": TURNS})
+    assert (problem.question, problem.answer) == ("4 + 3?", "It is 7")
+    answer = AnswerEncoder(tokens, config, prompts).encode(problem)
+    assert answer.sampled is not None
+    parts = [prompts.decode_prompt(answer.token_ids[start:end]) for start, end in answer.sampled]
+    assert parts == ["4 + 3<|im_end|>", "It is 7<|im_end|>"]
+    text = prompts.decode_prompt([*prompts.encode(problem), *answer.token_ids])
+    assert prompts.render_messages(TURNS, header=False).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "a"}, "no demonstration; expected the columns prompt and response or completion"),
+        ({"response": "a"}, "no prompt beside response; expected a column prompt or question or problem"),
+        ({"prompt": "a", "response": "  "}, "response is empty; a demonstration needs a response"),
+        ({"prompt": "a", "response": []}, "response must be a list of messages, got list"),
+        ({"prompt": "a", "response": 5}, "response must be a list of messages, got int 5"),
+        ({"prompt": "a", "response": [{"role": "user", "content": "b"}]}, "has no message of the assistant"),
+        ({"messages": TURNS[:1]}, "messages has no message of the assistant; a demonstration has"),
+        ({"messages": TURNS[1:]}, "messages begins with the assistant's message; a demonstration has"),
+        ({"messages": [TURNS[0], {"role": "assistant", "content": ""}]}, "message 2: the assistant's content is empty"),
+        ({"messages": [TURNS[0], {"role": "assistant", "tool_calls": []}]}, "expected a mapping with role and content"),
+    ],
+)
+def test_a_row_that_is_no_demonstration_is_refused_by_what_it_lacks(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match="a.jsonl, line 1: ") as error:
+        read(row)
+    assert message in str(error.value)
+
+
+def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) -> None:
+    held_out = [{"prompt": "What is 3 + 2?", "answer": "5"}]
+    rows = [*ROWS, {"prompt": "long", "response": "x" * 99}, {"prompt": "longer", "response": "x" * 100}]
+    path, other = write(tmp_path / "a.jsonl", rows), write(tmp_path / "b.jsonl", held_out)
+    config = supervised(path, f"data.eval={other}", "rollout.max_response_tokens=20")
+    inputs = read_inputs(resolve_auto(config))
+    assert "2 demonstrations left out: their text is in the evaluation set" in inputs.notes
+    assert "2 demonstrations left out: longer than rollout.max_response_tokens" in inputs.notes
+    assert len(inputs.train) == len(rows) - 4 == len(inputs.answers)
+    with pytest.raises(DataError, match="all 1 demonstrations are longer than rollout.max_response_tokens=9"):
+        read_inputs(resolve_auto(supervised(write(path, rows[-1:]), "rollout.max_response_tokens=9")))
+    one = read_inputs(resolve_auto(supervised(write(path, [{"prompt": "a", "response": r} for r in "xyz"]))))
+    assert "all 3 demonstrations are of one problem" in one.notes
+    ending = write(path, [{"prompt": "a", "response": "b<eos>c"}])
+    with pytest.raises(DataError, match="contains <eos>, which ends a turn; leave it out, it is added"):
+        read_inputs(resolve_auto(supervised(ending)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["advantage.estimator=gae"], "advantage.estimator=gae is for sampled responses"),
+        (["loss.surrogate=gspo"], "loss.surrogate=gspo is for sampled responses"),
+        (["loss.kl_coef=0.1", "loss.kl_in=reward"], "loss.kl_in=reward is for sampled responses"),
+        (["train.passes_per_step=2"], "train.passes_per_step=2 is for sampled responses"),
+        (["rollout.temperature=0.7"], "rollout.temperature=0.7 divides the logits"),
+        (["data.demonstrations=null"], "schedule=supervised imitates demonstrations; set data.demonstrations"),
+    ],
+)
+def test_options_of_sampled_responses_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        supervised(Path("sft.jsonl"), *overrides)
+    assert message in str(error.value)
