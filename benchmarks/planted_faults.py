@@ -268,9 +268,10 @@ HEALTHY = (
 
 _STEPS = ("train.num_steps=12", "optim.lr=3e-4")
 _GSPO_OFF = ("preset=gspo", *_ONE_STEP_OFF, "loss.engine_ratio=sequence")
+_OF_REWARDS = [name for name in PRESETS if name not in ("distill", "sft")]
 _LOSSES = {
-    **{f"preset {name}": (f"preset={name}",) for name in PRESETS},
-    **{f"preset {name}, four updates": (f"preset={name}", "train.minibatch_groups=1") for name in PRESETS},
+    **{f"preset {name}": (f"preset={name}",) for name in _OF_REWARDS},
+    **{f"preset {name}, four updates": (f"preset={name}", "train.minibatch_groups=1") for name in _OF_REWARDS},
     "KL by k1 in the reward": ("loss.kl_coef=0.01", "loss.kl_in=reward", "loss.kl_estimator=k1"),
     "KL by k2 in the loss": ("loss.kl_coef=0.01", "loss.kl_estimator=k2"),
     "KL by k3 in the loss": ("loss.kl_coef=0.01", "loss.kl_estimator=k3"),

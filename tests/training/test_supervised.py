@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, DataConfig
@@ -31,7 +30,7 @@ from helpers.tiny_policies import (
     plain_copy,
     ragged,
 )
-from helpers.tiny_runs import contents, metrics, tiny, tiny
+from helpers.tiny_runs import contents, metrics, tiny
 
 TURNS = [
     {"role": "user", "content": "4 + 3?"},
@@ -111,7 +110,7 @@ def test_the_gradient_is_that_of_the_mean_cross_entropy_in_any_cut(microbatch_to
             [-100] * len(row.prompt_ids) + [t if m else -100 for t, m in zip(row.response_ids, row.mask, strict=True)]
         )
         logits = network(ids).logits[0, :-1]
-        total = total + F.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum")
+        total = total + torch.nn.functional.cross_entropy(logits, labels[1:], ignore_index=-100, reduction="sum")
         count += sum(row.mask)
     (total / count).backward()
     expected = {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
@@ -168,7 +167,7 @@ def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
     ],
 )
 def test_a_row_that_is_no_demonstration_is_refused_by_what_it_lacks(row: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match="a.jsonl, line 1: ") as error:
+    with pytest.raises(DataError, match=r"a\.jsonl, line 1: ") as error:
         read(row)
     assert message in str(error.value)
 
@@ -182,7 +181,7 @@ def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) ->
     assert "2 demonstrations left out: their text is in the evaluation set" in inputs.notes
     assert "2 demonstrations left out: longer than rollout.max_response_tokens" in inputs.notes
     assert len(inputs.train) == len(rows) - 4 == len(inputs.answers)
-    with pytest.raises(DataError, match="all 1 demonstrations are longer than rollout.max_response_tokens=9"):
+    with pytest.raises(DataError, match=r"all 1 demonstrations are longer than rollout\.max_response_tokens=9"):
         read_inputs(resolve_auto(supervised(write(path, rows[-1:]), "rollout.max_response_tokens=9")))
     one = read_inputs(resolve_auto(supervised(write(path, [{"prompt": "a", "response": r} for r in "xyz"]))))
     assert "all 3 demonstrations are of one problem" in one.notes

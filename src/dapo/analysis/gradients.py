@@ -37,7 +37,7 @@ class GradientComparison:
             raise ConfigError("--gradient compares losses of Eq. 8, which loss.function replaces: leave --gradient out")
         if old.loss.reference_steps is not None or new.loss.reference_steps is not None:
             raise ConfigError(
-                "--gradient compares losses whose reference is the initial policy, and with loss.reference=STEPS it moves; "
+                "--gradient compares losses whose reference is the initial policy, and loss.reference=STEPS moves it; "
                 "leave --gradient out"
             )
         self._directory, self._old, self._new, self._log = directory, old, new, log

@@ -137,11 +137,20 @@ def _require_after_sampling(name: str, *, gradient: bool) -> None:
     )
 
 
+_OF_REWARDS = {"dynamic_sampling", "overlong", "advantage", "loss"}
+"""The sections of presets that train on rewards."""
+
+
 def _preset_values(preset: str) -> Iterator[tuple[str, Any]]:
     """The values, under one preset, of the options that any preset sets."""
     defaults = {name: info.default for name, info in options_of()}
     chosen = PRESETS.get(preset, {})  # an unknown name is refused with the configuration
-    for section, options in (item for values in PRESETS.values() for item in values.items()):
+    if other := sorted(chosen.keys() - _OF_REWARDS):
+        raise ConfigError(
+            f"preset={preset} sets {', '.join(other)}: it trains on another signal than the stored rewards"
+        )
+    sections = (item for values in PRESETS.values() if values.keys() <= _OF_REWARDS for item in values.items())
+    for section, options in sections:
         for option in options:
             yield f"{section}.{option}", chosen.get(section, {}).get(option, defaults[f"{section}.{option}"])
 

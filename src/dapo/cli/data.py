@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -265,7 +265,7 @@ def demonstrations(
     sources: Annotated[list[Path], Argument(metavar="RUN|RESULT")],
     output: Annotated[Path, Option()],
     per_problem: Annotated[int, Option(min=1)] = 1,
-    choose: Annotated[str, Option(metavar="shortest|random")] = "shortest",
+    choose: Annotated[Literal["shortest", "random"], Option(metavar="shortest|random")] = "shortest",
     min_score: Annotated[float | None, Option()] = None,
     against: Annotated[list[str] | None, Option(metavar="SPEC")] = None,
     seed: Annotated[int, Option(min=0)] = 0,
@@ -277,8 +277,6 @@ def demonstrations(
     from dapo.data.prepare.write import require_new
     from dapo.data.sources.readers import require_file_type
 
-    if choose not in ("shortest", "random"):
-        raise ConfigError(f"--choose {choose}: expected shortest or random")
     require_file_type(output, (".jsonl",))
     require_new(output, force=force)
     found.require_sources(sources)
@@ -296,6 +294,7 @@ def demonstrations(
 
 
 def load_data(spec: "DataSpec", *, name: str = "SPEC", require_answer: bool = False, **how: Any) -> "list[Problem]":
+    """The problems of a command's argument `name`. Raises ConfigError for no data source, and DataError."""
     from dapo.config import parse_data_argument
     from dapo.data.problems import load_problems
 

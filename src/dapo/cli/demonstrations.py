@@ -79,7 +79,7 @@ def choose(
         else:
             known[key] = each
     chosen: list[Judged] = []
-    for name, texts in by_problem.items():
+    for texts in by_problem.values():
         ranked = sorted(texts, key=lambda text: (_rank(texts[text], choice, seed), text))
         chosen += [texts[text] for text in ranked[:per_problem]]
         counts["removed: enough of the problem"] += max(0, len(ranked) - per_problem)

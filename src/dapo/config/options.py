@@ -510,11 +510,13 @@ class Config(Section):
         """Resolve `reward.verifier: auto`: the verifier that suits the training data, with the user's options."""
         if self.plays_episodes:
             return "environment", dict(self.reward.options)
-        source = (self.data.eval_source if self.is_supervised else None) or self.data.train_source
+        option, source = "data.train", self.data.train_source
+        if self.is_supervised and self.data.eval_source is not None:
+            option, source = "data.eval", self.data.eval_source
         names = {{"builtin": "exact", "gym": "gym"}.get(kind, "math") for kind in kinds(source)}
         if len(names) > 1:
             raise DataError(
-                f"data.{'eval' if source is self.data.eval_source else 'train'} mixes sources of different verifiers ({', '.join(sorted(names))}); set reward.verifier to "
+                f"{option} mixes sources of different verifiers ({', '.join(sorted(names))}); set reward.verifier to "
                 "one that judges all of them"
             )
         name = names.pop()

@@ -137,7 +137,8 @@ class TrainerMemory:
 
     def _teacher_parameters(self) -> int:
         """The number of parameters of the model of `loss.reference`; 0 without one, the policy's if its sizes are
-        unknown."""
+        unknown.
+        """
         if (name := self.config.loss.teacher) is None:
             return 0
         found = find_dimensions(self.config.model.model_copy(update={"name": name}))

@@ -35,7 +35,8 @@ class AnswerEncoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: "DataConfig", encoder: PromptEncoder) -> None:
         """`encoder` encodes the prompts. Raises DataError, at the first demonstration of several turns, for a chat
-        template that cannot be continued."""
+        template that cannot be continued.
+        """
         self._tokenizer, self._config, self._prompts = tokenizer, config, encoder
         self._renderers: dict[tuple[str, ...], TurnRenderer] = {}
         end = encoder.turn_end

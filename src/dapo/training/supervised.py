@@ -26,7 +26,8 @@ KEPT_METRICS = ("loss/nll", "loss/entropy", "loss/token_prob_mean", "loss/kl", "
 
 def train(run: Run) -> None:
     """Train from the run's state to `train.num_steps`. Raises DapoError, or OSError from the run directory; the last
-    finished step is then saved."""
+    finished step is then saved.
+    """
     with saved_on_failure(run):
         evaluate_and_log(run)
         for step in run.steps():

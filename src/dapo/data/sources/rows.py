@@ -124,8 +124,9 @@ def _column(
         return None
     if what == "prompt" and (finished := next((name for name in CONVERSATION_COLUMNS if name in row), None)):
         raise DataError(
-            f"{where}: the column {finished} holds finished conversations, which preset=sft with data.demonstrations "
-            "imitates; here a row needs a prompt (the messages before the reply, or the question) and a reference answer"
+            f"{where}: the column {finished} holds finished conversations, which preset=sft imitates as "
+            "data.demonstrations; here a row needs a prompt (the messages before the reply, or the question) and a "
+            "reference answer"
         )
     raise DataError(
         f"{where}: no {what}; expected a column {', '.join(known[:-1])} or {known[-1]}, columns here: {present}; "

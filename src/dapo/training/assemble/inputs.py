@@ -46,21 +46,7 @@ def read_inputs(
 ) -> Inputs:
     """Load data (for `dapo eval` only held-out problems) and model, and check that they fit; write nothing."""
     load_filter(config.dynamic_sampling.filter)
-    problems, notes = list[Problem](), list[str]()
-    if training and config.is_supervised:
-        problems = load_demonstrations(config.data.train_source)
-    elif training:
-        problems, notes = load_rows(config.data, config.reward, "train", needed_columns)
-    held_out: list[Problem] = []
-    copies = 1
-    if (source := config.data.eval_source) is not None:
-        rows, warnings = load_rows(config.data, config.reward, "eval", needed_columns)
-        held_out, copies = distinct(rows, source)
-        notes += warnings
-    problems, removed = remove_overlap(problems, held_out)
-    if removed:
-        kind = "demonstrations" if config.is_supervised else "training problems"
-        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
+    problems, held_out, notes, copies = _read_data(config, needed_columns, training=training)
     require_hardware(config)
     loaded, encoder, about_model, episodes = read_model_and_encoder(config, training=training)
     notes += about_model
@@ -73,13 +59,7 @@ def read_inputs(
         if training:
             problems = drop_long(problems, encoder, notes, kind="training prompts", on_progress=on_progress)
         if training and config.is_supervised:
-            encode = AnswerEncoder(loaded.tokenizer, config.data, encoder)
-            limit = config.rollout.max_response_tokens
-            problems, answers, dropped = encode_answers(problems, encode, max_tokens=limit)
-            if dropped:
-                notes.append(f"{dropped} demonstrations left out: longer than rollout.max_response_tokens")
-            if len({prompt_text(each.prompt) for each in problems}) == 1 < len(problems):
-                notes.append(f"all {len(problems)} demonstrations are of one problem")
+            problems, answers = _encode(problems, config, loaded, encoder, notes)
         if held_out:
             held_out = drop_long(held_out, encoder, notes, kind="evaluation prompts")
         response_tokens = config.eval.max_response_tokens or config.rollout.max_response_tokens
@@ -88,6 +68,40 @@ def read_inputs(
         require_fit([*problems, *held_out], encoder, loaded, response_tokens + config.max_observed_tokens)
         on_failure.pop_all()
     return Inputs(loaded, encoder, problems, held_out, notes, episodes, copies, answers)
+
+
+def _read_data(
+    config: Config, needed_columns: Mapping[str, Collection[str]], *, training: bool
+) -> tuple[list[Problem], list[Problem], list[str], int]:
+    """Read the training problems or demonstrations, the held-out ones, notes, and the copies of each held-out one."""
+    problems, notes = list[Problem](), list[str]()
+    if training and config.is_supervised:
+        problems = load_demonstrations(config.data.train_source)
+    elif training:
+        problems, notes = load_rows(config.data, config.reward, "train", needed_columns)
+    held_out, copies = list[Problem](), 1
+    if (source := config.data.eval_source) is not None:
+        rows, warnings = load_rows(config.data, config.reward, "eval", needed_columns)
+        held_out, copies = distinct(rows, source)
+        notes += warnings
+    problems, removed = remove_overlap(problems, held_out)
+    if removed:
+        kind = "demonstrations" if config.is_supervised else "training problems"
+        notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
+    return problems, held_out, notes, copies
+
+
+def _encode(
+    demonstrations: Sequence[Problem], config: Config, loaded: LoadedModel, encoder: PromptEncoder, notes: list[str]
+) -> tuple[list[Problem], Mapping[str, Answer]]:
+    """Encode the answers of demonstrations, and note what is left out; returns those that are left."""
+    encode, limit = AnswerEncoder(loaded.tokenizer, config.data, encoder), config.rollout.max_response_tokens
+    kept, answers, dropped = encode_answers(demonstrations, encode, max_tokens=limit)
+    if dropped:
+        notes.append(f"{dropped} demonstrations left out: longer than rollout.max_response_tokens")
+    if len({prompt_text(each.prompt) for each in kept}) == 1 < len(kept):
+        notes.append(f"all {len(kept)} demonstrations are of one problem")
+    return kept, answers
 
 
 def drop_long(
