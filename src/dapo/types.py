@@ -308,6 +308,8 @@ class Sample:
     """The target of the critic's value of each response token."""
     sampled: Ranges | None = None
     """The ranges of `response_ids` that the policy sampled (`Generation.sampled`); None: all."""
+    reference_logprobs: Sequence[float] | None = None
+    """Log-probabilities by a teacher behind a server; None: the policy computes those of its reference itself."""
 
     @property
     def num_sampled(self) -> int:

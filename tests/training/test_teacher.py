@@ -1,7 +1,12 @@
 """A teacher: a reference that is another model. What trains, what is refused, and exact resume."""
 
+import json
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +17,10 @@ from transformers import AutoTokenizer, PreTrainedModel
 from dapo.api.lifecycle.execute import with_exported_runs
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config
-from dapo.core.errors import CheckpointError, ConfigError
+from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError
 from dapo.policy.builtin_models import character_model
 from dapo.policy.hf_io import write_model_directory
+from dapo.policy.model import load_model
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto
 from helpers.naive_update import whole_gradient
@@ -53,6 +59,48 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def alone(teacher: Path, *overrides: str) -> Config:
     return tiny(*ALONE, f"loss.reference={teacher}", *overrides)
+
+
+@contextmanager
+def served(folder: Path, *, shift: float = 0.0, drop: int = 0) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server on loopback that scores prompts by a model, and what it was asked; `shift` is added to each number."""
+    model = load_model(str(folder), dtype=torch.float32).model
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.reply({"data": [{"id": "big"}]})
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(request)
+            ids = torch.tensor([request["prompt"]])
+            with torch.no_grad():
+                rows = model(ids).logits[0].log_softmax(dim=-1)
+            found = [rows[i, token].item() + shift for i, token in enumerate(request["prompt"][1:])]
+            self.reply({"choices": [{"logprobs": {"token_logprobs": [None, *found[drop:], -1.0]}}]})
+
+        def reply(self, values: dict[str, Any]) -> None:
+            body = json.dumps(values).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -181,3 +229,38 @@ def test_rewards_of_weight_0_turn_dynamic_sampling_off_unless_it_is_set(teacher:
     assert alone(teacher).dynamic_sampling.enabled is False
     assert alone(teacher, "dynamic_sampling.enabled=true").dynamic_sampling.enabled is True
     assert tiny("reward.coef=0.5").dynamic_sampling.enabled is True
+
+
+def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(teacher: Path, tmp_path: Path) -> None:
+    start_run(alone(teacher, "loss.kl_estimator=k2"), run_dir=tmp_path / "local", config_name="t")
+    with served(teacher) as (url, asked):
+        config = alone(teacher, "loss.kl_estimator=k2", f"loss.reference=server:{url}#big")
+        start_run(config, run_dir=tmp_path / "served", config_name="t")
+    assert asked
+    assert all(request["model"] == "big" and request["echo"] and request["max_tokens"] == 1 for request in asked)
+    local, remote = (metrics(tmp_path / name) for name in ("local", "served"))
+    for one, other in zip(local, remote, strict=True):
+        assert one.keys() == other.keys()
+        assert other == pytest.approx(one, rel=1e-4, abs=1e-5)
+    with served(teacher, drop=3) as (url, _), pytest.raises(DataError, match="log-probabilities for .* tokens of the"):
+        start_run(config.changed("loss", reference=f"server:{url}#big"), run_dir=tmp_path / "d", config_name="t")
+    with served(teacher, shift=float("inf")) as (url, _), pytest.raises(DapoError, match="that is not finite"):
+        start_run(config.changed("loss", reference=f"server:{url}#big"), run_dir=tmp_path / "e", config_name="t")
+    with served(teacher) as (url, _), pytest.raises(ConfigError, match="the server has no model other; it has big"):
+        start_run(config.changed("loss", reference=f"server:{url}#other"), run_dir=tmp_path / "f", config_name="t")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["loss.reference=server:big"], "loss.reference=server:big: expected server:URL#MODEL"),
+        (["loss.kl_estimator=full"], "gives log-probabilities of sampled tokens alone, which loss.kl_estimator=full"),
+        (["rollout.temperature=0.7"], "gives log-probabilities at temperature 1, and rollout.temperature=0.7"),
+        (["distributed.trainer_ranks=2"], "which a trainer in processes of its own does not use"),
+    ],
+)
+def test_options_that_a_server_cannot_serve_are_refused(overrides: list[str], message: str) -> None:
+    given = [*ALONE, "loss.reference=server:http://localhost:1/v1#big", "loss.kl_estimator=k2"]
+    with pytest.raises(ConfigError) as error:
+        tiny(*given, *overrides)
+    assert message in str(error.value)

@@ -382,6 +382,8 @@ class Config(Section):
 
     def _teacher_fits(self) -> None:
         loss = self.loss
+        if loss.has_server and self.has_kl:
+            self._server_fits()
         if self.trains_on_rewards:
             return
         if loss.has_kl_reward or self.has_critic:
@@ -394,6 +396,30 @@ class Config(Section):
             raise ValueError(
                 "reward.coef=0 leaves nothing to train on; set a teacher (loss.reference=MODEL loss.kl_coef=1 "
                 "loss.kl_estimator=full), or leave reward.coef out"
+            )
+
+    def _server_fits(self) -> None:
+        """Raise ValueError for options that need more of a teacher than log-probabilities of sampled tokens."""
+        loss = self.loss
+        url, _, model = str(loss.teacher).removeprefix("server:").partition("#")
+        if not url or not model:
+            raise ValueError(f"loss.reference={loss.teacher}: expected server:URL#MODEL")
+        if loss.kl_estimator == "full" or loss.has_kl_reward:
+            wrong = "loss.kl_in=reward" if loss.has_kl_reward else "loss.kl_estimator=full"
+            raise ValueError(
+                f"loss.reference={loss.teacher} gives log-probabilities of sampled tokens alone, which {wrong} cannot "
+                "use; set loss.kl_in=loss loss.kl_estimator=k2"
+            )
+        if self.rollout.temperature != 1:
+            raise ValueError(
+                f"loss.reference={loss.teacher} gives log-probabilities at temperature 1, and "
+                f"rollout.temperature={self.rollout.temperature:g}; set rollout.temperature=1"
+            )
+        if self.uses_trainer_group or self.has_critic or self.is_supervised:
+            which = "a trainer in processes of its own" if self.uses_trainer_group else "this kind of update"
+            raise ValueError(
+                f"loss.reference={loss.teacher} scores samples in the process that trains, which {which} does not use; "
+                "name a model instead"
             )
 
     @model_validator(mode="before")

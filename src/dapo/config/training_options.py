@@ -92,7 +92,7 @@ class LossConfig(Section):
         None,
         "Model to which the divergence is measured. none: the initial policy; a number N: the policy of the last step "
         "that N divides; a teacher: an alias, a directory, a Hugging Face id, or a run for its newest checkpoint, of "
-        "any architecture with the policy's vocabulary.",
+        "any architecture with the policy's vocabulary, or server:URL#MODEL for a model behind a server.",
         paper=None,
         only_with="has_kl",
         unit="steps",
@@ -183,6 +183,11 @@ class LossConfig(Section):
     def teacher(self) -> str | None:
         """The model of `reference`, if it names one."""
         return self.reference if isinstance(self.reference, str) else None
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the teacher is behind a server."""
+        return self.teacher is not None and self.teacher.startswith("server:")
 
     @property
     def reference_steps(self) -> int | None:

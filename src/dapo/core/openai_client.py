@@ -57,12 +57,7 @@ class ChatClient:
     def complete(self, messages: Sequence[Mapping[str, str]], **parameters: float) -> Completion:
         """Request with `parameters` such as temperature, max_tokens, seed. Raises ServerFailed or ServerRefused."""
         body = {"model": self._model, "messages": [dict(message) for message in messages], **parameters}
-        answer = self._http.request("POST", f"{self.url}/chat/completions", body)
-        if answer.status != 200:
-            is_transient = answer.status in RETRYABLE_STATUSES or answer.status >= 500
-            raise (ServerFailed if is_transient else ServerRefused)(
-                f"{self.url}: status {answer.status}: {self._error_message(answer)}"
-            )
+        answer = self._answer("chat/completions", body)
         try:
             values = json.loads(answer.body)
             choice = values["choices"][0]
@@ -74,6 +69,26 @@ class ChatClient:
         if not isinstance(text, str):
             raise ServerFailed(f"{self.url}: the answer's content is a {type(text).__name__}, not text")
         return Completion(text, tokens, finish)
+
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """The log-probability of each token but the first, given those before it, at temperature 1.
+
+        The server computes one forward pass over the tokens (`/completions` with `echo`, as of vLLM and SGLang). Raises
+        ServerFailed or ServerRefused, also if it returns no log-probabilities of its prompt.
+        """
+        body = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "echo": True, "logprobs": 1}
+        answer = self._answer("completions", body)
+        try:
+            logprobs = json.loads(answer.body)["choices"][0]["logprobs"]["token_logprobs"][1 : len(token_ids)]
+            found = [float(value) for value in logprobs]
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            found = []
+        if len(found) != len(token_ids) - 1:
+            raise ServerRefused(
+                f"{self.url}: the answer has {len(found):,} log-probabilities for {len(token_ids):,} tokens of the "
+                "prompt; expected a server that returns them (/completions with echo and logprobs, as vLLM does)"
+            )
+        return found
 
     def models(self) -> list[str] | None:
         """The names of the served models; None if the server lists none. Raises ServerFailed or ServerRefused."""
@@ -91,6 +106,16 @@ class ChatClient:
 
     def close(self) -> None:
         self._http.close()
+
+    def _answer(self, path: str, body: Mapping[str, Any]) -> Answer:
+        """The answer to a request with status 200. Raises ServerFailed or ServerRefused."""
+        answer = self._http.request("POST", f"{self.url}/{path}", body)
+        if answer.status != 200:
+            is_transient = answer.status in RETRYABLE_STATUSES or answer.status >= 500
+            raise (ServerFailed if is_transient else ServerRefused)(
+                f"{self.url}: status {answer.status}: {self._error_message(answer)}"
+            )
+        return answer
 
     def _error_message(self, answer: Answer) -> str:
         try:

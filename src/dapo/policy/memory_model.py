@@ -122,7 +122,7 @@ class TrainerMemory:
         breakdown["gradients"] = master * trained / n
         breakdown["AdamW's moments"] = 2 * master * trained / n
         teacher = self._teacher_parameters()
-        if self.config.has_kl and (lora is None or teacher):
+        if self.config.has_kl and not self.config.loss.has_server and (lora is None or teacher):
             breakdown["reference for the KL term"] = e * (teacher or dimensions.parameters) / n
         if self.config.has_critic:
             copies = (e if e < master else 0) + 4 * master
@@ -139,7 +139,7 @@ class TrainerMemory:
         """The number of parameters of the model of `loss.reference`; 0 without one, the policy's if its sizes are
         unknown.
         """
-        if (name := self.config.loss.teacher) is None:
+        if (name := self.config.loss.teacher) is None or self.config.loss.has_server:
             return 0
         found = find_dimensions(self.config.model.model_copy(update={"name": name}))
         return (found or self.dimensions).parameters

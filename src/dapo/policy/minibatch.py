@@ -49,7 +49,9 @@ def loss_weights(minibatch: Sequence[Sample], config: Config, *, aggregate: Aggr
 def loss_tokens(
     rank_microbatch: RankMicrobatch, microbatch: Microbatch, loss: LossConfig, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """The `tokens` of `objective.gradient_terms` except `reference`: `[S]` each, in the order of the targets.
+    """The `tokens` of `objective.gradient_terms`, `[S]` each, in the order of the targets.
+
+    `reference` is among them if a teacher behind a server has scored the samples.
 
     They come to the device in one copy. Raises ValueError where values are missing or do not fit the responses.
     """
@@ -74,9 +76,12 @@ def loss_tokens(
         numbers["engine"] = of_tokens([sample.engine_logprobs for sample in samples])
     elif loss.engine_correction is not None:
         raise ValueError("loss.engine_correction=tis needs engine_logprobs for all samples")
+    if reference := [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]:
+        numbers["reference"] = of_tokens(reference)
     if any(len(values) != sum(microbatch.lengths) for values in numbers.values()):
         raise ValueError(
-            "mask, token_advantages, old_logprobs and engine_logprobs must have one value for each response token"
+            "mask, token_advantages, old_logprobs, engine_logprobs and reference_logprobs must have one value for each "
+            "response token"
         )
     order = torch.from_numpy(microbatch.order)
     tokens = dict(zip(numbers, to_device(torch.stack(list(numbers.values()))[:, order], device).unbind(), strict=True))

@@ -85,7 +85,7 @@ class PolicyCore:
         self._adapters = None if lora is None else add_adapters(self._model, lora, seed=config.train.seed)
         self._use_packed_forward()
         self._reference: Reference | None = None
-        if config.has_kl and (config.loss.teacher is not None or self._adapters is None):
+        if config.has_kl and not config.loss.has_server and (config.loss.teacher is not None or self._adapters is None):
             frozen = self._make_reference()
             self._reference = Reference(frozen, self._local_weights(frozen), every=config.loss.reference_steps)
         target = config.loss.entropy_target
@@ -227,7 +227,7 @@ class PolicyCore:
         own_loss = custom if rank_microbatch.indices else None
         dtype = torch.promote_types(self._model.dtype, torch.float32)
         tokens = loss_tokens(rank_microbatch, microbatch, loss, dtype, self._model.device)
-        if loss.has_kl_term and not loss.has_full_kl:
+        if loss.has_kl_term and not loss.has_full_kl and "reference" not in tokens:
             tokens["reference"] = self._reference_logprobs(microbatch)
         with ExitStack() as stack:
             reference = stack.enter_context(self._reference_states(microbatch)) if loss.has_full_kl else None

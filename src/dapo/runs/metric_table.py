@@ -44,7 +44,7 @@ PHASES = {
                       "the background", "groups"),
     "judge_wait": Phase("waiting for verdicts with nothing left to generate, which is a part of `time/generate_s`"),
     "write_rollouts": Phase("waiting for the table of responses, which is written in the background"),
-    "reference_kl": Phase("computing the divergence to the reference for the rewards",
+    "reference_kl": Phase("scoring the responses by the reference, for the rewards or by a server",
                           when="with `loss.kl_in: reward`"),
     "values": Phase("computing the critic's values of the batch and from them its advantages",
                     when="with `advantage.estimator: gae`"),

@@ -22,6 +22,7 @@ from dapo.training.samples import (
     with_old_logprobs,
     with_reward_less_kl,
 )
+from dapo.training.teacher_server import teacher_server
 from dapo.types import Group, Sample
 
 T = TypeVar("T")
@@ -137,7 +138,8 @@ def estimate_advantages(
     """Line 9: turn the groups of a step into samples with advantages (Eq. 9 and 13, or by `advantage.estimator`).
 
     `groups` are all that the step trains on, and `weights` their factors in the loss, by id. The policy scores
-    responses where `loss.kl_in: reward` subtracts a divergence from the rewards, and estimates values where
+    responses where `loss.kl_in: reward` subtracts a divergence from the rewards, a teacher behind a server scores them
+    for the loss, and the policy estimates values where
     `advantage.estimator` is `gae`. `phase` times a part of the work by its name.
     """
     samples = with_advantages(groups, config, weights)
@@ -145,6 +147,10 @@ def estimate_advantages(
         assert isinstance(policy, ValueFunction)
         with phase("values"):
             return with_token_advantages(samples, policy, config, step=step)  # PPO: Eq. 2, 3
+    if config.loss.has_server and config.has_kl and samples:
+        assert config.loss.teacher is not None
+        with phase("reference_kl"):
+            return teacher_server(config.loss.teacher).with_logprobs(samples)
     if config.loss.has_kl_reward and samples:
         with phase("reference_kl"):
             return with_kl_in_rewards(samples, policy.response_kl(samples, step=step), config)

@@ -20,6 +20,7 @@ from dapo.training.assemble.episodes import Episodes, open_episodes
 from dapo.training.assemble.resolve import require_hardware
 from dapo.training.demonstrations import Answer, AnswerEncoder, encode_answers
 from dapo.training.preflight import NO_COLUMNS, load_filter, load_rows
+from dapo.training.teacher_server import teacher_server
 from dapo.types import Problem
 
 
@@ -159,6 +160,9 @@ def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
 
     Its weights are not read. Raises ConfigError for another vocabulary, and for too few positions.
     """
+    if config.loss.has_server:
+        teacher_server(str(config.loss.teacher))  # raises if it cannot be reached
+        return []
     teacher = load_teacher(config, device="meta", dtype=loaded.model.dtype)
     require_same_vocabulary(loaded, teacher)
     positions = getattr(teacher.model.config, "max_position_embeddings", None)

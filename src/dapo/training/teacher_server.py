@@ -1,0 +1,55 @@
+"""A teacher behind a server: `loss.reference: server:URL#MODEL` scores the sampled tokens of each step."""
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+
+from dapo.core.errors import ConfigError, DapoError, DataError
+from dapo.core.http_client import ServerFailed
+from dapo.core.openai_client import ChatClient
+from dapo.evaluation.server import API_KEY_VARIABLE
+from dapo.types import Sample
+
+CONNECTIONS = 16
+TIMEOUT_S = 600.0
+
+
+class TeacherServer:
+    """Scores samples at an OpenAI-compatible server that returns the log-probabilities of its prompt (vLLM, SGLang)."""
+
+    def __init__(self, url: str, model: str) -> None:
+        """Raises ConfigError if the server cannot be reached or does not serve the model."""
+        key = os.environ.get(API_KEY_VARIABLE)
+        self._name = f"loss.reference=server:{url}#{model}"
+        try:
+            self._client = ChatClient(url, model, api_key=key, timeout_s=TIMEOUT_S, connections=CONNECTIONS)
+            served = self._client.models()
+        except (ServerFailed, DataError) as error:
+            raise ConfigError(f"{self._name}: {error}") from None
+        if served is not None and model not in served:
+            raise ConfigError(f"{self._name}: the server has no model {model}; it has {', '.join(served)}")
+
+    def with_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples with `reference_logprobs`. Raises DapoError if the server fails, or a number is not finite."""
+        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="dapo-teacher") as pool:
+            return list(pool.map(self._with_logprobs, samples))
+
+    def _with_logprobs(self, sample: Sample) -> Sample:
+        try:
+            logprobs = self._client.prompt_logprobs((*sample.prompt_ids, *sample.response_ids))
+        except DapoError as error:
+            raise type(error)(f"{self._name}: {error}") from None
+        own = tuple(logprobs[len(sample.prompt_ids) - 1 :])
+        if not all(map(math.isfinite, own)):
+            raise ServerFailed(f"{self._name}: the server gives a token a log-probability that is not finite")
+        return replace(sample, reference_logprobs=own)
+
+
+@cache
+def teacher_server(reference: str) -> TeacherServer:
+    """The server of a value of `loss.reference`, one for a process. Raises ConfigError as TeacherServer does."""
+    url, _, model = reference.removeprefix("server:").partition("#")
+    return TeacherServer(url, model)
