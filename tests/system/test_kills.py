@@ -36,6 +36,17 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "critic": ("preset=ppo", "critic.lr=0.01"),
     "LoRA": ("model.lora={rank: 2, alpha: 4}", "loss.kl_coef=0.1"),
     "fork": PREDICTIONS,
+    "supervised": (
+        "preset=sft",
+        "data.demonstrations={builtin: {sums: {}}, size: 11, seed: 1}",
+        "train.minibatch_groups=4",
+    ),
+    "teacher": (
+        "preset=distill",
+        "loss.reference=tiny-random",
+        "rollout.group_size=2",
+        "dynamic_sampling.enabled=false",
+    ),
     "episodes": EPISODES,
     "episodes one step off with two engines": (*EPISODES, "schedule=one_step_off", "rollout.engines=2"),
 }

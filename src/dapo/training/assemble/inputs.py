@@ -172,6 +172,8 @@ def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
             f"loss.reference={teacher.name} has {positions} positions, and a prompt with its response may have "
             f"{longest}; lower data.max_prompt_tokens or rollout.max_response_tokens"
         )
+    if config.loss.teacher == config.model.name:
+        return [f"the teacher {teacher.name} is the model that trains: the divergence begins at 0"]
     if teacher.tokenizer.chat_template == loaded.tokenizer.chat_template:
         return []
     return [
