@@ -23,6 +23,7 @@ from benchmarks.natural import measure_natural
 from benchmarks.protocol import WorkerFailed
 from benchmarks.report import console_table
 from benchmarks.schedule import measure_schedule
+from benchmarks.supervised import measure_supervised
 from benchmarks.time_breakdown import measure_profile
 from benchmarks.worker_session import ROOT, Session, Settings, python_of
 
@@ -36,8 +37,13 @@ OURS_ALONE = {
     "schedule": measure_schedule,
     "profile": measure_profile,
 }
-WITH_OPPONENTS = {"natural": measure_natural, "episodes": measure_episodes, "accuracy": measure_accuracy}
-PARTS = (*COMPARED, VARIANT, "natural", "episodes", *OURS_ALONE, "accuracy")
+WITH_OPPONENTS = {
+    "natural": measure_natural,
+    "episodes": measure_episodes,
+    "supervised": measure_supervised,
+    "accuracy": measure_accuracy,
+}
+PARTS = (*COMPARED, VARIANT, "natural", "episodes", "supervised", *OURS_ALONE, "accuracy")
 QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, trl_microbatches=(8, 16), quick=True)
 
 

@@ -17,6 +17,7 @@ from dapo.config import Config
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed, keyed_uniforms
 from dapo.engines.native.engine import EngineStats, NativeEngine
+from dapo.engines.native.linear_probe import resolve_kernels
 from dapo.policy.model import load_model
 from dapo.policy.policy import Policy
 from dapo.runs.directory import RunDirectory
@@ -65,7 +66,7 @@ class Studies:
     ) -> dict[str, Any]:
         """Seconds to answer `groups` x `group` requests of `tokens` forced tokens."""
         requests = self._requests([prompt] * groups, group, [tokens] * (groups * group), temperature)
-        engine = NativeEngine(copy.deepcopy(self.loaded.model), NativeConfig(slots=slots))
+        engine = self._new_engine(slots)
         with trace:
             started = time.perf_counter()
             engine.submit(requests)
@@ -123,7 +124,7 @@ class Studies:
         samples = self._samples(groups, group, prompt, tokens, shared=True)
         policy = self._policy("kept", microbatch_tokens)
         if self.engine is None:
-            self.engine = NativeEngine(copy.deepcopy(self.loaded.model), NativeConfig(slots=slots))
+            self.engine = self._new_engine(slots)
         save = Save(Path(folder)) if folder is not None else None
         started = time.perf_counter()
         if save is not None:
@@ -160,10 +161,16 @@ class Studies:
         """Peak bytes of this process."""
         return {"rss_bytes": peak_rss_bytes()}
 
+    def _new_engine(self, slots: int) -> NativeEngine:
+        """An engine with the kernels that a run chooses."""
+        model = self.loaded.model
+        options = resolve_kernels(NativeConfig(slots=slots), model, dtype=model.dtype, device=model.device.type)
+        return NativeEngine(copy.deepcopy(model), options)
+
     def long_tail(self, lengths: list[int], group: int, prompt: int, slots: int) -> dict[str, Any]:
         """The engine's own count of computed slot-steps: until its queue was empty, and to the end."""
         requests = self._requests([prompt] * (len(lengths) // group), group, lengths)
-        engine = NativeEngine(copy.deepcopy(self.loaded.model), NativeConfig(slots=slots))
+        engine = self._new_engine(slots)
         started = time.perf_counter()
         engine.submit(requests)
         finished, queue_empty = 0, EngineStats()

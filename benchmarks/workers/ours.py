@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 import dapo
 from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import serve
+from dapo.api.lifecycle.execute import SCHEDULES
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
 from dapo.data.problems import load_problems
@@ -32,11 +33,9 @@ from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import make_manifest
 from dapo.runs.sinks import Tracker
-from dapo.training import one_step_off
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
-from dapo.training.train import train
 from dapo.types import Generation, GenerationRequest
 
 
@@ -166,6 +165,14 @@ class Ours:
         stream = ProblemStream(self.inputs.train, seed=self.config.train.seed)
         return {"rows": [self._row(stream.take()[1]) for _ in range(count)]}
 
+    def demonstrations(self, count: int) -> dict[str, Any]:
+        """The token ids of the stream's first `count` demonstrations."""
+        stream, encode = self.run.sampling.stream, self.run.sampling.encoder.encode
+        found = [stream.problem_at(i) for i in range(count)]
+        answers = [self.run.answers[each.id].token_ids for each in found]
+        pairs = zip(found, answers, strict=True)
+        return {"samples": [{"prompt_ids": list(encode(p)), "response_ids": list(ids)} for p, ids in pairs]}
+
     def held_out(self) -> dict[str, Any]:
         """The evaluation problems, and how they are sampled."""
         plan = self.run.eval_plan
@@ -225,7 +232,8 @@ class Ours:
             torch.cuda.synchronize()
         return {
             "step_s": metrics["time/step_s"],
-            "generation_s": metrics["time/generate_s"],
+            "loss": metrics.get("loss/nll", metrics.get("loss/policy")),
+            "generation_s": metrics.get("time/generate_s", 0.0),
             "update_s": metrics["time/update_s"] + metrics.get("time/old_logprobs_s", 0.0),
             "load_weights_s": metrics.get("time/load_weights_s", 0.0),
             "wait_s": metrics.get("time/wait_s", 0.0),
@@ -238,7 +246,7 @@ class Ours:
     def _train(self) -> None:
         """The run's own loop, which waits in the sink after each step."""
         try:
-            (one_step_off.train if self.config.schedule == "one_step_off" else train)(self.run)
+            SCHEDULES[self.config.schedule](self.run)
         except BaseException as error:
             self._steps.rows.put(error)
 
@@ -292,6 +300,7 @@ if __name__ == "__main__":
                 "open": ours.open,
                 "rows": ours.rows,
                 "held_out": ours.held_out,
+                "demonstrations": ours.demonstrations,
                 "generate": ours.generate,
                 "step": ours.step,
                 "evaluate": ours.evaluate,

@@ -15,12 +15,13 @@ from dapo.algo.entropy import DELTA
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.distributed.local import LocalLauncher
 from dapo.policy.checkpoint import SavedWeights
+from dapo.policy.hf_io import write_model_directory
 from dapo.policy.lora import saved_weights
 from dapo.policy.packing import DUMMY_MICROBATCH
 from dapo.policy.policy import Policy
 from dapo.types import Sample
 from helpers.fsdp_ranks import RankGroup, model_named, rank_spec, unsharded_policy
-from helpers.tiny_policies import assert_close, branching, gradient_of, groups_of, ragged, weights_of
+from helpers.tiny_policies import assert_close, branching, gradient_of, groups_of, loaded, ragged, weights_of
 
 EXACT = 1e-10
 
@@ -261,6 +262,23 @@ def test_a_reference_that_moves_and_the_entropys_weight_are_those_of_one_process
     alone.load(tmp_path / "two")
     tolerance = 1e-8 if model == "exact_tied" else 0.3
     assert alone.update(ragged(), step=4)["loss/kl"] == pytest.approx(goes_on["loss/kl"], rel=tolerance)
+
+
+@pytest.mark.parametrize("estimator", ["full", "k2"])
+def test_two_ranks_learn_from_a_teacher_what_one_process_learns(two: RankGroup, estimator: str, tmp_path: Path) -> None:
+    teacher = loaded("qwen3", dtype=torch.float64)
+    weights = {name: weight.detach() for name, weight in teacher.model.named_parameters()}
+    write_model_directory(weights, teacher.model, teacher.tokenizer, tmp_path / "teacher")
+    loss = {"kl_coef": 0.5, "kl_estimator": estimator, "reference": str(tmp_path / "teacher")}
+    options = {"loss": loss, "optim": {"lr": 1e-2}}
+    policy = unsharded_policy("exact_tied", **options)
+    two.all("make", "exact_tied", options)
+    for step in (1, 2):
+        expected = policy.update(ragged(), step=step)
+        found = two.update(ragged(), step=step, loss=loss)[0]
+        assert found["loss/kl"] == pytest.approx(expected["loss/kl"], rel=1e-6), step
+        assert expected["loss/kl"] > 0.01
+    assert_close(two.weights()[0], weights_of(policy), relative=1e-6)
 
 
 def test_two_ranks_have_the_divergence_of_each_token_that_one_process_has(two: RankGroup) -> None:

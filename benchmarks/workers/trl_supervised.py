@@ -1,0 +1,124 @@
+"""TRL's SFTTrainer on token ids that ours has encoded, one update a command."""
+
+import tempfile
+import time
+import warnings
+from typing import Any
+
+import torch
+import transformers
+import trl
+from datasets import Dataset
+from torch.utils.data import SequentialSampler
+from transformers import AutoTokenizer, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from benchmarks.memory import peak_rss_bytes
+from benchmarks.protocol import Channel
+
+
+class InOrder(SFTTrainer):  # type: ignore[misc]
+    """SFTTrainer that takes the rows in their order."""
+
+    def _get_train_sampler(self, *_: Any, **__: Any) -> SequentialSampler:
+        return SequentialSampler(self.train_dataset)
+
+
+class EndOfCommands(Exception):
+    """The coordinator has quit."""
+
+
+class Commands(TrainerCallback):  # type: ignore[misc]
+    """Waits for a command where an update begins, and answers with its seconds and its loss."""
+
+    def __init__(self, channel: Channel, tokens: list[int]) -> None:
+        self._channel, self._tokens = channel, tokens
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Serve commands until one asks for an update."""
+        while (command := self._channel.receive()) is not None:
+            if command["do"] == "step":
+                self._started = time.perf_counter()
+                return
+            self._channel.answer({"rss_bytes": peak_rss_bytes()})
+        raise EndOfCommands
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The seconds of the update; the loss is logged behind it."""
+        self._seconds = time.perf_counter() - self._started
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Answer with the loss of the update."""
+        if logs is not None and "loss" in logs:
+            tokens = self._tokens[state.global_step - 1]
+            self._channel.answer({"step_s": self._seconds, "loss": float(logs["loss"]), "trained_tokens": tokens})
+
+
+def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> InOrder:
+    """The trainer of the coordinator's settings."""
+    torch.set_num_threads(settings["threads"])
+    samples, per_update = settings["samples"], settings["per_update"]
+    rows = [
+        {
+            "input_ids": [*each["prompt_ids"], *each["response_ids"]],
+            "completion_mask": [0] * len(each["prompt_ids"]) + [1] * len(each["response_ids"]),
+        }
+        for each in samples
+    ]
+    counts = [len(each["response_ids"]) for each in samples]
+    tokens = [sum(counts[i : i + per_update]) for i in range(0, len(counts), per_update)]
+    config = SFTConfig(
+        output_dir=folder,
+        per_device_train_batch_size=settings["microbatch"],
+        gradient_accumulation_steps=per_update // settings["microbatch"],
+        max_steps=len(tokens),
+        completion_only_loss=True,
+        learning_rate=settings["lr"],
+        lr_scheduler_type="constant",
+        optim="adamw_torch",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        use_cpu=settings["device"] == "cpu",
+        bf16=settings["dtype"] == "bfloat16",
+        gradient_checkpointing=False,
+        model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
+        dataloader_pin_memory=False,
+        packing=False,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    return InOrder(
+        model=settings["model"],
+        args=config,
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(settings["model"]),
+        callbacks=[Commands(channel, tokens)],
+    )
+
+
+def main() -> None:
+    """Open with the first command, then train by command."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    channel = Channel()
+    opening = channel.receive()
+    if opening is None:
+        return
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = make_trainer(opening["settings"], channel, folder)
+            versions = {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
+            channel.answer({"versions": versions, "threads": torch.get_num_threads()})
+            trainer.train()
+            while channel.receive() is not None:
+                channel.answer({"rss_bytes": peak_rss_bytes()})
+    except EndOfCommands:
+        return
+    except Exception as error:
+        channel.fail(error)
+        raise
+
+
+if __name__ == "__main__":
+    main()
