@@ -6,7 +6,7 @@ A sum is worked column by column, from the right: `4821 + 3977` gives `1+7=8, 2+
 import json
 import sys
 
-from dapo.data import load_problems
+from dapo.data.problems import load_problems
 
 
 def worked(a: int, b: int) -> str:
