@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import dapo
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config, DataConfig
 from dapo.config.data_spec import ANY_COLUMNS
@@ -205,3 +206,27 @@ def test_options_of_sampled_responses_are_refused(overrides: list[str], message:
     with pytest.raises(ConfigError) as error:
         supervised(Path("sft.jsonl"), *overrides)
     assert message in str(error.value)
+
+
+def test_rows_in_memory_are_demonstrations_for_a_call_from_python(tmp_path: Path) -> None:
+    sizes = {"steps": 2, "minibatch_groups": 4, "max_response_tokens": 20, "lr": 1e-2, "threads": 1}
+    run = dapo.train("tiny-random", demonstrations=ROWS, run_dir=tmp_path / "run", **sizes)
+    assert (run.config.schedule, run.config.preset) == ("supervised", "sft")
+    assert len(run.metrics) == 2
+    with pytest.raises(DataError, match=r"demonstrations, row 2: response is empty"):
+        dapo.train(
+            "tiny-random", demonstrations=[*ROWS[:1], {"prompt": "a", "response": ""}], run_dir=tmp_path / "b", **sizes
+        )
+
+
+@pytest.mark.parametrize(
+    "overrides", [["model.lora={rank: 2, alpha: 4}"], ["distributed.trainer_ranks=2"]], ids=["lora", "two_ranks"]
+)
+def test_adapters_and_ranks_train_on_demonstrations(overrides: list[str], whole: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "sft.jsonl")
+    start_run(supervised(path, *overrides, "train.eval_every=0"), run_dir=tmp_path / "run", config_name="t")
+    found, expected = ([row for row in metrics(each) if row["step"]] for each in (tmp_path / "run", whole))
+    assert found[0]["loss/nll"] == pytest.approx(expected[0]["loss/nll"], rel=1e-5)
+    assert found[-1]["loss/nll"] < found[0]["loss/nll"]
+    if "lora" not in overrides[0]:
+        assert found[-1]["loss/nll"] == pytest.approx(expected[-1]["loss/nll"], rel=1e-2)

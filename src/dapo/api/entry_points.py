@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from dapo.api.code_writer import CodeWriter, WrittenModule
 from dapo.api.in_memory_data import (
+    DEMONSTRATIONS_FILE,
     HELD_OUT_FILE,
     TRAIN_FILE,
     Data,
@@ -35,6 +36,8 @@ from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER, trust_module_folde
 if TYPE_CHECKING:
     from dapo.api.lifecycle.execute import RunCallbacks
 
+ARGUMENTS = {"data.train": "data", "data.eval": "eval_data", "data.demonstrations": "demonstrations"}
+"""The arguments whose rows are copied into the run directory, by option."""
 OnStep: TypeAlias = Callable[[Run, dict[str, Any]], object]
 
 
@@ -81,7 +84,8 @@ def train(
             loss function (`dapo docs losses`), `environment` a class and `tools` a list of functions (`dapo docs
             environments`); they are copied into the run directory like a reward. `teacher`, a model or a run, sets
             `loss.reference`, `loss.kl_coef=1`, `loss.kl_estimator=full` and, without a `reward`, `reward.coef=0`: the
-            policy learns the teacher's distribution on its own responses. Unless set, the paper's
+            policy learns the teacher's distribution on its own responses. `demonstrations`, rows or a data source with
+            prompts and responses, sets `preset=sft`: the policy imitates them, without `data`. Unless set, the paper's
             `train.minibatch_groups`, `overlong.buffer_tokens` and `optim.warmup_steps` are scaled down to your sizes.
 
     Returns:
@@ -107,7 +111,11 @@ def train(
     base, arguments, title = load_base(config)
     path = Path(run_dir) if run_dir is not None else _new_path(title)
     sources = {"model.name": model and str(model), "data.train": data, "data.eval": eval_data}
-    copies = {"data.train": path / DATA_FOLDER / TRAIN_FILE, "data.eval": path / DATA_FOLDER / HELD_OUT_FILE}
+    if (demonstrations := options.pop("demonstrations", None)) is not None:
+        sources["data.demonstrations"] = demonstrations
+        options = {"preset": "sft"} | options
+    names = {"data.train": TRAIN_FILE, "data.eval": HELD_OUT_FILE, "data.demonstrations": DEMONSTRATIONS_FILE}
+    copies = {option: path / DATA_FOLDER / name for option, name in names.items() if option in sources}
     files = {name: file for name, file in copies.items() if not (sources[name] is None or is_source(sources[name]))}
     given = {name: each for name, each in sources.items() if each is not None and name not in files}
     if names := [sink for sink in sinks if isinstance(sink, str)]:
@@ -125,7 +133,7 @@ def train(
     with (
         translate_errors(run),
         _prepared(path, {file: sources[name] for name, file in files.items()}, modules) as prepared,
-        row_errors({"data" if name == "data.train" else "eval_data": file for name, file in files.items()}),
+        row_errors({ARGUMENTS[name]: file for name, file in files.items()}),
         new_run(built, path, command=command, prepared=prepared, module_folders=folders) as ready,
     ):
         run_training(ready, _callbacks(run, on_step, [sink for sink in sinks if not isinstance(sink, str)]))

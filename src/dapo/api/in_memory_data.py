@@ -11,7 +11,7 @@ from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.terminal import to_json
 from dapo.data.sources.rows import json_value
 
-TRAIN_FILE, HELD_OUT_FILE = "train.jsonl", "held_out.jsonl"
+TRAIN_FILE, HELD_OUT_FILE, DEMONSTRATIONS_FILE = "train.jsonl", "held_out.jsonl", "demonstrations.jsonl"
 Data: TypeAlias = Any
 """A data source (path, `hub:`, `builtin:`, `gym:`, a mapping), or rows: a list of dicts, a DataFrame, a Dataset."""
 
