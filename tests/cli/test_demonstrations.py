@@ -21,12 +21,14 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "a"
     config = tiny(
         DATA,
-        "reward.verifier=helpers.reward_functions:yes_or_no",
+        "reward.verifier=dapo.rewards.examples:has_digit",
         "rollout.max_response_tokens=24",
         "overlong.mode=off",
         "train.num_steps=4",
         "train.eval_every=2",
         "data.eval={builtin: {sums: {}}, size: 20, seed: 5}",
+        "eval.top_p=1",
+        "eval.max_response_tokens=80",
     )
     start_run(config, run_dir=path, config_name="t")
     return path

@@ -15,7 +15,16 @@ PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 
 NO_DIFFERENCE = {
     # what is trained on what, which the paper leaves to the user
-    *("preset", "model.name", "data.train", "data.eval", "data.instruction", "data.system", "data.chat_template"),
+    *(
+        "preset",
+        "model.name",
+        "data.train",
+        "data.eval",
+        "data.demonstrations",
+        "data.instruction",
+        "data.system",
+        "data.chat_template",
+    ),
     *("reward.verifier", "reward.options", "train.num_steps", "train.seed", "model.trust_remote_code"),
     "train.token_budget",
     # parts of an option whose default is the paper's

@@ -45,11 +45,13 @@ def ppo_config(*, microbatch_tokens: int = 64, loss: dict[str, Any] | None = Non
     return Config.model_validate(options | {"advantage": {"estimator": "gae"}, "critic": {"lr": 1e-2, **critic}})
 
 
-def make_critic(model: PreTrainedModel | None = None, *, with_head: bool = True, **options: Any) -> Critic:
+def make_critic(
+    model: PreTrainedModel | None = None, *, with_head: bool = True, clip_range: float | None = 0.5, **options: Any
+) -> Critic:
     """A critic of the float64 model, with a head that is not zero."""
     model = float64_model() if model is None else model
     use_packed_forward(model)
-    critic = Critic(ppo_config(**options), model)
+    critic = Critic(ppo_config(**options), model, clip_range=clip_range)
     if with_head:
         set_head(critic)
     return critic

@@ -43,7 +43,7 @@ def import_(
     report = None if invalid is None else out.with_name(f"{out.name}.removed.jsonl")
     written = [out] if report is None else [out, report]
     require_new_data(*written, force=force)
-    problems = load_data(spec, invalid=invalid)
+    problems = _read(spec, invalid=invalid)
     write_data(out, problems, report, ({"error": str(error)} for error in invalid or ()))
     counts = {"problems": len(problems), "distinct": len(unique_problems(problems))}
     counts |= {} if invalid is None else {"removed": len(invalid)}
@@ -85,7 +85,7 @@ def stats(
         run = Path(spec)
         source = load_run_config(RunDirectory.open(run)).data.train
     group_size = group_size or data_stats.group_size_of(run)
-    data = load_data(source)
+    data = _read(source)
     rates: dict[str, dict[str, PassRate]] = {} if run is None else {"run": data_stats.run_pass_rates(run)}
     tokens: dict[str, int] | None = None
     if model is not None:
@@ -125,7 +125,7 @@ def dedupe(
 
     report = out.with_name(f"{out.name}.removed.jsonl")
     require_new_data(out, report, force=force)
-    problems = load_data(spec)
+    problems = _read(spec)
     with progress("find near duplicates", unit="texts") as update_progress:
         result = deduplicate(problems, threshold=None if exact else threshold, on_progress=update_progress)
     counts = {"rows": len(problems), **{f"removed: {rule}": count for rule, count in result.by_rule.items()}}
@@ -153,8 +153,8 @@ def decontaminate(
 
     report = out.with_name(f"{out.name}.removed.jsonl")
     require_new_data(out, report, force=force)
-    problems = load_data(spec)
-    held_out = [problem for other in against for problem in load_data(other, name="--against", split="eval")]
+    problems = _read(spec)
+    held_out = [problem for other in against for problem in _read(other, name="--against", split="eval")]
     kept, removed = find_contaminated(problems, held_out, ngram=ngram, min_overlap=min_overlap)
     counts = {"rows": len(problems), "removed": len(removed), "kept": len(kept)}
     counts["distinct evaluation problems"] = len(unique_problems(held_out))
@@ -190,7 +190,7 @@ def select(
         raise ConfigError(f"{overrides[0]}: options configure how a model is sampled; add --model")
     report = out.with_name(f"{out.name}.removed.jsonl")
     require_new_data(out, report, force=force)
-    problems = load_data(spec)
+    problems = _read(spec)
     if rates is not None:
         found = data_stats.run_pass_rates(rates) if rates.is_dir() else read_pass_rates(rates)
     else:
@@ -236,7 +236,7 @@ def integerize(
         raise ConfigError(f"--api-key-env {api_key_env}: that environment variable is not set")
     api_key = os.environ[api_key_env] if api_key_env else None
     client = ChatClient(server, model, api_key=api_key, timeout_s=timeout_s, retries=retries, connections=concurrency)
-    problems = load_data(spec, require_answer=True)
+    problems = _read(spec, require_answer=True)
 
     def generate(request: str, seed: int) -> str:
         messages = [{"role": "user", "content": request}]
@@ -272,7 +272,7 @@ def demonstrations(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write right responses of runs and evaluations as worked examples."""
+    """Write right responses of runs as worked examples."""
     from dapo.cli import demonstrations as found
     from dapo.data.prepare.write import require_new
     from dapo.data.sources.readers import require_file_type
@@ -293,7 +293,7 @@ def demonstrations(
     _report(as_json, str(sources[0]), title, counts | {"written": len(kept)}, output)
 
 
-def load_data(spec: "DataSpec", *, name: str = "SPEC", require_answer: bool = False, **how: Any) -> "list[Problem]":
+def _read(spec: "DataSpec", *, name: str = "SPEC", require_answer: bool = False, **how: Any) -> "list[Problem]":
     """The problems of a command's argument `name`. Raises ConfigError for no data source, and DataError."""
     from dapo.config import parse_data_argument
     from dapo.data.problems import load_problems

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from dapo.cli.data import load_data
+from dapo.config import parse_data_argument
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.rng import keyed_seed
@@ -35,6 +35,12 @@ class Judged:
     is_cut: bool
     turns: Sequence[Message] = ()
     """The conversation behind the prompt; empty for a single response."""
+
+    @property
+    def has_empty_turn(self) -> bool:
+        """Whether the policy said nothing in a turn, which no demonstration may hold."""
+        turns = [turn["content"] for turn in self.turns if turn["role"] == "assistant"] if self.turns else [self.text]
+        return not all(map(str.strip, turns))
 
     def row(self) -> dict[str, Any]:
         """The demonstration as a row: `prompt` and `response`, or `messages` of several turns."""
@@ -70,6 +76,7 @@ def choose(
     for each in judged:
         is_right = bool(each.correct) if min_score is None else each.score is not None and each.score >= min_score
         reason = "cut at the length limit" if each.is_cut else None if is_right else "not right"
+        reason = "an empty turn" if reason is None and each.has_empty_turn else reason
         known = by_problem.setdefault(each.problem.id, {})
         key = to_json([each.text, [dict(turn) for turn in each.turns]])
         if reason is None and key in known:
@@ -99,7 +106,11 @@ def held_out_of(sources: Sequence[Path], against: Sequence[str]) -> list[Problem
     """The problems of `against`, and the held-out ones of the runs among the sources."""
     specs = [load_run_config(RunDirectory.open(source)).data.eval_source for source in sources if source.is_dir()]
     found = [problem for spec in specs if spec is not None for problem in load_problems(spec, split="eval")]
-    return found + [problem for spec in against for problem in load_data(spec, name="--against", split="eval")]
+    return found + [problem for spec in against for problem in _held_out(spec)]
+
+
+def _held_out(spec: str) -> list[Problem]:
+    return load_problems(parse_data_argument(spec, name="--against"), split="eval", require_answer=False)
 
 
 def write_demonstrations(path: Path, chosen: Sequence[Judged]) -> None:
@@ -114,7 +125,7 @@ def _rank(each: Judged, choice: Choice, seed: int) -> int:
 
 def _of_run(run: RunDirectory) -> Iterator[Judged]:
     """The responses in rollouts/, each with its whole prompt."""
-    paths = sorted(run.rollouts_folder.glob("step_*.parquet"))
+    paths = list(run.rollout_tables().values())
     if not paths:
         raise DataError(f"{run.path} has no judged responses: no step has finished, or log.rollouts=none")
     prompts = _prompts_of(run)

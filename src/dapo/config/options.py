@@ -392,7 +392,9 @@ class Config(Section):
                 f"{which} rewards, and with reward.coef=0 they do not train; set loss.kl_in=loss and another "
                 "advantage.estimator, or leave reward.coef out"
             )
-        if loss.teacher is None and not (loss.needs_every_sample and (loss.function or not loss.has_kl_term)):
+        learns_from_a_teacher = loss.has_kl_term and loss.teacher is not None
+        has_bonus = loss.entropy_coef > 0 or loss.entropy_target is not None
+        if not (learns_from_a_teacher or has_bonus or loss.function is not None):
             raise ValueError(
                 "reward.coef=0 leaves nothing to train on; set a teacher (loss.reference=MODEL loss.kl_coef=1 "
                 "loss.kl_estimator=full), or leave reward.coef out"

@@ -328,8 +328,7 @@ def with_exported_runs(config: Config, log: Callable[[str], None]) -> Config:
 
     Later checkpoints of that run thus change nothing. Raises CheckpointError if it has none.
     """
-    for section, field in (("model", "name"), ("loss", "reference")):
-        name = getattr(getattr(config, section), field)
+    for section, field, name in (("model", "name", config.model.name), ("loss", "reference", config.loss.teacher)):
         if name is None or not RunDirectory.is_run(name):
             continue
         run = RunDirectory.open(name)
