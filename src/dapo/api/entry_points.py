@@ -114,8 +114,8 @@ def train(
     if (demonstrations := options.pop("demonstrations", None)) is not None:
         sources["data.demonstrations"] = demonstrations
         options = {"preset": "sft"} | options
-    names = {"data.train": TRAIN_FILE, "data.eval": HELD_OUT_FILE, "data.demonstrations": DEMONSTRATIONS_FILE}
-    copies = {option: path / DATA_FOLDER / name for option, name in names.items() if option in sources}
+    stored = {"data.train": TRAIN_FILE, "data.eval": HELD_OUT_FILE, "data.demonstrations": DEMONSTRATIONS_FILE}
+    copies = {option: path / DATA_FOLDER / name for option, name in stored.items() if option in sources}
     files = {name: file for name, file in copies.items() if not (sources[name] is None or is_source(sources[name]))}
     given = {name: each for name, each in sources.items() if each is not None and name not in files}
     if names := [sink for sink in sinks if isinstance(sink, str)]:
