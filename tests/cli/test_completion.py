@@ -27,7 +27,7 @@ def words(line: str) -> list[str]:
     ("line", "expected"),
     [
         ("dapo tr", ["train"]),
-        ("dapo data de", ["dedupe", "decontaminate"]),
+        ("dapo data de", ["dedupe", "decontaminate", "demonstrations"]),
         ("dapo train --run", ["--run-dir"]),
         ("dapo train x.yaml loss.clip", ["loss.clip_low=", "loss.clip_high="]),
         ("dapo train x.yaml --json optim.sch", ["optim.schedule="]),

@@ -58,12 +58,16 @@ def _expected(command: Any, before: Sequence[str], current: str) -> list[str]:
 
 def _options(current: str) -> Iterator[Candidate]:
     """Options of a configuration, one section at a time, and the values of an option that has a few."""
-    from dapo.config.option_fields import options_of, section_in
+    from dapo.config.option_fields import known_about, options_of, section_in
 
     fields = {name: field for name, field in options_of() if section_in(field.annotation) is None}
     name, equals, _ = current.partition("=")
     if equals:
-        yield from ((f"{name}={value}", "") for value in (_choices(fields[name].annotation) if name in fields else ()))
+        if name in fields:
+            enumerated = [
+                word for schema in known_about(fields[name]).get("also", ()) for word in schema.get("enum", ())
+            ]
+            yield from ((f"{name}={value}", "") for value in (*_choices(fields[name].annotation), *enumerated))
         return
     fitting = [each for each in fields if each.startswith(current)]
     heads = list(dict.fromkeys(each[: each.find(".", len(current)) + 1] or each for each in fitting))

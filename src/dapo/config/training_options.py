@@ -238,6 +238,7 @@ class OptimConfig(Section):
         "Learning rate after the warm-up. constant: optim.lr; linear, cosine: it falls to 0.1 of optim.lr at the last "
         "step; linear:FRACTION, cosine:FRACTION: to that fraction, where 0 makes the last step change nothing.",
         paper="constant",
+        also=[{"enum": ["constant", "linear", "cosine"]}],
     )
     weight_decay: Float = option(0.1, "AdamW's weight decay.", paper=0.1, ge=0)
     betas: tuple[Beta, Beta] = option((0.9, 0.999), "AdamW's decay rates of the two moments.", paper=(0.9, 0.999))
