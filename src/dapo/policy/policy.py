@@ -229,69 +229,82 @@ class PolicyCore:
         tokens = loss_tokens(rank_microbatch, microbatch, loss, dtype, self._model.device)
         if loss.has_kl_term and not loss.has_full_kl and "reference" not in tokens:
             tokens["reference"] = self._reference_logprobs(microbatch)
+        scores, gradients, parts = [], [], []
         with ExitStack() as stack:
             reference = stack.enter_context(self._reference_states(microbatch)) if loss.has_full_kl else None
             hidden = hidden_states(self._model, microbatch)  # [M, hidden]
             head = stack.enter_context(self._head())
             terms = gradient_terms(tokens, loss)
-            gradient, scores, parts = self._through_head(hidden, head, reference, microbatch, terms, own_loss)
-        hidden.backward(gradient)
+            whole = self._whole_gradient(hidden, head, microbatch, terms, own_loss)
+            wide = 1 if reference is None else 3
+            for part in chunks(len(hidden), len(head.weight), hidden.device.type, tensors=wide):
+                inputs = hidden.detach()[part].requires_grad_()
+                score = self._score_chunk(inputs, head, microbatch, part, reference)
+                scores.append([values.detach() for values in score])
+                slopes, values_of_part = self._slopes(scores[-1][0], terms, microbatch, part, whole, own_loss)
+                parts.append(values_of_part)
+                torch.autograd.backward([score[k] for k in slopes], list(slopes.values()))
+                assert inputs.grad is not None
+                gradients.append(inputs.grad)
+        hidden.backward(torch.cat(gradients))
         logprobs, *of_rows = map(torch.cat, zip(*scores, strict=True))
         entropies, divergences = (*(values[microbatch.rows] for values in of_rows), None)[:2]
         assert entropies is not None
-        values = None if custom is None else add_values(parts)
+        values = None if custom is None else add_values(parts if whole is None else [whole[2]])
         sums = objective_sums(logprobs, entropies, tokens, loss, values, divergences)
         if not rank_microbatch.indices:
             return sums
         return {**sums, "positions": microbatch.num_tokens, "separate_positions": microbatch.separate_tokens}
 
-    def _through_head(
-        self,
-        hidden: Tensor,
-        head: Any,
-        reference: tuple[Tensor, Any] | None,
-        microbatch: Microbatch,
-        terms: Mapping[str, Tensor],
-        custom: CustomLoss | None,
-    ) -> tuple[Tensor, list[list[Tensor]], list[Mapping[str, Tensor | float]]]:
-        """Pass each chunk of hidden states forward and backward through head and loss.
+    def _whole_gradient(
+        self, hidden: Tensor, head: Any, microbatch: Microbatch, terms: Mapping[str, Tensor], custom: CustomLoss | None
+    ) -> tuple[Tensor, Tensor | None, Mapping[str, Tensor | float]] | None:
+        """The derivatives of a loss that needs whole responses, by a pass through the head before; None of another."""
+        if not self._loss.needs_whole_responses:
+            return None
+        logprobs = hidden_logprobs(hidden, head, microbatch, self._config.rollout.temperature)
+        return objective_gradient(logprobs, terms, self._loss, custom)
 
-        Returns the gradient by the hidden states `[M, hidden]`, the scores of each chunk (`score_tokens`), and the sums
-        of a custom loss.
+    def _score_chunk(
+        self, inputs: Tensor, head: Any, microbatch: Microbatch, part: slice, reference: tuple[Tensor, Any] | None
+    ) -> Sequence[Tensor]:
+        """The scores of a chunk of hidden states (`score_tokens`)."""
+        return score_tokens(
+            inputs,
+            head,
+            microbatch.targets[microbatch.target_slice(part)],
+            microbatch.local_rows(part),
+            temperature=self._config.rollout.temperature,
+            differentiable_entropy=self._loss.entropy_coef > 0,
+            reference=None if reference is None else (reference[0][part], reference[1]),
+        )
+
+    def _slopes(
+        self,
+        logprobs: Tensor,
+        terms: Mapping[str, Tensor],
+        microbatch: Microbatch,
+        part: slice,
+        whole: tuple[Tensor, Tensor | None, Mapping[str, Tensor | float]] | None,
+        custom: CustomLoss | None,
+    ) -> tuple[dict[int, Tensor], Mapping[str, Tensor | float]]:
+        """The derivatives of the loss by the scores of a chunk, by their index, and the sums of a custom loss.
+
+        `whole` are the derivatives of all chunks, where they are known.
         """
-        loss, temperature = self._loss, self._config.rollout.temperature
-        scores, gradients, parts, whole = [], [], [], None
-        if loss.needs_whole_responses:  # a pass through the head before the one that is differentiated
-            logprobs = hidden_logprobs(hidden, head, microbatch, temperature)
-            *whole, values_of_part = objective_gradient(logprobs, terms, loss, custom)
-            parts.append(values_of_part)
-        wide = 1 if reference is None else 3
-        for part in chunks(len(hidden), len(head.weight), hidden.device.type, tensors=wide):
-            inputs, chosen = hidden.detach()[part].requires_grad_(), microbatch.target_slice(part)
-            score = score_tokens(
-                inputs,
-                head,
-                microbatch.targets[chosen],
-                microbatch.local_rows(part),
-                temperature=temperature,
-                differentiable_entropy=loss.entropy_coef > 0,
-                reference=None if reference is None else (reference[0][part], reference[1]),
-            )
-            scores.append([values.detach() for values in score])
-            of_part = {name: values[chosen] for name, values in terms.items()}
-            if whole is None:
-                *found, values_of_part = objective_gradient(scores[-1][0], of_part, loss, custom)
-                parts.append(values_of_part)
-            else:
-                found = [values if values is None else values[chosen] for values in whole]
-            by_logprob, by_entropy = found
-            by_divergence = None if reference is None else divergence_gradient(scores[-1][0], of_part, loss)
-            by_row = {i: slope for i, slope in enumerate((by_entropy, by_divergence), 1) if slope is not None}
-            slopes = [microbatch.sum_over_targets(slope, part) for slope in by_row.values()]
-            torch.autograd.backward([score[0], *(score[i] for i in by_row)], [by_logprob, *slopes])
-            assert inputs.grad is not None
-            gradients.append(inputs.grad)
-        return torch.cat(gradients), scores, parts
+        chosen, loss = microbatch.target_slice(part), self._loss
+        of_part = {name: values[chosen] for name, values in terms.items()}
+        sums: Mapping[str, Tensor | float] = {}
+        if whole is None:
+            by_logprob, by_entropy, sums = objective_gradient(logprobs, of_part, loss, custom)
+        else:
+            by_logprob, by_entropy = whole[0][chosen], None if whole[1] is None else whole[1][chosen]
+        slopes = {0: by_logprob}
+        if by_entropy is not None:
+            slopes[1] = microbatch.sum_over_targets(by_entropy, part)
+        if loss.has_full_kl:
+            slopes[2] = microbatch.sum_over_targets(divergence_gradient(logprobs, of_part, loss), part)
+        return slopes, sums
 
 
 class Policy(PolicyCore):
