@@ -63,8 +63,8 @@ def score_tokens(
         with torch.no_grad():
             reference_logits = linear(states, layer.weight, getattr(layer, "bias", None))
     settings = _Settings(temperature, differentiable_entropy, reference_logits)
-    found = _Score.apply(hidden, head.weight, getattr(head, "bias", None), targets, rows, settings)
-    return found if reference is not None else found[:2]
+    found: tuple[Tensor, ...] = _Score.apply(hidden, head.weight, getattr(head, "bias", None), targets, rows, settings)
+    return found
 
 
 def chunk_tokens(vocabulary: int, device_type: str) -> int:
@@ -136,7 +136,7 @@ class _Score(torch.autograd.Function):
         targets: Tensor,
         rows: Tensor | None,
         settings: "_Settings",
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, ...]:
         temperature, differentiable_entropy, reference_logits = settings
         logits = linear(hidden, weight, bias)  # [m, V]
         wide = torch.promote_types(logits.dtype, torch.float32)
@@ -173,12 +173,12 @@ class _Score(torch.autograd.Function):
         ctx.set_materialize_grads(differentiable_entropy or divergences is not None)
         if not differentiable_entropy:
             ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies, divergences
+        return (logprobs, entropies) if divergences is None else (logprobs, entropies, divergences)
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor | None, grad_divergences: Tensor | None
+        ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor | None, grad_divergences: Tensor | None = None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, _, targets, rows, cells, entropies, divergences = ctx.saved_tensors
         p, differences = ctx.probabilities, ctx.differences  # [m, V], p becomes dloss/dlogits in place
