@@ -124,6 +124,8 @@ def objective_sums(
     config: LossConfig,
     custom: Mapping[str, Tensor | float] | None = None,
     divergences: Tensor | None = None,
+    *,
+    with_nll: bool = False,
 ) -> dict[str, Tensor | float]:
     """Sums over the trained tokens that describe the loss, on the tokens' device.
 
@@ -139,7 +141,8 @@ def objective_sums(
     if custom is not None:
         found = {name: value for name, value in found.items() if not name.startswith("clipped_")} | dict(custom)
     found |= about_correction | {"entropy": torch.where(mask, entropies, 0.0).sum()}
-    found["nll"] = torch.where(mask, -logprobs, 0.0).sum()
+    if with_nll:  # of demonstrations, whose loss of Eq. 8 is a constant
+        found["nll"] = torch.where(mask, -logprobs, 0.0).sum()
     if "engine" in tokens:
         gaps = torch.where(mask, (tokens["engine"] - old).abs(), 0.0)
         found["gap"], found["gap_tokens"], found["gap_max"] = gaps.sum(), mask.sum(), gaps.max()

@@ -251,7 +251,8 @@ class PolicyCore:
         entropies, divergences = (*(values[microbatch.rows] for values in of_rows), None)[:2]
         assert entropies is not None
         values = None if custom is None else add_values(parts if whole is None else [whole[2]])
-        sums = objective_sums(logprobs, entropies, tokens, loss, values, divergences)
+        with_nll = self._config.is_supervised
+        sums = objective_sums(logprobs, entropies, tokens, loss, values, divergences, with_nll=with_nll)
         if not rank_microbatch.indices:
             return sums
         return {**sums, "positions": microbatch.num_tokens, "separate_positions": microbatch.separate_tokens}
