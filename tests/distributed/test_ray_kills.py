@@ -13,9 +13,8 @@ import pytest
 from helpers.paths import ROOT
 from helpers.tiny_runs import CONFIGS, contents, differences
 
-pytestmark = pytest.mark.ray
-
-KILLS = int(os.environ.get("DAPO_RAY_KILLS", "2"))
+KILLS = int(os.environ.get("DAPO_RAY_KILLS", "0"))
+pytestmark = [pytest.mark.ray, pytest.mark.skipif(not KILLS, reason="minutes: set DAPO_RAY_KILLS=10")]
 OPTIONS = (
     "environment=helpers.environments:Digits",
     "environment.max_observation_tokens=24",
