@@ -9,7 +9,7 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -203,8 +203,7 @@ class Commands(TrainerCallback):  # type: ignore[misc]
 
     def do_memory(self) -> dict[str, Any]:
         """Peak bytes: resident, and on the GPU."""
-        gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-        return {"rss_bytes": peak_rss_bytes(), "gpu_bytes": gpu}
+        return peak_memory()
 
     def do_export(self, directory: str) -> dict[str, Any]:
         """Write the policy as a Hugging Face directory."""
@@ -322,8 +321,8 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
     return trainer
 
 
-def main() -> None:
-    """Open with the first command, then train by command."""
+def train_by_command(make: Callable[[dict[str, Any], Channel, str], Any], answer: Callable[[], dict[str, Any]]) -> None:
+    """Open with the first command, then train by command; behind the last step every command gets `answer`."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     channel = Channel()
     opening = channel.receive()
@@ -331,10 +330,12 @@ def main() -> None:
         return
     try:
         with tempfile.TemporaryDirectory() as folder:
-            trainer = make_trainer(opening["settings"], channel, folder)
+            trainer = make(opening["settings"], channel, folder)
             versions = {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
             channel.answer({"versions": versions, "threads": torch.get_num_threads()})
             trainer.train()
+            while channel.receive() is not None:
+                channel.answer(answer())
     except EndOfCommands:
         return
     except Exception as error:
@@ -342,5 +343,11 @@ def main() -> None:
         raise
 
 
+def peak_memory() -> dict[str, Any]:
+    """Peak bytes: resident, and on the GPU."""
+    gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return {"rss_bytes": peak_rss_bytes(), "gpu_bytes": gpu}
+
+
 if __name__ == "__main__":
-    main()
+    train_by_command(make_trainer, peak_memory)

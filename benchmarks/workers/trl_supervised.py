@@ -1,20 +1,16 @@
 """TRL's SFTTrainer on token ids that ours has encoded, one update a command."""
 
-import tempfile
 import time
-import warnings
 from typing import Any
 
 import torch
-import transformers
-import trl
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
 from transformers import AutoTokenizer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from benchmarks.memory import peak_rss_bytes
 from benchmarks.protocol import Channel
+from benchmarks.workers.trl import EndOfCommands, peak_memory, train_by_command
 
 
 class InOrder(SFTTrainer):  # type: ignore[misc]
@@ -22,10 +18,6 @@ class InOrder(SFTTrainer):  # type: ignore[misc]
 
     def _get_train_sampler(self, *_: Any, **__: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
-
-
-class EndOfCommands(Exception):
-    """The coordinator has quit."""
 
 
 class Commands(TrainerCallback):  # type: ignore[misc]
@@ -40,7 +32,7 @@ class Commands(TrainerCallback):  # type: ignore[misc]
             if command["do"] == "step":
                 self._started = time.perf_counter()
                 return
-            self._channel.answer({"rss_bytes": peak_rss_bytes()})
+            self._channel.answer(peak_memory())
         raise EndOfCommands
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -98,27 +90,5 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> InO
     )
 
 
-def main() -> None:
-    """Open with the first command, then train by command."""
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    channel = Channel()
-    opening = channel.receive()
-    if opening is None:
-        return
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            trainer = make_trainer(opening["settings"], channel, folder)
-            versions = {"trl": trl.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
-            channel.answer({"versions": versions, "threads": torch.get_num_threads()})
-            trainer.train()
-            while channel.receive() is not None:
-                channel.answer({"rss_bytes": peak_rss_bytes()})
-    except EndOfCommands:
-        return
-    except Exception as error:
-        channel.fail(error)
-        raise
-
-
 if __name__ == "__main__":
-    main()
+    train_by_command(make_trainer, peak_memory)

@@ -37,10 +37,10 @@ def begin(run: Path) -> "subprocess.Popen[bytes]":
     """Start or continue the run, in a group of its own."""
     new = ["train", str(CONFIGS / "tiny.yaml"), *OPTIONS, "--run-dir", str(run)]
     arguments = ["resume", str(run)] if (run / "config.yaml").exists() else new
-    log = (run.with_name(f"{run.name}.log")).open("ab")
-    return subprocess.Popen(
-        [sys.executable, "-m", "dapo", *arguments], env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
-    )
+    with run.with_name(f"{run.name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "dapo", *arguments], env=ENVIRONMENT, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def lines(run: Path) -> int:

@@ -31,7 +31,7 @@ from helpers.tiny_policies import (
     plain_copy,
     ragged,
 )
-from helpers.tiny_runs import contents, metrics, tiny
+from helpers.tiny_runs import contents, differences, metrics, tiny
 
 TURNS = [
     {"role": "user", "content": "4 + 3?"},
@@ -152,6 +152,11 @@ def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
     assert prompts.render_messages(TURNS, header=False).startswith(text)
 
 
+def test_other_columns_change_nothing() -> None:
+    row = {"prompt": "a", "response": "b"}
+    assert read(row | {"turns": 3, "image": b"x", "answer": "c"}) == read(row)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -161,6 +166,8 @@ def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:
         ({"prompt": "a", "response": []}, "response must be a list of messages, got list"),
         ({"prompt": "a", "response": 5}, "response must be a list of messages, got int 5"),
         ({"prompt": "a", "response": [{"role": "user", "content": "b"}]}, "has no message of the assistant"),
+        ({"prompt": "a", "response": TURNS}, "response: the first message has the role user; a response begins with"),
+        ({"messages": [*TURNS, TURNS[3]]}, "messages: two messages of the assistant follow each other; join them"),
         ({"messages": TURNS[:1]}, "messages has no message of the assistant; a demonstration has"),
         ({"messages": TURNS[1:]}, "messages begins with the assistant's message; a demonstration has"),
         ({"messages": [TURNS[0], {"role": "assistant", "content": ""}]}, "message 2: the assistant's content is empty"),
@@ -195,6 +202,7 @@ def test_what_is_held_out_or_too_long_is_left_out_and_counted(tmp_path: Path) ->
     ("overrides", "message"),
     [
         (["advantage.estimator=gae"], "advantage.estimator=gae is for sampled responses"),
+        (["loss.aggregate=sequence"], "loss.aggregate=sequence is for sampled responses"),
         (["loss.surrogate=gspo"], "loss.surrogate=gspo is for sampled responses"),
         (["loss.kl_coef=0.1", "loss.kl_in=reward"], "loss.kl_in=reward is for sampled responses"),
         (["train.passes_per_step=2"], "train.passes_per_step=2 is for sampled responses"),
@@ -230,3 +238,21 @@ def test_adapters_and_ranks_train_on_demonstrations(overrides: list[str], whole:
     assert found[-1]["loss/nll"] < found[0]["loss/nll"]
     if "lora" not in overrides[0]:
         assert found[-1]["loss/nll"] == pytest.approx(expected[-1]["loss/nll"], rel=1e-2)
+
+
+def test_a_run_with_a_relative_path_is_resumed_from_another_folder_without_a_difference(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    write(tmp_path / "sft.jsonl")
+    monkeypatch.chdir(tmp_path)
+    start_run(supervised(Path("sft.jsonl"), "train.num_steps=3"), run_dir=tmp_path / "run", config_name="t")
+    monkeypatch.chdir(tmp_path / "there")
+    capsys.readouterr()
+    resume_run(tmp_path / "run", ["train.num_steps=6"])
+    assert "another run" not in capsys.readouterr().out
+    assert differences(contents(tmp_path / "run"), contents(whole)) == []
+    held_out = write(tmp_path / "held_out.jsonl", [{"prompt": "a", "answer": "1"}])
+    all_held_out = write(tmp_path / "one.jsonl", [{"prompt": "a", "response": "b"}])
+    with pytest.raises(DataError, match=r"data\.demonstrations: every problem is also in data\.eval"):
+        read_inputs(resolve_auto(supervised(all_held_out, f"data.eval={held_out}")))

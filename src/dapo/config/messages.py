@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from dapo.config.model_options import DATA_SOURCES
 from dapo.config.option_fields import names_by_keyword, options_of, section_in
 from dapo.config.options import Config
 from dapo.config.other_names import OTHERS, REMOVED, TITLES, called_elsewhere, peer_that_knows
@@ -44,7 +45,7 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
             yield f"option {option}: {reason}, got {shown}" if not isinstance(got, BaseModel | Mapping) else reason
         else:
             expected = detail["msg"][0].lower() + detail["msg"][1:]
-            if option.startswith(("data.train", "data.eval")):
+            if option.startswith(tuple(f"data.{name}" for name in DATA_SOURCES)):
                 expected = "input should be a data source as text or a mapping"
             elif detail["type"] == "model_type":
                 inner = next((section_in(info.annotation) for name, info in options_of() if name == option), None)

@@ -32,6 +32,10 @@ class ModelConfig(Section):
     )
 
 
+DATA_SOURCES = ("train", "eval", "demonstrations")
+"""The options of `data` that name a data source."""
+
+
 class DataConfig(Section):
     train: DataSpec = option(
         description="Training problems: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a mapping; "
@@ -66,9 +70,12 @@ class DataConfig(Section):
         return None if self.eval is None else parse_spec(self.eval)
 
     @property
+    def sources(self) -> dict[str, str | dict[str, Any]]:
+        """The data sources that are set, by option."""
+        given = {f"data.{name}": getattr(self, name) for name in DATA_SOURCES}
+        return {option: spec for option, spec in given.items() if spec is not None}
+
+    @property
     def paths(self) -> dict[str, str]:
-        """Possible file paths in `data.train` and `data.eval`, by option."""
-        sources = (("data.train", self.train), ("data.eval", self.eval), ("data.demonstrations", self.demonstrations))
-        return {
-            option: path for name, spec in sources if spec is not None for option, path in paths_in(spec, name).items()
-        }
+        """Possible file paths in the data sources, by option."""
+        return {option: path for name, spec in self.sources.items() for option, path in paths_in(spec, name).items()}

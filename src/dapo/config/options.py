@@ -126,6 +126,11 @@ class Config(Section):
         return self.rollout.prompts_per_step // self.train.minibatch_groups * self.train.passes_per_step
 
     @property
+    def data_option(self) -> str:
+        """The option that names the training data."""
+        return "data.demonstrations" if self.is_supervised else "data.train"
+
+    @property
     def is_supervised(self) -> bool:
         """Whether steps imitate demonstrations."""
         return self.schedule == "supervised"
@@ -489,6 +494,7 @@ class Config(Section):
             f"loss.function={loss.function}": loss.function is not None,
             "loss.kl_in=reward": loss.has_kl_reward,
             f"loss.surrogate={loss.surrogate}": loss.surrogate != "clip",
+            f"loss.aggregate={loss.aggregate}": loss.aggregate != "token",
             f"loss.engine_correction={loss.engine_correction}": loss.engine_correction is not None,
             f"train.passes_per_step={train.passes_per_step}": train.passes_per_step > 1,
             f"train.token_budget={train.token_budget}": train.token_budget is not None,

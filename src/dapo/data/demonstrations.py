@@ -1,6 +1,7 @@
 """Reads demonstrations: prompts with the responses that supervised steps imitate (`schedule: supervised`)."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from dapo.config.data_spec import Columns, Source
@@ -12,7 +13,6 @@ from dapo.data.sources.rows import (
     as_message,
     as_prompt,
     column_value,
-    json_value,
     problem_id,
     require_filled,
     shown,
@@ -43,7 +43,7 @@ def demonstration_from_row(
     A row has a prompt (a text or messages) and a response (a text or messages), in the columns `prompt` and `response`
     or `completion`, or those that `columns` names; or a whole conversation in the column `messages`. The messages up to
     the first of the assistant are the prompt. A demonstration of several turns has them all in the field `turns`, and
-    the last one as its answer.
+    the last one as its answer. Other columns are left out.
     """
     if isinstance(row, DataError):
         raise row
@@ -59,13 +59,13 @@ def demonstration_from_row(
         prompt = as_prompt(column_value(row, prompt_column), f"{where}: {prompt_column}")
         turns = _turns(column_value(row, response), f"{where}: {response}")
     elif conversation is not None:
-        prompt_column, response = conversation, conversation
         messages = _messages(row[conversation], f"{where}: {conversation}")
         first = next((i for i, message in enumerate(messages) if message["role"] == "assistant"), len(messages))
         if not first or first == len(messages):
             what = "begins with the assistant's message" if not first else "has no message of the assistant"
             raise DataError(f"{where}: {conversation} {what}; a demonstration has a prompt and a response")
         prompt, turns = messages[:first], messages[first:]
+        _require_turns(turns, f"{where}: {conversation}")
     else:
         present = ", ".join(map(str, row)) or "(none)"
         raise DataError(
@@ -74,16 +74,10 @@ def demonstration_from_row(
         )
     while turns[-1]["role"] != "assistant":  # nothing answers the last messages
         turns = turns[:-1]
-    fields = {
-        str(name): json_value(value, f"{where}: {name}")
-        for name, value in row.items()
-        if name not in (prompt_column, response)
-    }
-    if len(turns) > 1:
-        fields[TURNS] = turns
     answer = turns[-1]["content"]
-    key = answer if len(turns) == 1 else repr(turns)
-    return Problem(problem_id(prompt, key), prompt, answer, source, fields)
+    if len(turns) == 1:
+        return Problem(problem_id(prompt, answer), prompt, answer, source)
+    return Problem(problem_id(prompt, repr(turns)), prompt, answer, source, {TURNS: turns})
 
 
 def _turns(value: object, where: str) -> list[Message]:
@@ -92,9 +86,22 @@ def _turns(value: object, where: str) -> list[Message]:
         turns = _messages(value, where)
         if all(message["role"] != "assistant" for message in turns):
             raise DataError(f"{where} has no message of the assistant; it is the response to imitate")
+        _require_turns(turns, where)
         return turns
     require_filled(value, where, "a demonstration needs a response: fill it in or drop the row")
     return [as_message({"role": "assistant", "content": value}, where)]
+
+
+def _require_turns(messages: Sequence[Message], where: str) -> None:
+    """Raise DataError where messages behind a prompt do not begin with the assistant's, or two of its are in a row."""
+    roles = [message["role"] for message in messages]
+    if roles[0] != "assistant":
+        raise DataError(
+            f"{where}: the first message has the role {roles[0]}; a response begins with the assistant's, and what "
+            "comes before belongs to the prompt"
+        )
+    if ("assistant", "assistant") in pairwise(roles):
+        raise DataError(f"{where}: two messages of the assistant follow each other; join them")
 
 
 def _messages(value: object, where: str) -> list[Message]:

@@ -70,16 +70,18 @@ def unique_problems(problems: Sequence[Problem]) -> list[tuple[Problem, int]]:
     return [(first[key], count) for key, count in counts.items()]
 
 
-def remove_overlap(train: Sequence[Problem], held_out: Sequence[Problem]) -> tuple[list[Problem], int]:
+def remove_overlap(
+    train: Sequence[Problem], held_out: Sequence[Problem], *, option: str = "data.train"
+) -> tuple[list[Problem], int]:
     """The training problems whose text is not among the held-out ones, and the number that were removed.
 
-    Texts are compared with whitespace collapsed and without system messages; answers are not compared. Raises DataError
-    if nothing is left.
+    Texts are compared with whitespace collapsed and without system messages; answers are not compared. Raises
+    DataError, which names the `option` of the training problems, if nothing is left.
     """
     texts = {prompt_text(problem.prompt) for problem in held_out}
     kept = [problem for problem in train if prompt_text(problem.prompt) not in texts]
     if train and not kept:
-        raise DataError("data.train: every problem is also in data.eval; nothing is left to train on")
+        raise DataError(f"{option}: every problem is also in data.eval; nothing is left to train on")
     return kept, len(train) - len(kept)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import dapo
 from dapo.config import Config
+from dapo.config.model_options import DATA_SOURCES
 from dapo.config.option_entries import flat_options
 from dapo.core.files import damage_of, read_json
 from dapo.core.processor import cpu_model
@@ -143,7 +144,7 @@ _FREE_OPTIONS = (
     *("log.", "profile."),
 )
 """Options, and prefixes of options, that change no step."""
-_PATHS = re.compile(r"data\.(train|eval)(\.mix\.[^.]+)?(\.path)?")
+_PATHS = re.compile(rf"data\.({'|'.join(DATA_SOURCES)})(\.mix\.[^.]+)?(\.path)?")
 """Options that locate the data; the problems themselves are compared instead."""
 _ROUNDING_OPTIONS = ("train.microbatch_tokens", "train.recompute", "rollout.native.kernels")
 """Options, and prefixes of options, that only change how the same sums are split."""

@@ -61,8 +61,8 @@ def changed_config(file: Path, overrides: Sequence[str]) -> Config:
     before, overrides = load_config(file).data, without_old_options(overrides)
     after = load_config(file, overrides).data
     found = []
-    for name, now, then in (("data.train", after.train, before.train), ("data.eval", after.eval, before.eval)):
-        for option, path in paths_in(now, name).items() if now is not None and now != then else ():
+    for name, now in after.sources.items():
+        for option, path in paths_in(now, name).items() if now != before.sources.get(name) else ():
             if Path(path).is_file():
                 found.append(f"{option}={json.dumps(str(Path(path).absolute()))}")
     return load_config(file, [*overrides, *found])

@@ -164,7 +164,7 @@ def data_facts(
         return found, 0
     found.append(_facts("eval", config.data.eval_source, config, needed_columns))
     train, held_out = (each.problems for each in found)
-    return found, remove_overlap(train, held_out)[1] if train and held_out else 0
+    return found, remove_overlap(train, held_out, option=config.data_option)[1] if train and held_out else 0
 
 
 def _facts(

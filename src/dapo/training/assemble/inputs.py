@@ -85,7 +85,7 @@ def _read_data(
         rows, warnings = load_rows(config.data, config.reward, "eval", needed_columns)
         held_out, copies = distinct(rows, source)
         notes += warnings
-    problems, removed = remove_overlap(problems, held_out)
+    problems, removed = remove_overlap(problems, held_out, option=config.data_option)
     if removed:
         kind = "demonstrations" if config.is_supervised else "training problems"
         notes.append(f"{removed} {kind} left out: their text is in the evaluation set")
