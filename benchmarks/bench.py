@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from benchmarks.accuracy import MODULES, measure_accuracy
 from benchmarks.compare import COMPARED, measure_four_updates, measure_one_update
 from benchmarks.dapo_only import measure_checkpoint, measure_growth, measure_longtail, measure_shared
+from benchmarks.distillation import measure_distillation
 from benchmarks.episodes import measure_episodes
 from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.natural import measure_natural
@@ -41,9 +42,10 @@ WITH_OPPONENTS = {
     "natural": measure_natural,
     "episodes": measure_episodes,
     "supervised": measure_supervised,
+    "distillation": measure_distillation,
     "accuracy": measure_accuracy,
 }
-PARTS = (*COMPARED, VARIANT, "natural", "episodes", "supervised", *OURS_ALONE, "accuracy")
+PARTS = (*COMPARED, VARIANT, "natural", "episodes", "supervised", "distillation", *OURS_ALONE, "accuracy")
 QUICK = Settings(rounds=1, prompts=4, group=4, tokens=16, seeds=1, trl_microbatches=(8, 16), quick=True)
 
 

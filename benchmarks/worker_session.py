@@ -14,7 +14,7 @@ from benchmarks.protocol import Worker
 
 ROOT = Path(__file__).parents[1]
 VENVS = dict.fromkeys(("ours", "transformers", "evaluator", "matmul", "dapo_internals"), ".venv")
-VENVS |= {"trl": ".venv-trl", "trl_supervised": ".venv-trl", "vllm": ".venv-vllm"}
+VENVS |= dict.fromkeys(("trl", "trl_supervised", "trl_distillation"), ".venv-trl") | {"vllm": ".venv-vllm"}
 INSTALL = "make bench-peers"
 MATMUL_SIZES = {"cpu": 4096, "cuda": 8192}
 

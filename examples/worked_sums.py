@@ -1,6 +1,7 @@
 """Writes 300 worked sums of four digits as demonstrations: `python examples/worked_sums.py sums.jsonl`.
 
-A sum is worked column by column, from the right: `4821 + 3977` gives `1+7=8, 2+7=9, 8+9=17, 4+3+1=8: 8798`.
+A sum is worked column by column, from the right, and the verifier reads what stands after the reasoning:
+`4821 + 3977` gives `<think>1+7=8, 2+7=9, 8+9=17, 4+3+1=8</think>8798`.
 """
 
 import json
@@ -16,7 +17,7 @@ def worked(a: int, b: int) -> str:
         total = int(x) + int(y) + carry
         columns.append(f"{x}+{y}{'+1' if carry else ''}={total}")
         carry = total // 10
-    return f"{', '.join(columns)}: {a + b}"
+    return f"<think>{', '.join(columns)}</think>{a + b}"
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_a_missing_config_file_is_named(capsys: pytest.CaptureFixture[str]):
     assert (code, err) == (
         2,
         "error: no config file nowhere.yaml; expected a YAML file, or the name of a shipped one: "
-        "calculator, dapo_32b, gsm8k_0.5b, quickstart, tiny\n",
+        "calculator, dapo_32b, four_digits, gsm8k_0.5b, quickstart, tiny\n",
     )
 
 

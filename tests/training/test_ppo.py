@@ -120,6 +120,24 @@ def test_ppo_learns_its_critic_follows_and_every_group_trains(learned: Path) -> 
     assert [row["optim/lr"] > 0 for row in rows] == ["loss/entropy" in row for row in rows] == [False] + [True] * 11
 
 
+@pytest.mark.parametrize("preset", ["ppo", "reinforce_pp"])
+def test_one_response_to_a_prompt_trains_where_the_baseline_is_not_that_of_its_group(
+    preset: str, tmp_path: Path
+) -> None:
+    options = [f"preset={preset}", "rollout.group_size=1", "train.num_steps=2", "overlong.mode=off"]
+    start_run(tiny(*options), run_dir=tmp_path / "alone", config_name="t")
+    rows = metrics(tmp_path / "alone")
+    trained = [row for row in rows if "loss/policy" in row]
+    assert [row["rollout/groups_trained"] for row in trained] == [4, 4]
+    assert all(row["optim/grad_norm"] > 0 for row in trained)
+
+
+@pytest.mark.parametrize("more", [["dynamic_sampling.enabled=true"], ["advantage.estimator=reinforce_pp_baseline"]])
+def test_one_response_to_a_prompt_is_refused_where_it_is_compared_with_its_group(more: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"group_size must be at least 2 to compare"):
+        tiny("preset=reinforce_pp", "rollout.group_size=1", *more)
+
+
 def test_what_needs_stored_values_refuses_a_run_of_ppo_and_an_export_has_the_policy_alone(
     learned: Path, tmp_path: Path
 ) -> None:

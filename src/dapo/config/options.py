@@ -202,6 +202,13 @@ class Config(Section):
         return self.reward.coef > 0
 
     @property
+    def compares_responses_of_a_group(self) -> bool:
+        """Whether a group of one response trains nothing: its baseline is the group's, or its rewards decide on it."""
+        has_other_baseline = self.advantage.estimator in ("gae", "reinforce_pp") and self.rollout.prompts_per_step > 1
+        is_alone = has_other_baseline and not self.dynamic_sampling.enabled
+        return self.trains_on_rewards and not self.is_supervised and not is_alone
+
+    @property
     def decays_lr(self) -> bool:
         return self.optim.schedule != "constant"
 
@@ -274,10 +281,9 @@ class Config(Section):
     def _sizes_fit(self) -> None:
         rollout, train, overlong = self.rollout, self.train, self.overlong
         length, bound = rollout.max_response_tokens, self.dynamic_sampling.max_groups_per_step
-        if rollout.group_size < 2 and self.trains_on_rewards and not self.is_supervised:
-            raise ValueError(
-                f"rollout.group_size must be at least 2 to compare responses with each other, got {rollout.group_size}"
-            )
+        if rollout.group_size < (smallest := 2 if self.compares_responses_of_a_group else 1):
+            purpose = " to compare responses with each other" if smallest == 2 else ""
+            raise ValueError(f"rollout.group_size must be at least {smallest}{purpose}, got {rollout.group_size}")
         if rollout.prompts_per_step % train.minibatch_groups and not self.is_supervised:
             raise ValueError(
                 f"rollout.prompts_per_step={rollout.prompts_per_step} (prompts per step) must be a multiple of "

@@ -80,7 +80,13 @@ class RolloutConfig(Section):
     prompts_per_step: Positive = option(
         512, "Informative groups per batch, one for each prompt.", paper=512, le=10**6, unit="prompts"
     )
-    group_size: Int = option(16, "G: responses sampled per prompt.", paper=16, le=10**4, unit="responses")
+    group_size: Int = option(
+        16,
+        "G: responses sampled per prompt; 1 for `gae` and `reinforce_pp`, which compare none.",
+        paper=16,
+        le=10**4,
+        unit="responses",
+    )
     max_response_tokens: Tokens = option(
         20480, "L_max: largest length of a response, including the sampled end token.", paper=20480, unit="tokens"
     )

@@ -114,7 +114,7 @@ def dynamic_sampler(
         keep=load_filter(keep),
         thresholds=thresholds,
         max_error_rate=max_error_rate,
-        least_verdicts=2 if config.trains_on_rewards else 1,
+        least_verdicts=2 if config.compares_responses_of_a_group else 1,
         reward_test=reward_test or reward_test_command(config.reward, config.data, config.environment.name),
     )
 
