@@ -252,6 +252,30 @@ def notes_of(tokenizer: Any) -> dict[str, Any]:
     return {"environment_factory": Notes}
 
 
+WEIGHTS = {"dtype": "float32", "attn_implementation": "sdpa"}
+"""How TRL loads a model."""
+
+
+def common_arguments(settings: dict[str, Any], folder: str) -> dict[str, Any]:
+    """The arguments of every TRL trainer: our optimiser's, and nothing saved, reported or computed again."""
+    return {
+        "output_dir": folder,
+        "learning_rate": settings["lr"],
+        "optim": "adamw_torch",
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "use_cpu": settings["device"] == "cpu",
+        "bf16": settings["dtype"] == "bfloat16",
+        "gradient_checkpointing": False,
+        "model_init_kwargs": WEIGHTS,
+        "dataloader_pin_memory": False,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+
+
 def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> TimedTrainer:
     """The trainer of the coordinator's settings."""
     torch.set_num_threads(settings["threads"])
@@ -266,7 +290,6 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         generation = {"min_new_tokens": turns["tokens"] - 1, "max_new_tokens": turns["tokens"]}
         generation |= {"forced_eos_token_id": tokenizer.eos_token_id}
     config = GRPOConfig(
-        output_dir=folder,
         loss_type="dapo",
         epsilon=0.2,
         epsilon_high=0.28,
@@ -286,21 +309,9 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> Tim
         top_k=0,
         generation_kwargs=generation,
         max_tool_calling_iterations=None if turns is None else turns["count"] - 1,
-        learning_rate=settings["lr"],
-        optim="adamw_torch",
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        use_cpu=settings["device"] == "cpu",
-        bf16=settings["dtype"] == "bfloat16",
-        gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
-        dataloader_pin_memory=False,
         shuffle_dataset=False,
         seed=settings["seed"],
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
+        **common_arguments(settings, folder),
     )
     reward = every_second
     if "verifier" in settings:

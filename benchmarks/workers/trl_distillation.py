@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import DistillationConfig, DistillationTrainer
 
 from benchmarks.protocol import Channel
-from benchmarks.workers.trl import EndOfCommands, peak_memory, train_by_command
+from benchmarks.workers.trl import MAX_STEPS, WEIGHTS, EndOfCommands, common_arguments, peak_memory, train_by_command
 
 
 class TimedDistillation(DistillationTrainer):  # type: ignore[misc]
@@ -57,31 +57,17 @@ class Commands(TrainerCallback):  # type: ignore[misc]
 def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> TimedDistillation:
     """The trainer of the coordinator's settings."""
     torch.set_num_threads(settings["threads"])
-    weights = {"dtype": "float32", "attn_implementation": "sdpa"}
     config = DistillationConfig(
-        output_dir=folder,
         per_device_train_batch_size=settings["microbatch"],
         gradient_accumulation_steps=settings["prompts"] // settings["microbatch"],
-        max_steps=1_000_000,
+        max_steps=MAX_STEPS,
         max_completion_length=settings["tokens"],
         generation_kwargs={"min_new_tokens": settings["tokens"]},
         beta=1.0,
-        learning_rate=settings["lr"],
         lr_scheduler_type="constant",
-        optim="adamw_torch",
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        use_cpu=settings["device"] == "cpu",
-        bf16=settings["dtype"] == "bfloat16",
-        gradient_checkpointing=False,
-        model_init_kwargs=weights,
-        teacher_model_init_kwargs=weights,
-        dataloader_pin_memory=False,
+        teacher_model_init_kwargs=WEIGHTS,
         shuffle_dataset=False,
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
+        **common_arguments(settings, folder),
     )
     commands = Commands(channel)
     trainer = TimedDistillation(

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from benchmarks.protocol import Channel
-from benchmarks.workers.trl import EndOfCommands, peak_memory, train_by_command
+from benchmarks.workers.trl import EndOfCommands, common_arguments, peak_memory, train_by_command
 
 
 class InOrder(SFTTrainer):  # type: ignore[misc]
@@ -60,26 +60,13 @@ def make_trainer(settings: dict[str, Any], channel: Channel, folder: str) -> InO
     counts = [len(each["response_ids"]) for each in samples]
     tokens = [sum(counts[i : i + per_update]) for i in range(0, len(counts), per_update)]
     config = SFTConfig(
-        output_dir=folder,
         per_device_train_batch_size=settings["microbatch"],
         gradient_accumulation_steps=per_update // settings["microbatch"],
         max_steps=len(tokens),
         completion_only_loss=True,
-        learning_rate=settings["lr"],
         lr_scheduler_type="constant",
-        optim="adamw_torch",
-        weight_decay=0.0,
-        max_grad_norm=1.0,
-        use_cpu=settings["device"] == "cpu",
-        bf16=settings["dtype"] == "bfloat16",
-        gradient_checkpointing=False,
-        model_init_kwargs={"dtype": "float32", "attn_implementation": "sdpa"},
-        dataloader_pin_memory=False,
         packing=False,
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        disable_tqdm=True,
+        **common_arguments(settings, folder),
     )
     return InOrder(
         model=settings["model"],

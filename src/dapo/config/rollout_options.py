@@ -82,7 +82,7 @@ class RolloutConfig(Section):
     )
     group_size: Int = option(
         16,
-        "G: responses sampled per prompt; 1 for `gae` and `reinforce_pp`, which compare none.",
+        "G: responses sampled per prompt; at least 2 where dynamic sampling or the baseline compares them.",
         paper=16,
         le=10**4,
         unit="responses",
