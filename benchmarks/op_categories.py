@@ -1,10 +1,25 @@
 """Kinds of work by the names of torch's operations, for a breakdown of traced seconds."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise", "mkl::_mkl_linear")
+from torch.autograd.profiler import record_function
+
+from cpu_kernels.compiled import library
+
+COMPILED = "cpu_kernels::"
+"""What the names of compiled functions begin with: torch's profiler sees only its own operations."""
+PRODUCTS = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "mkldnn::_linear_pointwise",
+    "mkl::_mkl_linear",
+    f"{COMPILED}product",
+)
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("log-softmax and entropy", ("_Score", "aten::_log_softmax", "aten::xlogy")),
     ("gradients and optimiser", ("AccumulateGrad", "Optimizer", "_fused_adamw", "aten::_foreach")),
@@ -16,10 +31,30 @@ OTHERS = "norms, rotary embedding, gates, sampling, copies"
 BETWEEN = "Python between the operations"
 
 
+@contextmanager
+def compiled_functions_named() -> Iterator[None]:
+    """Inside of the block a trace has the calls of compiled functions, by name."""
+    functions = library() or {}
+    plain = {key: function for key, function in functions.items() if isinstance(key, tuple)}
+    functions.update({key: _recorded(f"{COMPILED}{key[0]}", function) for key, function in plain.items()})
+    try:
+        yield
+    finally:
+        functions.update(plain)
+
+
+def _recorded(name: str, function: Any) -> Any:
+    def recorded(*arguments: Any) -> None:
+        with record_function(name):
+            function(*arguments)
+
+    return recorded
+
+
 def kind_of(names: Sequence[str]) -> str:
     """The category of an operation, by its name and the names of its callers, nearest first."""
     # inside of attention a product is attention's
-    if any("scaled_dot_product" in name or "flash_attention" in name for name in names):
+    if any(part in name for name in names for part in ("scaled_dot_product", "flash_attention", f"{COMPILED}attention")):
         return ATTENTION
     if names[0] in PRODUCTS:
         return MATMULS

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.memory import current_rss_bytes, peak_rss_bytes
-from benchmarks.op_categories import seconds_by_kind
+from benchmarks.op_categories import compiled_functions_named, seconds_by_kind
 from benchmarks.protocol import serve
 from dapo.config import Config
 from dapo.config.rollout_options import NativeConfig
@@ -102,10 +102,11 @@ class Studies:
     ) -> dict[str, Any]:
         """Seconds of a traced generation or update by kind of work, and the tokens that it computed."""
         profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-        if phase == "generation":
-            seconds = self.generate(groups, group, prompt, tokens, slots, trace=profiler)["seconds"]
-        else:
-            seconds = self.update(groups, group, prompt, tokens, microbatch_tokens, trace=profiler)["seconds"]
+        with compiled_functions_named():
+            if phase == "generation":
+                seconds = self.generate(groups, group, prompt, tokens, slots, trace=profiler)["seconds"]
+            else:
+                seconds = self.update(groups, group, prompt, tokens, microbatch_tokens, trace=profiler)["seconds"]
         computed = groups * (group * tokens + (prompt if phase == "update" else 0))
         return {"seconds": seconds, "kinds": seconds_by_kind(profiler.events(), seconds), "tokens": computed}
 
