@@ -54,7 +54,9 @@ def _recorded(name: str, function: Any) -> Any:
 def kind_of(names: Sequence[str]) -> str:
     """The category of an operation, by its name and the names of its callers, nearest first."""
     # inside of attention a product is attention's
-    if any(part in name for name in names for part in ("scaled_dot_product", "flash_attention", f"{COMPILED}attention")):
+    if any(
+        part in name for name in names for part in ("scaled_dot_product", "flash_attention", f"{COMPILED}attention")
+    ):
         return ATTENTION
     if names[0] in PRODUCTS:
         return MATMULS

@@ -1,4 +1,4 @@
-"""The one table of a results file: for people, for the README, and as `python -m benchmarks.report README.md`."""
+"""The table of one results file, or of several with a column for each: for people, and between a document's markers."""
 
 import argparse
 import json
@@ -45,6 +45,29 @@ def table_rows(results: Mapping[str, Any]) -> list[tuple[str, ...]]:
 def markdown_table(results: Mapping[str, Any]) -> str:
     """The table, and beneath it what it was measured on."""
     return "\n".join([*markdown_rows(HEADER, table_rows(results)), "", *footnotes(results)])
+
+
+def processors_table(several: Sequence[Mapping[str, Any]]) -> str:
+    """Ours against each opponent, in one column per results file; beneath it what each was measured on."""
+    columns = [{(row[0], row[3]): row for row in table_rows(results)} for results in several]
+    measured = list(dict.fromkeys(key for column in columns for key, row in column.items() if row[3]))
+    rows = [(name, other, *(_comparison(column.get((name, other))) for column in columns)) for name, other in measured]
+    header = ("ours / opponent (min to max); of the limit: ours, opponent", "opponent", *map(_processor, several))
+    notes = (line for results in several for line in ("", *footnotes(results)))
+    return "\n".join([*markdown_rows(header, rows), *notes])
+
+
+def _comparison(row: tuple[str, ...] | None) -> str:
+    if row is None or not row[2]:
+        return "not measured"
+    *_, found, of_ours, of_other = row
+    return f"{found}; {of_ours}, {of_other}" if of_ours and of_other else found
+
+
+def _processor(results: Mapping[str, Any]) -> str:
+    machine = results["machine"]
+    dtypes = sorted({part["dtype"] for part in results["parts"].values()})
+    return f"{machine['cpu']}: {', '.join((*machine['flags'], *dtypes))}"
 
 
 def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -171,17 +194,19 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Put the table of a results file between the markers of documents."""
+    """Put the table of one or several results files between the markers of documents."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("documents", nargs="*", type=Path, help="Markdown files to rewrite; none: print")
-    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument(
+        "--results", type=Path, nargs="+", required=True, help="several: a column for each, with ratios alone"
+    )
     parser.add_argument("--parts", nargs="+", help="only these; none: all")
     parser.add_argument("--marker", default=MARKER, help="the line before and behind the table in a document")
     arguments = parser.parse_args()
-    results = json.loads(arguments.results.read_text(encoding="utf-8"))
-    if arguments.parts:
+    several = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.results]
+    for results in several if arguments.parts else ():
         results["parts"] = {name: part for name, part in results["parts"].items() if name in arguments.parts}
-    table = markdown_table(results)
+    table = markdown_table(several[0]) if len(several) == 1 else processors_table(several)
     for document in arguments.documents:
         document.write_text(
             replace_between_markers(document.read_text(encoding="utf-8"), table, marker=arguments.marker),

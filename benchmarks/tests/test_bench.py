@@ -106,6 +106,19 @@ def test_the_table_shows_medians_ratio_range_and_shares():
     ]
 
 
+def test_several_processors_are_columns_and_what_one_lacks_is_not_measured():
+    ours, trl = (
+        figure("update", "ours", [120.0], flop_per_parameter=6),
+        figure("update", "trl", [60.0], flop_per_parameter=6),
+    )
+    vllm = figure("update", "vllm", [100.0])
+    one = results([ours, trl], gflops=[360.0], parameters=100_000_000)
+    header, _, *rows = report.processors_table([one, results([figure("update", "ours", [50.0]), vllm])]).split("\n")
+    assert header.endswith("| opponent | A Processor: avx2, float32 | A Processor: avx2, float32 |")
+    assert rows[0] == "| update, tokens/s | trl | 2.00; 20 %, 10 % | not measured |"
+    assert rows[1] == "| update, tokens/s | vllm | not measured | 0.50 |"
+
+
 def test_an_opponent_that_is_not_installed_is_a_row_with_its_reason():
     ours = figure("generation", "ours", [100.0])
     rows = report.table_rows(results([ours], [{"system": "vllm", "reason": "not installed; `make bench-peers`"}]))
