@@ -275,7 +275,7 @@ def _run(config: Config) -> Iterator[str]:
         )
     when = f"every {train.save_every} steps" if train.save_every else "at the end"
     yield f"  checkpoints {when}, newest {train.kept_in_training} kept"
-    if config.schedule == "one_step_off":
+    if config.samples_ahead:
         cap = config.loss.engine_correction or 0.0
         ratio = "pi_old / pi_sampler" + (" of its response" if config.loss.engine_ratio == "sequence" else "")
         factor = f"min({ratio}, {cap:g})"
