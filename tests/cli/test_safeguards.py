@@ -40,7 +40,7 @@ NO_DIFFERENCE = {
     *("model.dtype", "launcher", "train.microbatch_tokens", "train.recompute", "train.threads", "train.device"),
     *("rollout.engine", "rollout.engines", "rollout.reproducible"),
     *("rollout.native.slots", "rollout.native.kernels", "rollout.vllm.cache_gib"),
-    *("rollout.vllm.tensor_parallel", "rollout.vllm.eager", "rollout.vllm.python"),
+    *("rollout.vllm.tensor_parallel", "rollout.vllm.python"),
     *("distributed.trainer_ranks", "distributed.gpus_per_process"),
     *("reward.workers", "reward.timeout_s", "reward.memory_gib"),  # beyond them there is no verdict: a safeguard
     # what is written and measured

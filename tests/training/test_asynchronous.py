@@ -593,7 +593,10 @@ class TestOptions:
         config = tiny(*ONE_STEP_OFF)
         assert config.loss.engine_correction == 2.0
         assert tiny(*ONE_STEP_OFF, "loss.engine_correction=5").loss.engine_correction == 5.0
-        with pytest.raises(ConfigError, match=r"none leaves uncorrected; set loss.engine_correction=tis"):
+        with pytest.raises(
+            ConfigError,
+            match=r"1 steps old, which loss.engine_correction=none leaves uncorrected; set loss.engine_correction=tis",
+        ):
             tiny(*ONE_STEP_OFF, "loss.engine_correction=none")
         (tmp_path / "dumped.yaml").write_text(dump_config(config))
         assert load_config(tmp_path / "dumped.yaml") == config
@@ -601,7 +604,8 @@ class TestOptions:
     def test_check_says_so(self):
         summary = "\n".join(explain(Config.model_validate(tiny(*ONE_STEP_OFF).model_dump())))
         assert "loss is multiplied by min(pi_old / pi_sampler, 2)" in summary
-        assert "schedule: one_step_off (paper: sync)" in summary
+        assert "schedule: async (paper: sync)" in summary
+        assert "max_staleness 1: every token but the first batch's is 1 step stale" in summary
         assert "loss.engine_correction: 2 (paper: none)" in summary
 
 

@@ -62,7 +62,8 @@ def train(run: Run) -> None:
     Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then saved.
     """
     if not run.config.samples_ahead:
-        return train_in_turn(run)
+        train_in_turn(run)
+        return
     state = run.state
     with saved_on_failure(run):
         evaluate_and_log(run)
@@ -145,6 +146,8 @@ def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[Pendi
         pending = None
     else:
         run.begin_sampling(step)
+        if (closed := run.state.closed_at) is not None:
+            run.timer.add("engine_idle", time.perf_counter() - closed)
         pending = PendingBatch(run, step=step)
     try:
         yield pending
@@ -163,10 +166,11 @@ def await_batch(run: Run, pending: "PendingBatch | None") -> PrefetchedBatch | N
     run.state.prefetched_batch = None  # it has been trained on, even if the next one fails
     if pending is None:
         return None
-    with run.phase("wait", total=run.config.rollout.prompts_per_step) as on_progress:
+    with run.phase("trainer_idle", total=run.config.rollout.prompts_per_step) as on_progress:
         batch = pending.result(on_progress)
     run.sampling.start = None
     run.timer.add("generate", pending.seconds)
+    run.state.closed_at = pending.closed_at
     return batch
 
 
@@ -178,6 +182,7 @@ class PendingBatch:
     """A batch that a thread samples; until it has ended, stream, engine, judge and sampler belong to it."""
 
     seconds = 0.0  # the duration of the sampling
+    closed_at = 0.0  # the `time.perf_counter` at its end
 
     def __init__(self, run: Run, *, step: int) -> None:
         self._is_cancelled = Event()
@@ -209,7 +214,8 @@ class PendingBatch:
 
         started = time.perf_counter()
         batch = sample(run, step=step, on_progress=self._on_progress, check=check)
-        self.seconds = time.perf_counter() - started
+        self.closed_at = time.perf_counter()
+        self.seconds = self.closed_at - started
         return batch
 
     def _on_progress(self, accepted: int, wanted: int, outcomes: str) -> None:

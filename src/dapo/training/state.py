@@ -66,6 +66,7 @@ class TrainState:
     updates: list[Mapping[str, float]] = field(default_factory=list, compare=False)
     """The metrics of each finished update of step `step + 1`."""
     is_saved: bool = field(default=False, compare=False)  # whether a checkpoint of it is written, or being written
+    closed_at: float | None = field(default=None, compare=False)  # the moment at which the last batch had closed
     engine_version: int | None = field(default=None, compare=False)  # version of the engine's weights; None: no weights
 
     @property
