@@ -192,7 +192,7 @@ def test_a_cap_that_leaves_nothing_is_refused(cap: float, over_cap: str) -> None
 
 @pytest.mark.parametrize("cap", [0.9, 1.2, 5.0])
 def test_value_and_gradient_are_those_of_the_decoupled_objective(cap: float) -> None:
-    """J = E[min(pi_prox / mu, c) x min(u A, clip(u) A)] with u = pi_theta / pi_prox, in float64, by the plain formula."""
+    """J = E[min(pi_prox / mu, c) x min(u A, clip(u) A)] with u = pi_theta / pi_prox, by the plain formula."""
     generator = torch.Generator().manual_seed(0)
     current, proximal, behaviour = (-2 * torch.rand(3, 64, dtype=torch.float64, generator=generator)).unbind()
     advantages = torch.randn(64, dtype=torch.float64, generator=generator)

@@ -26,7 +26,7 @@ from dapo.config import Config, build_config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, ShortfallError
 from dapo.data.stream import ProblemStream
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.runs.outcomes import OUTCOMES
+from dapo.runs.outcomes import COUNTED, OUTCOMES
 from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
 from dapo.training.rollout import Batch, SamplingStart
 from dapo.training.rollout_metrics import staleness_metrics
@@ -165,7 +165,7 @@ class TestWhatIsSampledWhen:
         rows = metrics(tmp_path / "run")
         for row in rows:
             for kind in ("groups", "tokens"):
-                assert row[f"rollout/{kind}_generated"] == sum(row[f"rollout/{kind}_{outcome}"] for outcome in OUTCOMES)
+                assert row[f"rollout/{kind}_generated"] == sum(row[f"rollout/{kind}_{outcome}"] for outcome in COUNTED)
         assert state.tokens_generated == sum(row["rollout/tokens_generated"] for row in rows)
         assert sum(row["rollout/groups_excess"] + row["rollout/groups_aborted"] for row in rows) > 0
         assert decided_positions(tmp_path / "run") == list(range(len(decided_positions(tmp_path / "run"))))
