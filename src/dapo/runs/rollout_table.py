@@ -259,6 +259,8 @@ def _checked(rows: pa.Table) -> pa.Table:
             and pc.any(pc.bit_wise_and(pc.list_value_length(rows[name]), 1).cast(pa.bool_())).as_py()
         ):
             raise ValueError("a sampled range of a row has no end")
+        if name == VERSIONS.name and any(len(each or ()) % 2 for each in rows[name].to_pylist()):
+            raise ValueError("a part of a row has no version")
         if name == EPISODE.name:
             for text in rows[name].to_pylist():
                 episode_of({name: text})
