@@ -33,6 +33,7 @@ NO_DIFFERENCE = {
     *("environment.options", "environment.tools", "environment.max_turns", "environment.max_turn_tokens"),
     *("environment.max_observation_tokens", "environment.history", "environment.credit", "environment.timeout_s"),
     *("environment.workers", "environment.lag_polls"),
+    "max_staleness",  # a part of `schedule: async`
     *("critic.lr", "critic.gae_lambda", "critic.pretrain_steps"),
     *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between"),
     *("loss.engine_ratio", "loss.engine_over_cap"),

@@ -26,7 +26,7 @@ def test_a_run_logs_all_metrics_of_the_table_that_have_no_condition_and_no_other
     if schedule == "sync":
         start_run(tiny("train.num_steps=3"), run_dir=tmp_path / "run", config_name="t")
     else:
-        run_or_resume(tmp_path / "run", async_config("train.num_steps=3", "max_staleness=2"))
+        run_or_resume(tmp_path / "run", async_config("train.num_steps=3", "schedule=async"))
     logged = {metric_of(name) for name in logged_names(tmp_path / "run")}
     not_logged = [metric for metric in METRICS if metric not in logged]
     assert [metric.name for metric in not_logged if not metric.when] == []
@@ -44,7 +44,7 @@ def test_every_metric_that_the_code_names_is_in_the_table():
 
 
 def test_every_outcome_of_a_group_is_explained():
-    assert tuple(OUTCOMES) == rollout.OUTCOMES
+    assert OUTCOMES == (*rollout.COUNTED, "stale")
     assert metric_of("rollout/groups_zero_variance").name == "rollout/groups_{outcome}"
     with pytest.raises(KeyError, match="rollout/groups_no_spread is not in the table"):
         metric_of("rollout/groups_no_spread")

@@ -23,7 +23,9 @@ from safetensors.torch import load_file
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.core.rng import keyed_uniforms
 from dapo.policy.model import load_model
+from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import OUTCOMES
+from dapo.training.checkpointing import is_logged
 from dapo.training.state import Run
 from dapo.types import Generation, GenerationRequest, Problem, Verdict
 from helpers.async_runs import async_config, resumed_from, run_or_resume
@@ -81,8 +83,8 @@ class VersionedEngine(ScriptedEngine):
     """Its log-probabilities tell which weights sampled a token, and which token of the response it is."""
 
     def _generation(self, request: GenerationRequest, token_ids: Any, finish: Any) -> Generation:
-        places = range(request.offset, request.offset + len(token_ids))
-        logprobs = tuple(-1.0 - self._require_weights() - place / 1024 for place in places)
+        indices = range(request.offset, request.offset + len(token_ids))
+        logprobs = tuple(-1.0 - self._require_weights() - index / 1024 for index in indices)
         return Generation(request.id, token_ids, logprobs, finish, self._require_weights())
 
 
@@ -139,7 +141,7 @@ def test_no_trained_token_is_staler_than_the_bound_and_everything_is_counted(
                 assert row[f"rollout/{kind}_generated"] == sum(counts)
             for each in table:
                 named = versions_of(each)
-                assert each["engine_logprobs"] == [-1.0 - v - place / 1024 for place, v in enumerate(named)]
+                assert each["engine_logprobs"] == [-1.0 - v - index / 1024 for index, v in enumerate(named)]
                 if each["outcome"] == "trained":
                     assert all(0 <= step - 1 - version <= eta for version in named)
             decided += [each["group_id"] for each in table if each["sample"] == 0 and each["outcome"] != "excess"]
@@ -160,7 +162,7 @@ def long_run(path: Path, *options: str, slots: int = 24, **parts: Any) -> Run:
     return scripted_run(path, *ASYNC, *LONG, *options, engine=engine, **parts)
 
 
-def test_the_laws_are_tested_where_they_can_fail(tmp_path: Path):
+def test_the_runs_of_these_tests_have_everything_that_can_break_a_law(tmp_path: Path):
     """Responses of three versions and more, groups that begin again, and staleness up to the bound."""
     for eta in (2, 4):
         long_run(tmp_path / f"run{eta}", f"max_staleness={eta}", "train.num_steps=8")
@@ -231,6 +233,8 @@ def test_from_any_step_it_ends_as_the_uninterrupted_run_to_the_byte(tmp_path: Pa
         for path in (run / "checkpoints").iterdir():
             if int(path.name.removeprefix("step_")) > step:
                 shutil.rmtree(path)
+        directory = RunDirectory(run)
+        directory.truncate_after(step, is_logged=is_logged(directory.checkpoints.find(step)))
         long_run(run, *options)
         assert differences(contents(run), contents(whole)) == []
 

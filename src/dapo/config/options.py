@@ -481,6 +481,11 @@ class Config(Section):
         if not isinstance(values, Mapping):
             return values
         if values.get("schedule") == "one_step_off":
+            if (given := values.get("max_staleness", 1)) not in (1, 2, "1", "2"):  # 2 is the default of other schedules
+                raise ValueError(
+                    f"schedule=one_step_off is schedule=async with max_staleness=1, got max_staleness={given}; set "
+                    "schedule=async"
+                )
             values = {**values, "schedule": "async", "max_staleness": 1}
         if values.get("schedule") == "async" and values.get("max_staleness") not in (0, "0"):
             loss = values.get("loss", {})

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of the sampling: the next step's batch and the groups that go on, as JSON and Parquet."""
+"""The sampling in a checkpoint, as JSON and Parquet: the next step's batch, and the groups that go on."""
 
 import json
 from array import array

@@ -113,7 +113,7 @@ def generation_of(response: Generation | Unfinished) -> Generation:
 
 @dataclass(frozen=True)
 class Kept:
-    """What goes on from one batch to the next: undecided groups, and decisions on the problems among them."""
+    """Undecided groups that go on from one batch to the next, and the decisions on the problems among them."""
 
     groups: tuple[KeptGroup, ...] = ()
     decisions: tuple[Decision, ...] = ()
