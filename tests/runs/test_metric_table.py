@@ -44,7 +44,7 @@ def test_every_metric_that_the_code_names_is_in_the_table():
 
 
 def test_every_outcome_of_a_group_is_explained():
-    assert OUTCOMES == (*rollout.COUNTED, "stale")
+    assert (*rollout.COUNTED, "stale") == OUTCOMES
     assert metric_of("rollout/groups_zero_variance").name == "rollout/groups_{outcome}"
     with pytest.raises(KeyError, match="rollout/groups_no_spread is not in the table"):
         metric_of("rollout/groups_no_spread")

@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from pyarrow.parquet import read_table
 from safetensors.torch import load_file
 
 from benchmarks.scripted_engine import ScriptedEngine
+from dapo.core.errors import EngineError, NumericsError
 from dapo.core.rng import keyed_uniforms
 from dapo.policy.model import load_model
 from dapo.runs.directory import RunDirectory
@@ -237,6 +239,51 @@ def test_from_any_step_it_ends_as_the_uninterrupted_run_to_the_byte(tmp_path: Pa
         directory.truncate_after(step, is_logged=is_logged(directory.checkpoints.find(step)))
         long_run(run, *options)
         assert differences(contents(run), contents(whole)) == []
+
+
+def test_a_step_that_fails_before_its_first_update_is_undone_with_its_kept_groups(tmp_path: Path):
+    """Two updates a step: the third is the first one of step 2."""
+    long_run(tmp_path / "whole", "train.save_every=0")
+    run = tmp_path / "run"
+
+    def update(made: int) -> None:
+        if made == 3:
+            raise NumericsError("the gradient norm was not finite")
+
+    with pytest.raises(NumericsError):
+        long_run(run, "train.save_every=0", policy=CountingPolicy(on_update=update))
+    assert (run / "checkpoints/step_000001/kept_groups.json").exists()
+    long_run(run, "train.save_every=0")
+    last = "step_000006"
+    assert differences(contents(run, checkpoints=last), contents(tmp_path / "whole", checkpoints=last)) == []
+
+
+def test_a_lost_engine_costs_the_batch_and_not_the_kept_groups(tmp_path: Path):
+    """The resumed run samples the batch from the newest policy, and goes on with what is still within the bound."""
+
+    class LostEngine(VersionedEngine):
+        def poll(self) -> list[Generation]:
+            if self.loaded[-1] == 2 and self.is_updating.wait(20):
+                raise EngineError("the engine is gone")
+            return super().poll()
+
+        is_updating = threading.Event()
+
+    def update(number: int) -> None:
+        if number == 6:
+            LostEngine.is_updating.set()
+
+    run = tmp_path / "run"
+    engine = LostEngine(long_script(60), slots=24)
+    with pytest.raises(EngineError, match="the engine is gone"):
+        long_run(run, "train.save_every=0", engine=engine, policy=CountingPolicy(on_update=update))
+    assert {path.name for path in (run / "checkpoints/step_000003").iterdir()} >= {"kept_groups.json"}
+    long_run(run, "train.save_every=0")
+    rows = [row for row in metrics(run) if row["step"]]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert max(row["rollout/staleness_max"] for row in rows) <= 3
+    decided = [each["group_id"] for table in rows_of_steps(run) for each in table if each["sample"] == 0]
+    assert decided == list(range(len(decided)))
 
 
 # --- with a model ---------------------------------------------------------------------------------------------------
