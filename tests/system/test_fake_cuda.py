@@ -76,7 +76,7 @@ def test_a_cpu_tensor_among_cuda_tensors_raises(gpu: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize(
-    "wait",
+    "trainer_idle",
     [
         lambda x: x.sum().item(),
         lambda x: float(x.sum()),
