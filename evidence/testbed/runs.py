@@ -177,7 +177,6 @@ def measure_rollouts(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     less that of the other letter.
     """
     values: dict[str, list[float]] = {}
-    sources = {row["source"] for row in rows}
     for row in rows:
         letter = row["response"].strip()[:1]
         if letter not in ("A", BETTER):
@@ -185,8 +184,7 @@ def measure_rollouts(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         p = math.exp(row["engine_logprobs"][0])
         share = p if letter == BETTER else 1 - p
         values.setdefault(SHARE, []).append(share)
-        if len(sources) > 1:
-            values.setdefault(f"{SHARE}/{row['source']}", []).append(share)
+        values.setdefault(f"{SHARE}/{row['source']}", []).append(share)
         values.setdefault(f"length/{letter}", []).append(row["response_tokens"])
     return {name: fmean(each) for name, each in values.items()}
 
