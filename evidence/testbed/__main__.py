@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"by default all: {', '.join(NAMES)}")
     parser.add_argument("--arms", default="", help="only these arms, separated by commas")
     parser.add_argument("--seeds", default="", help="other seeds than the file's; from 100 on they are pilots")
-    parser.add_argument("--base-models", default="", help="other base models than the file's, by the seeds of their recipes")
+    parser.add_argument("--base-models", default="", help="other base models, by the seeds of their recipes")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no run that would end later")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     parser.add_argument("--list", action="store_true", help="print the missing runs and make none")

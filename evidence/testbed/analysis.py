@@ -1,32 +1,36 @@
-"""Effects of the testbed with intervals, one contrast for each curve, and verdicts; `python -m evidence.testbed.analysis`.
+"""Effects of the testbed, a contrast for each curve, and verdicts: `python -m evidence.testbed.analysis`.
 
 An arm of an experiment states before its runs:
 
-    measure: {rows: [token, sequence], until: {above: 0.5}, as: ratio}    the effect of a pair of runs
-    predicted: [1.0, 1.32, ...]        its value at each level, by evidence.testbed.tabular and the entry `tabular`
-    factor, tolerance                  how far a level may be from it: predicted / factor - tolerance .. * factor + tolerance
+    measure: {rows: [on, off], until: {above: 0.5}, as: ratio}    the effect in a pair of runs
+    also: {TEXT: {...}, ...}           further measures, without a verdict
+    tabular: {...}                     the task and the rows of the simulation that predicts
+    predicted: [1.0, 1.32, ...]        its value at each level, by evidence.testbed.tabular
+    factor, tolerance               a level may be at predicted / factor - tolerance to predicted * factor + tolerance
     no_effect: X                       the bound of the verdict that there is no larger effect
-    delivered: {row: off, curve: NAME, of: first, above: X, levels: [...]}  the technique had something to act on
+    delivered: {row: off, curve: NAME, of: first, above: X, levels: [...]}    there was something to act on
+    primary: true                      Holm's correction covers the primary arms of all experiments
 
-Effects are paired by seed and base model, which are crossed. The contrast weighs the levels by their predicted values:
-it is 1 if the curve is as predicted and 0 if the technique does nothing. Ratios are averaged as logarithms.
+Effects are paired by seed and base model, which are crossed. The contrast weighs levels by their predicted values:
+it is 1 for the predicted curve, and 0 if the technique does nothing. Ratios are averaged as logarithms.
 
-    not delivered              the metric of `delivered` misses its bound
-    as predicted               the contrast is above 0, p < 5 % by Holm over the experiments, and the interval of every
-                               level holds a value that its prediction allows
-    predicted direction        the contrast is above 0, and the size of some level is not
-    other direction            the contrast is below 0
-    no effect beyond X         the intervals of all levels lie within X of 0
-    open                       none of these
+    not delivered          the metric of `delivered` misses its bound
+    as predicted           the contrast is above 0, p < 5 % by Holm's correction, and the interval of every level holds a
+                           value that its prediction allows
+    predicted direction    the contrast is above 0, and the size of some level is not as predicted
+    other direction        the contrast is below 0
+    no effect beyond X     the intervals of all levels lie within X of 0
+    open                   none of these, or runs are missing
 """
 
 import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from statistics import fmean
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +45,9 @@ from evidence.testbed.tabular import Choice, crossing, simulate
 LEVEL = 0.05
 PILOT_SEEDS = 100
 """Seeds from here on chose the settings, and are no results."""
-Table = NDArray[np.float64]  # [base models, seeds]
+Table: TypeAlias = NDArray[np.float64]  # [base models, seeds]
+Curves: TypeAlias = Mapping[str, Sequence[float | None]]
+"""The values of a run by step."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,10 @@ class Arm:
     """The effect of each pair of runs, by level."""
     delivery: Mapping[str, float]
     """The number of `delivered`, by level."""
+    also: Mapping[str, Mapping[str, Table]] = field(default_factory=dict)
+    """The further measures, by their texts and by level."""
+    is_complete: bool = True
+    """Whether all runs of the file are stored; no verdict is given before."""
 
     @property
     def is_ratio(self) -> bool:
@@ -123,6 +133,8 @@ class Arm:
         """The verdict, given the p-value of the contrast by Holm's correction."""
         if not self.is_delivered:
             return "not delivered"
+        if not self.is_complete:
+            return "open"
         if holm < LEVEL:
             if self.contrast.mean < 0:
                 return "other direction"
@@ -138,28 +150,34 @@ class Arm:
 
 
 def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = None) -> Arm | None:
-    """Measure an arm in the stored runs; None if a cell lacks two base models and two seeds that all cells have."""
+    """Measure an arm in the stored runs; None without two base models and two seeds of which every cell has a run."""
     facts = load(name)["arms"][arm]
-    stored = stored_runs(name) if runs is None else runs
     found = {
         (run["level"], run["row"], run["base"], run["seed"]): run["curves"]
-        for run in stored
+        for run in (stored_runs(name) if runs is None else runs)
         if run["arm"] == arm and run["seed"] < PILOT_SEEDS
     }
     levels, rows = [level["name"] for level in facts["levels"]], facts["measure"]["rows"]
     bases, seeds = _crossed(found, levels, rows)
     if min(len(bases), len(seeds)) < 2:
         return None
-    tables = {
-        level: np.array([[effect_of(facts, [found[level, row, base, seed] for row in rows]) for seed in seeds] for base in bases])
-        for level in levels
-    }
+
+    def tables(measure: Mapping[str, Any]) -> dict[str, Table]:
+        def effect(level: str, base: int, seed: int) -> float:
+            return effect_of(measure, [found[level, row, base, seed] for row in measure["rows"]])
+
+        having = [level for level in levels if measure.get("curve", SHARE) in found[level, rows[0], bases[0], seeds[0]]]
+        return {level: np.array([[effect(level, base, seed) for seed in seeds] for base in bases]) for level in having}
+
     wanted = facts["delivered"]
+    cells = [(base, seed) for base in bases for seed in seeds]
     delivery = {
-        level: float(np.mean([delivery_of(wanted, found[level, wanted["row"], base, seed]) for base in bases for seed in seeds]))
-        for level in levels
+        level: fmean(delivery_of(wanted, found[level, wanted["row"], *cell]) for cell in cells) for level in levels
     }
-    return Arm(name, arm, facts, tables, delivery)
+    also = {text: tables(measure) for text, measure in facts.get("also", {}).items()}
+    experiment = load(name)
+    planned = len(facts.get("seeds", experiment["seeds"])) * len(facts.get("base_models", experiment["base_models"]))
+    return Arm(name, arm, facts, tables(facts["measure"]), delivery, also, is_complete=len(cells) >= planned)
 
 
 def _crossed(found: Mapping[Any, Any], levels: Sequence[str], rows: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -167,19 +185,20 @@ def _crossed(found: Mapping[Any, Any], levels: Sequence[str], rows: Sequence[str
     bases = sorted({base for _, _, base, _ in found})
     seeds = sorted({seed for _, _, _, seed in found})
     whole = [
-        seed for seed in seeds if all((level, row, base, seed) in found for level in levels for row in rows for base in bases)
+        seed
+        for seed in seeds
+        if all((level, row, base, seed) in found for level in levels for row in rows for base in bases)
     ]
     return bases, whole
 
 
-def effect_of(facts: Mapping[str, Any], pair: Sequence[Mapping[str, Sequence[float | None]]]) -> float:
+def effect_of(measure: Mapping[str, Any], pair: Sequence[Curves]) -> float:
     """The effect in a pair of runs: the first row less the second, or the logarithm of their ratio."""
-    measure = facts["measure"]
     first, second = (number_of(measure, curves) for curves in pair)
     return math.log(first / second) if measure.get("as") == "ratio" else first - second
 
 
-def number_of(measure: Mapping[str, Any], curves: Mapping[str, Sequence[float | None]]) -> float:
+def number_of(measure: Mapping[str, Any], curves: Curves) -> float:
     """The number of a run: the steps or tokens until the share passes a bound, or a curve's mean in a window."""
     values = _without_gaps(curves[measure.get("curve", SHARE)])
     if "window" in measure:
@@ -196,14 +215,14 @@ def number_of(measure: Mapping[str, Any], curves: Mapping[str, Sequence[float | 
 
 def _without_gaps(curve: Sequence[float | None]) -> Table:
     """The values of a curve; a step without one, such as without a prompt of a source, lies between its neighbours."""
-    known = [step for step, value in enumerate(curve) if value is not None]
-    return np.interp(range(len(curve)), known, [curve[step] for step in known])
+    known = {step: value for step, value in enumerate(curve) if value is not None}
+    return np.interp(range(len(curve)), list(known), list(known.values()))
 
 
-def delivery_of(wanted: Mapping[str, Any], curves: Mapping[str, Sequence[float | None]]) -> float:
+def delivery_of(wanted: Mapping[str, Any], curves: Curves) -> float:
     """The number that shows that a technique acted: of the first step, the largest of all or their mean."""
     values = [value for value in curves[wanted["curve"]] if value is not None]
-    number = {"first": values[0], "largest": max(values), "mean": float(np.mean(values))}[wanted["of"]]
+    number = {"first": values[0], "largest": max(values), "mean": fmean(values)}[wanted["of"]]
     return number / float(curves[wanted["over"]][0] or 1) if "over" in wanted else number
 
 
@@ -218,13 +237,7 @@ def predict(facts: Mapping[str, Any], *, seeds: int = 96) -> list[float]:
         for row in measure["rows"]:
             choice = Choice(**{**wanted["choice"], **level.get("tabular", {}), **wanted["rows"][row]})
             shares = simulate(choice, steps=wanted["steps"], seeds=seeds)
-            if "window" in measure:
-                first, last = measure["window"]
-                numbers.append(float(shares[first - 1 : last].mean()))
-            else:
-                falling = "below" in measure["until"]
-                bound = measure["until"]["below" if falling else "above"]
-                numbers.append(float(crossing(shares, bound, falling=falling).mean()))
+            numbers.append(fmean(number_of({**measure, "curve": SHARE}, {SHARE: each.tolist()}) for each in shares.T))
         found.append(numbers[0] / numbers[1] if measure.get("as") == "ratio" else numbers[0] - numbers[1])
     return found
 
@@ -233,45 +246,68 @@ def predict(facts: Mapping[str, Any], *, seeds: int = 96) -> list[float]:
 
 
 def report(arms: Sequence[Arm]) -> str:
-    """A table for each arm, and a line with its contrast and verdict."""
-    primary = {f"{arm.experiment}/{arm.name}": arm.contrast.p for arm in arms if arm.facts.get("primary")}
-    holm, lines = adjust(primary), []
+    """A table for each arm, and a line with its contrast and verdict.
+
+    Holm's correction counts every primary arm of the files; one without runs has the p-value 1.
+    """
+    primary = {(name, arm): 1.0 for name in NAMES for arm, facts in load(name)["arms"].items() if facts.get("primary")}
+    found = {(arm.experiment, arm.name): arm.contrast.p for arm in arms}
+    holm = adjust({"/".join(key): found.get(key, p) for key, p in primary.items()})
+    lines = []
     for arm in arms:
-        key = f"{arm.experiment}/{arm.name}"
-        lines += [f"### {load(arm.experiment)['title']}: {arm.name}", "", *_table(arm), ""]
-        low, high = arm.contrast.low, arm.contrast.high
-        corrected = holm.get(key, arm.contrast.p)
-        lines += [
-            f"Contrast {arm.contrast.mean:.2f} ({low:.2f} to {high:.2f}), p = {arm.contrast.p:.2g}"
-            f"{f', by Holm {corrected:.2g}' if key in holm else ''}, {arm.contrast.runs} pairs: **{arm.verdict(corrected)}**.",
-            "",
-        ]
-    return "\n".join(lines)
+        key, slope = f"{arm.experiment}/{arm.name}", arm.contrast
+        corrected = holm.get(key, slope.p)
+        lines += [f"### {load(arm.experiment)['title']} ({arm.name})", "", *_table(arm), ""]
+        p = f"p {_p_value(slope.p)}" + (f", {_p_value(corrected)} by Holm's correction" if key in holm else "")
+        verdict = arm.verdict(corrected) if arm.is_complete else "runs are missing, no verdict"
+        lines += [f"Contrast {_shown(slope, '.2f')}; {p}; {slope.runs} pairs of runs. **{verdict.capitalize()}**.", ""]
+    return "\n".join(lines).rstrip()
+
+
+def _p_value(p: float) -> str:
+    return "below .001" if p < 0.001 else f"{min(p, 1.0):.3f}".removeprefix("0")
+
+
+def _shown(found: Interval, style: str, *, is_ratio: bool = False) -> str:
+    mean, low, high = (math.exp(each) if is_ratio else each for each in (found.mean, found.low, found.high))
+    return f"{mean:{style}} ({low:{style}} to {high:{style}})"
 
 
 def _table(arm: Arm) -> list[str]:
-    lines = [f"| {arm.facts['condition']} | effect | predicted | {arm.facts['delivered']['curve']} |", "|---|---|---|---|"]
+    """A line for each level: the effect, its prediction, the delivery check and further measures."""
+    measures = arm.facts.get("also", {})
+    checked = arm.facts["delivered"]
+    names = [arm.facts["condition"], arm.facts["effect"], "predicted", checked.get("text", f"`{checked['curve']}`")]
+    lines = [f"| {' | '.join([*names, *measures])} |", "|---" * (len(names) + len(measures)) + "|"]
     for index, (level, effect) in enumerate(arm.effects.items()):
-        mark = "" if arm.agrees(index, level) else " (misses)"
-        shown = [math.exp(each) if arm.is_ratio else each for each in (effect.mean, effect.low, effect.high)]
-        style = ".2f" if arm.is_ratio else "+.3f"
-        interval = f"{shown[0]:{style}} ({shown[1]:{style}} to {shown[2]:{style}})"
-        predicted = f"{arm.facts['predicted'][index]:{style}}{mark}"
-        lines.append(f"| {of_level(arm.facts, level)['at']} | {interval} | {predicted} | {arm.delivery[level]:.3g} |")
+        style = ".2f" if arm.is_ratio else "+.2f"
+        mark = "" if arm.agrees(index, level) else " (missed)"
+        cells = [f"{of_level(arm.facts, level)['at']:g}", _shown(effect, style, is_ratio=arm.is_ratio)]
+        cells += [f"{arm.facts['predicted'][index]:{style}}{mark}", f"{arm.delivery[level]:.2g}"]
+        for text, measure in measures.items():
+            is_ratio, table = measure.get("as") == "ratio", arm.also[text].get(level)
+            style = ".2f" if is_ratio else "+.2f"
+            cells += ["" if table is None else _shown(Interval.of(table), style, is_ratio=is_ratio)]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def stored_arms() -> list[Arm]:
+    """The arms with enough stored runs."""
+    every = [(name, arm) for name in NAMES for arm in load(name)["arms"]]
+    return [found for name, arm in every if (found := read_arm(name, arm)) is not None]
 
 
 def main() -> None:
     """Print the report of the stored runs, or the predictions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--predict", action="store_true", help="print the predictions of the files instead")
-    given = parser.parse_args()
-    every = [(name, arm) for name in NAMES for arm in load(name)["arms"]]
-    if given.predict:
-        for name, arm in every:
-            print(name, arm, json.dumps([round(value, 2) for value in predict(load(name)["arms"][arm])]))
+    if not parser.parse_args().predict:
+        print(report(stored_arms()))
         return
-    print(report([found for name, arm in every if (found := read_arm(name, arm)) is not None]))
+    for name in NAMES:
+        for arm, facts in load(name)["arms"].items():
+            print(name, arm, json.dumps([round(value, 2) for value in predict(facts)]))
 
 
 if __name__ == "__main__":

@@ -61,5 +61,6 @@ class Recipe(base_model.Recipe):
 
 def parse_recipe(given: dict[str, Any], seed: int) -> Recipe:
     """The recipe of a base model, as an experiment's file writes it."""
-    strategies = {letter: (float(share), int(low), int(high)) for letter, (share, low, high) in given["strategies"].items()}
+    rows = given["strategies"].items()
+    strategies = {letter: (float(share), int(low), int(high)) for letter, (share, low, high) in rows}
     return Recipe(**{**given, "strategies": strategies, "seed": seed})

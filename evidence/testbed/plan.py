@@ -1,21 +1,21 @@
 """The experiments of the testbed and their runs, read from `evidence/testbed/NAME.yaml`.
 
-    title, prediction, refuted_by     texts
-    seeds, base_models                the seeds of the runs, crossed with the seeds of the base models' recipes
-    set, metrics                      options of every run, and metrics that are stored besides the shares
+A file has a title, `refuted_by`, and for all arms `seeds`, `base_models` (the seeds of their recipes, crossed with
+those of the runs), `set` (options) and `metrics` (stored besides the shares). An arm is a curve:
+
     arms:
       NAME:
         base_model: {strategies: {A: [0.9, 8, 8], B: [0.1, 8, 8]}, updates: 130}
         set: [...]
-        levels: [{name: "0.5", at: 0.5, set: [...], base_model: {...}}, ...]
+        levels: [{name: "0.5", at: 0.5, set: [...], base_model: {...}, tabular: {...}}, ...]
         rows: {off: [...], on: [...]}
-        measures, delivered, ...      read by evidence.testbed.analysis
+
+and what evidence.testbed.analysis reads: measure, predicted, delivered and others.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -84,8 +84,3 @@ def jobs(
 def of_level(arm: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A level of an arm."""
     return next(level for level in arm["levels"] if level["name"] == name)
-
-
-def stored_file(name: str) -> Path:
-    """The file of an experiment's runs."""
-    return STORED / f"{name}.jsonl"

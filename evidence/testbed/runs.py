@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
@@ -20,16 +20,16 @@ from statistics import fmean
 from typing import Any
 
 from evidence.testbed.bases import Recipe
-from evidence.testbed.plan import Job, stored_file
+from evidence.testbed.plan import STORED, Job
 
 SHARE, TOKENS = "share", "tokens"
 BETTER = "B"
 """The strategy whose share is stored."""
 
 
-def stored_runs(name: str) -> list[dict[str, Any]]:
+def stored_runs(name: str, folder: Path = STORED) -> list[dict[str, Any]]:
     """The finished runs of an experiment."""
-    file = stored_file(name)
+    file = folder / f"{name}.jsonl"
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
@@ -38,40 +38,42 @@ def key_of(run: dict[str, Any]) -> tuple[str, str, str, int, int]:
     return run["arm"], run["level"], run["row"], run["base"], run["seed"]
 
 
-def missing(jobs: Sequence[Job]) -> list[Job]:
+def missing(jobs: Sequence[Job], folder: Path = STORED) -> list[Job]:
     """The jobs without a stored run."""
-    done = {(name, *key_of(run)) for name in {job.experiment for job in jobs} for run in stored_runs(name)}
+    done = {(name, *key_of(run)) for name in {job.experiment for job in jobs} for run in stored_runs(name, folder)}
     return [job for job in jobs if (job.experiment, *job.key) not in done]
 
 
-def run_all(jobs: Sequence[Job], *, workers: int, seconds: float, log: Callable[[str], None]) -> int:
+def run_all(
+    jobs: Sequence[Job], *, workers: int, seconds: float, log: Callable[[str], None], folder: Path = STORED
+) -> int:
     """Make the missing runs, some at a time, for as long as a run is expected to end in time; return how many are left.
 
     Base models come first: two runs of one would make it twice.
     """
     deadline = time.monotonic() + seconds
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = missing(jobs)
+        waiting = missing(jobs, folder)
         recipes = {job.recipe.name: job.recipe for job in waiting}
         took: dict[str, list[float]] = {}
         for job, found in _completed(pool, make_base_model, list(recipes.values()), workers, deadline, took):
             log(f"base model {job.name}: {found['seconds']:.0f} s")
         if time.monotonic() > deadline:
             return len(waiting)
-        left, took = len(waiting), _stored_seconds(jobs)
+        left, took = len(waiting), _stored_seconds(jobs, folder)
         for job, found in _completed(pool, make_run, waiting, workers, deadline, took):
-            append(job, found)
+            append(job, found, folder)
             left -= 1
-            log(f"{job.kind}, base {job.recipe.seed}, seed {job.seed}: {found['seconds']:.1f} s; "
-                f"{left} left{_time_left(waiting, took, left, workers)}")
+            run = f"{job.kind}, base {job.recipe.seed}, seed {job.seed}: {found['seconds']:.1f} s"
+            log(f"{run}; {left} left{_time_left(waiting, took, left, workers)}")
     return left
 
 
-def _stored_seconds(jobs: Sequence[Job]) -> dict[str, list[float]]:
+def _stored_seconds(jobs: Sequence[Job], folder: Path) -> dict[str, list[float]]:
     """The seconds of the stored runs by kind."""
     found: dict[str, list[float]] = {}
     for name in {job.experiment for job in jobs}:
-        for run in stored_runs(name):
+        for run in stored_runs(name, folder):
             found.setdefault("/".join((name, run["arm"], run["level"], run["row"])), []).append(run["seconds"])
     return found
 
@@ -90,13 +92,13 @@ def _completed(
     workers: int,
     deadline: float,
     took: dict[str, list[float]],
-) -> Any:
+) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yield items with what `work` returns for them, as they end; none begins that may end after the deadline."""
     waiting, running = deque(items), dict[Future[dict[str, Any]], Any]()
     while waiting or running:
         while waiting and len(running) < workers:
-            longest = max((max(took.get(_kind(item), [0.0])) for item in list(waiting)[:1]), default=0.0)
-            if time.monotonic() + 1.2 * longest > deadline:
+            expected = max(took.get(_kind(waiting[0]), [0.0]))
+            if time.monotonic() + 1.2 * expected > deadline:
                 waiting.clear()
                 break
             item = waiting.popleft()
@@ -111,9 +113,9 @@ def _kind(item: Job | Recipe) -> str:
     return item.kind if isinstance(item, Job) else "base model"
 
 
-def append(job: Job, found: dict[str, Any]) -> None:
+def append(job: Job, found: dict[str, Any], folder: Path) -> None:
     """Add a finished run to the file of its experiment."""
-    file = stored_file(job.experiment)
+    file = folder / f"{job.experiment}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     names = dict(zip(("arm", "level", "row", "base", "seed"), job.key, strict=True))
     with file.open("a", encoding="utf-8") as lines:
@@ -145,12 +147,13 @@ def make_run(job: Job) -> dict[str, Any]:
     config = load_config(job.recipe.config, overrides)
     with tempfile.TemporaryDirectory(prefix="testbed-") as folder, Path(os.devnull).open("w") as nowhere:
         path = Path(folder) / "run"
-        with redirect_stdout(nowhere), redirect_stderr(nowhere):
-            with (
-                new_run(config, path, command=["evidence.testbed"]) as ready,
-                open_run(ready, RunCallbacks(warn=lambda text: None)) as run,
-            ):
-                train(run)
+        with (
+            redirect_stdout(nowhere),
+            redirect_stderr(nowhere),
+            new_run(config, path, command=["evidence.testbed"]) as ready,
+            open_run(ready, RunCallbacks(warn=lambda text: None)) as run,
+        ):
+            train(run)
         curves = curves_of(RunDirectory(path), job.metrics)
     return {"seconds": round(time.perf_counter() - started, 1), "curves": curves}
 

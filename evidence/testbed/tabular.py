@@ -10,8 +10,7 @@ plain gradient descent, both with momentum .9. The size of its steps is the only
 once per experiment, from the pilot's growth at the level where the technique has no effect.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +60,9 @@ def simulate(choice: Choice, *, steps: int, seeds: int = 48) -> Floats:
         is_b, advantages, weights = _sample(choice, old, rng)
         order = np.array_split(np.arange(choice.groups), choice.updates)
         for chosen in order:
-            z = z + optimizer.step(_gradient(choice, z, old, is_b[:, chosen], advantages[:, chosen], weights[:, chosen]))
+            z = z + optimizer.step(
+                _gradient(choice, z, old, is_b[:, chosen], advantages[:, chosen], weights[:, chosen])
+            )
     return np.array(shares)
 
 
@@ -81,7 +82,9 @@ def _sample(choice: Choice, p: Floats, rng: np.random.Generator) -> tuple[Flags,
         if not choice.resampled or not is_missing.any():
             break
     spread = rewards.std(axis=-1, keepdims=True)
-    advantages = np.where(spread > 0, (rewards - rewards.mean(axis=-1, keepdims=True)) / np.maximum(spread, _EPSILON), 0)
+    advantages = np.where(
+        spread > 0, (rewards - rewards.mean(axis=-1, keepdims=True)) / np.maximum(spread, _EPSILON), 0
+    )
     weights = np.ones(shape)
     if choice.per_token:  # every token of the minibatch counts alike: a response by its length over the mean length
         lengths = np.where(is_b, choice.length_b, choice.length_a).astype(float)
@@ -95,7 +98,9 @@ def _gradient(choice: Choice, z: Floats, old: Floats, is_b: Flags, advantages: F
     """The gradient of each seed's logit, of a loss that is a mean over responses. [seeds]"""
     p, before = _sigmoid(z)[:, None, None], old[:, None, None]
     ratios = np.where(is_b, p / before, (1 - p) / (1 - before))
-    is_stopped = ((advantages > 0) & (ratios > 1 + choice.clip_high)) | ((advantages < 0) & (ratios < 1 - choice.clip_low))
+    is_stopped = ((advantages > 0) & (ratios > 1 + choice.clip_high)) | (
+        (advantages < 0) & (ratios < 1 - choice.clip_low)
+    )
     terms = weights * ratios * advantages * (is_b - p) * ~is_stopped
     scale = min(choice.length_a, choice.length_b)
     return scale * terms.mean(axis=(1, 2))
