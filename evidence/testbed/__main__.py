@@ -25,6 +25,7 @@ def main() -> None:
     seeds, bases = (tuple(map(int, filter(None, text.split(",")))) for text in (given.seeds, given.base_models))
     names = given.experiments or NAMES
     wanted = [job for name in names for job in jobs(name, arms=arms, seeds=seeds, base_models=bases)]
+    wanted.sort(key=lambda job: (not job.is_primary, job.seed))
     if given.list:
         for job in missing(wanted):
             print(job.kind, job.recipe.seed, job.seed)

@@ -15,8 +15,8 @@ Effects are paired by seed and base model, which are crossed. The contrast weigh
 it is 1 for the predicted curve, and 0 if the technique does nothing. Ratios are averaged as logarithms.
 
     not delivered          the metric of `delivered` misses its bound
-    as predicted           the contrast is above 0, p < 5 % by Holm's correction, and the interval of every level holds a
-                           value that its prediction allows
+    as predicted           the contrast is above 0, p < 5 % by Holm's correction, and the interval of every level
+                           holds a value that its prediction allows
     predicted direction    the contrast is above 0, and the size of some level is not as predicted
     other direction        the contrast is below 0
     no effect beyond X     the intervals of all levels lie within X of 0
@@ -101,9 +101,13 @@ class Arm:
 
     @cached_property
     def contrast(self) -> Interval:
-        """The slope of the effects over the predicted values: 1 if the curve is as predicted."""
+        """The slope of the effects over the predicted values: 1 if the curve is as predicted.
+
+        Where the same effect is predicted at every level, it is the mean effect.
+        """
         weights = self.predicted - self.predicted.mean()
-        weights /= float((weights * self.predicted).sum())
+        scale = float((weights * self.predicted).sum())
+        weights = weights / scale if scale else np.full(len(weights), 1 / len(weights))
         return Interval.of(np.tensordot(weights, np.stack(list(self.tables.values())), axes=1))
 
     @property
@@ -294,7 +298,7 @@ def _table(arm: Arm) -> list[str]:
 
 def stored_arms() -> list[Arm]:
     """The arms with enough stored runs."""
-    every = [(name, arm) for name in NAMES for arm in load(name)["arms"]]
+    every = [(name, arm) for name in NAMES for arm, facts in load(name)["arms"].items() if "measure" in facts]
     return [found for name, arm in every if (found := read_arm(name, arm)) is not None]
 
 
@@ -302,12 +306,26 @@ def main() -> None:
     """Print the report of the stored runs, or the predictions."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--predict", action="store_true", help="print the predictions of the files instead")
-    if not parser.parse_args().predict:
-        print(report(stored_arms()))
-        return
-    for name in NAMES:
-        for arm, facts in load(name)["arms"].items():
+    parser.add_argument("--rates", action="store_true", help="print the steps at each rate of the pilots instead")
+    given = parser.parse_args()
+    for name, arm in ((name, arm) for name in NAMES for arm in load(name)["arms"]):
+        facts = load(name)["arms"][arm]
+        if given.predict and "tabular" in facts:
             print(name, arm, json.dumps([round(value, 2) for value in predict(facts)]))
+        if given.rates and "chosen_by" in facts:
+            for (level, row), steps in sorted(steps_of_pilots(name, arm).items()):
+                print(f"{name}, {arm}, {level}, {row}: {steps:.1f} steps")
+    if not (given.predict or given.rates):
+        print(report(stored_arms()))
+
+
+def steps_of_pilots(name: str, arm: str) -> dict[tuple[str, str], float]:
+    """The mean steps until the bound of `chosen_by` in the pilots of an arm, by level and row."""
+    wanted, found = load(name)["arms"][arm]["chosen_by"], dict[tuple[str, str], list[float]]()
+    for run in stored_runs(name):
+        if run["arm"] == arm:
+            found.setdefault((run["level"], run["row"]), []).append(number_of(wanted, run["curves"]))
+    return {cell: fmean(numbers) for cell, numbers in found.items()}
 
 
 if __name__ == "__main__":

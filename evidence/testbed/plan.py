@@ -39,6 +39,8 @@ class Job:
     recipe: Recipe
     options: tuple[str, ...]
     metrics: tuple[str, ...]
+    is_primary: bool = False
+    """Whether the arm's contrast decides; these runs come first."""
 
     @property
     def key(self) -> tuple[str, str, str, int, int]:
@@ -78,7 +80,8 @@ def jobs(
                     for row, own in facts["rows"].items():
                         options = (*experiment.get("set", ()), *facts.get("set", ()), *level.get("set", ()), *own)
                         metrics = tuple(experiment["metrics"])
-                        yield Job(name, arm, level["name"], row, seed, recipe, options, metrics)
+                        is_primary = bool(facts.get("primary"))
+                        yield Job(name, arm, level["name"], row, seed, recipe, options, metrics, is_primary)
 
 
 def of_level(arm: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ of choices, and its updates follow the gradient
     sum_i w_i min(r_i A_i, clip(r_i) A_i)' (1[i = B] - p)
 
 with the weights of the loss, the advantages of Eq. 9 and the ratios of Eq. 8. The optimizer is AdamW's direction or
-plain gradient descent, both with momentum .9. The size of its steps is the only free parameter: `steps_to` it is set
+plain gradient descent, both with momentum. The size of its steps is the only free parameter: `steps_to` it is set
 once per experiment, from the pilot's growth at the level where the technique has no effect.
 """
 
@@ -30,6 +30,7 @@ class Choice:
     right_b: float = 0.95
     rate: float = 0.05
     optimizer: str = "adam"
+    momentum: float = 0.9
     groups: int = 16
     size: int = 8
     updates: int = 2
@@ -107,7 +108,7 @@ def _gradient(choice: Choice, z: Floats, old: Floats, is_b: Flags, advantages: F
 
 
 class _Optimizer:
-    """Momentum .9, and AdamW's division by the root of the mean square."""
+    """Momentum, and AdamW's division by the root of the mean square."""
 
     def __init__(self, choice: Choice, seeds: int) -> None:
         self.choice, self.count = choice, 0
@@ -116,9 +117,10 @@ class _Optimizer:
     def step(self, gradient: Floats) -> Floats:
         """The change of the logits."""
         self.count += 1
-        self.first = 0.9 * self.first + 0.1 * gradient
+        momentum = self.choice.momentum
+        self.first = momentum * self.first + (1 - momentum) * gradient
         self.second = 0.999 * self.second + 0.001 * gradient**2
-        first = self.first / (1 - 0.9**self.count)
+        first = self.first / (1 - momentum**self.count)
         if self.choice.optimizer == "plain":
             return self.choice.rate * self.first
         return self.choice.rate * first / (np.sqrt(self.second / (1 - 0.999**self.count)) + _EPSILON)
