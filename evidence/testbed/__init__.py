@@ -6,5 +6,5 @@ predict how fast each loss learns it. Base models are made from tables of strate
 
     base.yaml          the configuration of every run
     NAME.yaml          an experiment: one condition in levels, rows that differ in one option, a prediction
-    ../results/testbed/NAME.jsonl    its runs, one a line
+    results/NAME.jsonl the runs of an experiment, one a line
 """

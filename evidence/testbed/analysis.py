@@ -308,7 +308,8 @@ def main() -> None:
     parser.add_argument("--predict", action="store_true", help="print the predictions of the files instead")
     parser.add_argument("--rates", action="store_true", help="print the steps at each rate of the pilots instead")
     given = parser.parse_args()
-    for name, arm in [(name, arm) for name in NAMES for arm in load(name)["arms"]]:
+    every = [(name, arm) for name in NAMES for arm in load(name)["arms"]]
+    for name, arm in every:
         facts = load(name)["arms"][arm]
         if given.predict and "tabular" in facts:
             print(name, arm, json.dumps([round(value, 2) for value in predict(facts)]))

@@ -24,7 +24,7 @@ from evidence.testbed.bases import FOLDER, Recipe, parse_recipe
 
 NAMES = ("overlong", "token_level", "dynamic_sampling", "clip_higher")
 """The experiments in the order in which they run."""
-STORED = FOLDER.parent / "results" / "testbed"
+STORED = FOLDER / "results"
 
 
 @dataclass(frozen=True)
