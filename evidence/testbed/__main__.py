@@ -5,6 +5,7 @@ Finished runs are skipped, so the command may be stopped and called again. `--mi
 
 import argparse
 import os
+import time
 
 from evidence.testbed.plan import NAMES, jobs
 from evidence.testbed.runs import log_line, missing, run_all
@@ -30,8 +31,11 @@ def main() -> None:
         for job in missing(wanted):
             print(job.kind, job.recipe.seed, job.seed)
         return
-    left = run_all(wanted, workers=given.jobs, seconds=60 * given.minutes, log=log_line)
-    log_line(f"{len(wanted) - left} of {len(wanted)} runs are stored")
+    deadline = time.monotonic() + 60 * given.minutes
+    for stage in (True, False):  # the base models of other arms are made when the primary arms are complete
+        chosen = [job for job in wanted if job.is_primary == stage]
+        run_all(chosen, workers=given.jobs, seconds=deadline - time.monotonic(), log=log_line)
+    log_line(f"{len(wanted) - len(missing(wanted))} of {len(wanted)} runs are stored")
 
 
 if __name__ == "__main__":

@@ -51,9 +51,10 @@ def run_all(
 
     Base models come first: two runs of one would make it twice.
     """
-    deadline = time.monotonic() + seconds
+    deadline, waiting = time.monotonic() + seconds, missing(jobs, folder)
+    if not waiting or seconds <= 0:
+        return len(waiting)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        waiting = missing(jobs, folder)
         recipes = {job.recipe.name: job.recipe for job in waiting}
         took: dict[str, list[float]] = {}
         for job, found in _completed(pool, make_base_model, list(recipes.values()), workers, deadline, took):
