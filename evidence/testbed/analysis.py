@@ -62,8 +62,10 @@ class Interval:
 
     @classmethod
     def of(cls, table: Table) -> "Interval":
-        """Base models and seeds are two crossed samples."""
+        """Base models and seeds are two crossed samples; with one seed the interval is over base models alone."""
         mean, (variance, freedom) = float(table.mean()), variance_of_mean(table)
+        if table.shape[1] == 1:
+            variance, freedom = float(table.var(ddof=1)) / len(table), len(table) - 1.0
         if variance <= ROUNDING:
             return cls(mean, mean, mean, 1.0 if abs(mean) < ROUNDING else 0.0, table.size)
         half = student_quantile(freedom) * math.sqrt(variance)
@@ -154,7 +156,7 @@ class Arm:
 
 
 def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = None) -> Arm | None:
-    """Measure an arm in the stored runs; None without two base models and two seeds of which every cell has a run."""
+    """Measure an arm in the stored runs; None without two base models and a seed of which every cell has a run."""
     facts = load(name)["arms"][arm]
     found = {
         (run["level"], run["row"], run["base"], run["seed"]): run["curves"]
@@ -163,7 +165,7 @@ def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = Non
     }
     levels, rows = [level["name"] for level in facts["levels"]], facts["measure"]["rows"]
     bases, seeds = _crossed(found, levels, rows)
-    if min(len(bases), len(seeds)) < 2:
+    if len(bases) < 2 or not seeds:
         return None
 
     def tables(measure: Mapping[str, Any]) -> dict[str, Table]:

@@ -14,12 +14,14 @@ from dapo.config import load_config
 from dapo.config.option_entries import flat_options
 from dapo.data.problems import load_problems
 from dapo.types import Problem
-from evidence.testbed.analysis import Interval, predict, read_arm, report
+from evidence.testbed.analysis import Interval, predict, read_arm, report, stored_arms
 from evidence.testbed.bases import CONFIG, Recipe, parse_recipe
+from evidence.testbed.page import update
 from evidence.testbed.plan import NAMES, Job, jobs, load
 from evidence.testbed.rewards import Strategy
 from evidence.testbed.runs import append, make_base_model, make_run, measure_rollouts, missing, run_all
 from evidence.testbed.tabular import Choice, crossing, simulate
+from helpers.paths import ROOT
 
 ARMS = [(name, arm) for name in NAMES for arm, facts in load(name)["arms"].items() if "measure" in facts]
 SIMULATED = [(name, arm) for name, arm in ARMS if "tabular" in load(name)["arms"][arm]]
@@ -278,7 +280,7 @@ def test_no_verdict_is_given_before_all_runs_are_stored_and_pilots_do_not_count(
     assert found is not None
     assert found.contrast.runs == 6
     assert found.verdict(0.001) == "open"
-    assert read_arm(name, arm, [run for run in runs if run["seed"] < 1]) is None
+    assert read_arm(name, arm, [run for run in runs if run["base"] == 1000]) is None
 
 
 def test_an_interval_covers_base_models_and_seeds():
@@ -286,3 +288,11 @@ def test_an_interval_covers_base_models_and_seeds():
     differing = Interval.of(np.array([[0.5, 0.6, 0.4], [1.1, 1.0, 0.9], [1.5, 1.6, 1.4]]))
     assert alike.low < 1 < alike.high
     assert differing.high - differing.low > 5 * (alike.high - alike.low)
+
+
+def test_the_page_shows_the_stored_runs():
+    """To write it again: python -m evidence.testbed.page docs/lab/when.md."""
+    text = (ROOT / "docs" / "lab" / "when.md").read_text(encoding="utf-8")
+    assert update(text, stored_arms()) == text
+    with pytest.raises(ValueError, match="pair of lines"):
+        update("no markers", [])
