@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from dapo.runs.curves import BLUE, INK, ORANGE, frame, new_figure, save_figure
@@ -33,7 +34,7 @@ def figure(arms: Sequence[Arm]) -> Any:
         means, lows, highs = (
             [scaled(getattr(each, end)) for each in arm.effects.values()] for end in ("mean", "low", "high")
         )
-        frame(above, title=load(arm.experiment)["title"].partition(":")[0], unit=arm.facts["effect"])
+        frame(above, title=load(arm.experiment)["title"].partition(":")[0], unit="\n".join(wrap(arm.facts["effect"], 45)))
         above.axhline(1.0 if arm.is_ratio else 0.0, color=INK, linewidth=0.8, alpha=0.4)
         above.plot(positions, arm.facts["predicted"], color=ORANGE, linewidth=1.6, label="predicted")
         errors = [
