@@ -34,7 +34,8 @@ def figure(arms: Sequence[Arm]) -> Any:
         means, lows, highs = (
             [scaled(getattr(each, end)) for each in arm.effects.values()] for end in ("mean", "low", "high")
         )
-        frame(above, title=load(arm.experiment)["title"].partition(":")[0], unit="\n".join(wrap(arm.facts["effect"], 45)))
+        unit = "\n".join(wrap(arm.facts["effect"], 45))
+        frame(above, title=load(arm.experiment)["title"].partition(":")[0], unit=unit)
         above.axhline(1.0 if arm.is_ratio else 0.0, color=INK, linewidth=0.8, alpha=0.4)
         above.plot(positions, arm.facts["predicted"], color=ORANGE, linewidth=1.6, label="predicted")
         errors = [
