@@ -164,7 +164,7 @@ def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = Non
         if run["arm"] == arm and run["seed"] < PILOT_SEEDS
     }
     levels, rows = [level["name"] for level in facts["levels"]], facts["measure"]["rows"]
-    bases, seeds = _crossed(found, levels, rows)
+    bases, seeds = _two_way(found, levels, rows)
     if len(bases) < 2 or not seeds:
         return None
 
@@ -186,7 +186,7 @@ def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = Non
     return Arm(name, arm, facts, tables(facts["measure"]), delivery, also, is_complete=len(cells) >= planned)
 
 
-def _crossed(found: Mapping[Any, Any], levels: Sequence[str], rows: Sequence[str]) -> tuple[list[int], list[int]]:
+def _two_way(found: Mapping[Any, Any], levels: Sequence[str], rows: Sequence[str]) -> tuple[list[int], list[int]]:
     """The base models and the first seeds that have all runs."""
     bases = sorted({base for _, _, base, _ in found})
     seeds = sorted({seed for _, _, _, seed in found})

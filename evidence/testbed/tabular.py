@@ -73,11 +73,11 @@ def _sample(choice: Choice, p: Floats, rng: np.random.Generator) -> tuple[Flags,
     is_b, rewards, is_cut = (np.zeros(shape, kind) for kind in (bool, float, bool))
     is_missing = np.ones(shape[:2], bool)
     for _ in range(200):
-        drawn = rng.random(shape) < p[:, None, None]
-        cut = drawn & (rng.random(shape[:2]) < choice.too_long)[..., None]
-        right = rng.random(shape) < np.where(drawn, choice.right_b, choice.right_a)
+        sampled = rng.random(shape) < p[:, None, None]
+        cut = sampled & (rng.random(shape[:2]) < choice.too_long)[..., None]
+        right = rng.random(shape) < np.where(sampled, choice.right_b, choice.right_a)
         right = (right & ~cut) | (rng.random(shape[:2]) < choice.trivial)[..., None]
-        for kept, new in ((is_b, drawn), (rewards, right), (is_cut, cut)):
+        for kept, new in ((is_b, sampled), (rewards, right), (is_cut, cut)):
             kept[is_missing] = new[is_missing]
         is_missing &= rewards.min(axis=-1) == rewards.max(axis=-1)
         if not choice.resampled or not is_missing.any():

@@ -76,7 +76,7 @@ def test_a_cpu_tensor_among_cuda_tensors_raises(gpu: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize(
-    "trainer_idle",
+    "wait",
     [
         lambda x: x.sum().item(),
         lambda x: float(x.sum()),

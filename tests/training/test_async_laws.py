@@ -164,7 +164,7 @@ def long_run(path: Path, *options: str, slots: int = 24, **parts: Any) -> Run:
     return scripted_run(path, *ASYNC, *LONG, *options, engine=engine, **parts)
 
 
-def test_the_runs_of_these_tests_have_everything_that_can_break_a_law(tmp_path: Path):
+def test_the_runs_of_these_tests_have_everything_that_can_break_a_guarantee(tmp_path: Path):
     """Responses of three versions and more, groups that begin again, and staleness up to the bound."""
     for eta in (2, 4):
         long_run(tmp_path / f"run{eta}", f"max_staleness={eta}", "train.num_steps=8")
