@@ -26,8 +26,8 @@ def update(text: str, arms: Sequence[Arm]) -> str:
 def figure(arms: Sequence[Arm]) -> Any:
     """For each primary arm the effect at each level with its interval and the prediction; below, the delivery check."""
     shown = [arm for arm in arms if arm.facts.get("primary")]
-    figure = new_figure(4.2 * len(shown), 5.0, "", layout="constrained")
-    rows = figure.subplots(2, len(shown), height_ratios=[4, 1], squeeze=False)
+    canvas = new_figure(4.2 * len(shown), 5.0, "", layout="constrained")
+    rows = canvas.subplots(2, len(shown), height_ratios=[4, 1], squeeze=False)
     for arm, above, below in zip(shown, *rows, strict=True):
         positions = list(range(len(arm.effects)))
         scaled = math.exp if arm.is_ratio else float
@@ -50,7 +50,7 @@ def figure(arms: Sequence[Arm]) -> Any:
         for axes in (above, below):
             axes.set_xticks(positions, [f"{of_level(arm.facts, level)['at']:g}" for level in arm.effects])
         below.set_xlabel(arm.facts["condition"], color=INK)
-    return figure
+    return canvas
 
 
 def main() -> None:
