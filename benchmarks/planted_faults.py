@@ -23,7 +23,7 @@ from dapo.rewards.combine import InlineJudge
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.training import one_step_off, train
+from dapo.training import asynchronous, train
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import Inputs, read_inputs
 from dapo.training.assemble.resolve import resolve_auto
@@ -225,7 +225,7 @@ def train_case(case: Case, model: Path, folder: Path) -> Diagnosis:
     write_problems(folder / "data", case)
     config = resolve_auto(base_config(model, folder / "data", case))
     with open_case(case, config, folder / "run") as run, suppress(DapoError):
-        (one_step_off.train if config.schedule == "one_step_off" else train.train)(run)
+        (asynchronous.train if config.samples_ahead else train.train)(run)
     return diagnose(folder / "run")
 
 

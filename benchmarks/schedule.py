@@ -1,4 +1,4 @@
-"""The part `schedule`: a step of one_step_off against a synchronous one, on the same two cores and the same work.
+"""The part `schedule`: a step of async against a synchronous one, on the same two cores and the same work.
 
 Lengths are forced and dynamic sampling keeps every second group, so that generation and update cost about the same and
 every system generates and trains the same tokens, whatever its weights are.
@@ -13,9 +13,11 @@ from benchmarks.worker_session import Session, rotated
 SHAPE = {"prompts": 4, "group": 8, "tokens": 32}
 SHAPE_QUICK = {"prompts": 2, "group": 4, "tokens": 8}
 
-ONE_STEP_OFF = "one_step_off: trainer and engine process, 1 thread each"
+_ASYNC = ("schedule=async", "train.threads=1", "rollout.engines=1")
+ONE_STEP_OFF = "async, max_staleness=1: trainer and engine process, 1 thread each"
 SYSTEMS = {
-    ONE_STEP_OFF: ("schedule=one_step_off", "train.threads=1", "rollout.engines=1"),
+    ONE_STEP_OFF: (*_ASYNC, "max_staleness=1"),
+    "async, max_staleness=2: trainer and engine process, 1 thread each": (*_ASYNC, "max_staleness=2"),
     "sync: one process, 2 threads": ("train.threads=2",),
     "sync: trainer and engine process, 1 thread each": ("train.threads=1", "rollout.engines=1"),
     "sync: trainer and engine process, 2 threads each": ("train.threads=2", "rollout.engines=1"),

@@ -18,11 +18,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.async_simulation import GROUP_SIZE, table
 from benchmarks.machine import describe_commit, describe_machine, today
 from benchmarks.worker_session import ROOT
 from dapo.config import load_config
 
 PROMPTS = 512
+ASYNC_STEPS = 24
 RESULTS = ROOT / "benchmarks" / "results" / "simulation.json"
 DOCUMENT = ROOT / "docs" / "lab" / "scale.md"
 MARK = "<!-- simulation -->"
@@ -104,11 +106,22 @@ def main() -> int:
         default=14.0,
         help="sizes that would take more are left out, but not --scale",
     )
+    parser.add_argument(
+        "--max-staleness",
+        type=int,
+        nargs="+",
+        help="print how long a step takes with each of these bounds (async_simulation.py), and nothing else",
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(simulate(Size(**json.loads(arguments.one)))))
+        return 0
+    if arguments.max_staleness:
+        for prompts in [96] if arguments.prompts == parser.get_default("prompts") else arguments.prompts:
+            print(f"{prompts} prompts x {GROUP_SIZE} responses, {ASYNC_STEPS} steps\n")
+            print(table(arguments.max_staleness, prompts=prompts, steps=ASYNC_STEPS))
         return 0
     is_shared = arguments.scale is not None
     wanted = [round(PROMPTS * arguments.scale)] if is_shared else arguments.prompts

@@ -46,7 +46,7 @@ WORDS = (
     "then",
     "carry",
     "so",
-    "wait",
+    "trainer_idle",
     "check",
     "therefore",
 )

@@ -68,6 +68,28 @@ class Recipe:
         changed = [getattr(self, key) for key in ("seed", "updates") if getattr(self, key) != getattr(Recipe, key)]
         return "-".join([NAME, *map(str, changed)])
 
+    @property
+    def config(self) -> Path:
+        """The configuration of the training, whose problems the texts answer."""
+        return CONFIG
+
+    def data_options(self) -> list[str]:
+        """Overrides of that configuration: other problems."""
+        return []
+
+    def solve(self, problem: Problem, *key: int) -> corpus.Solution:
+        """The text to a problem that a key determines."""
+        return corpus.solve(problem, *key)
+
+    def initial_model(self) -> LoadedModel:
+        """The model before its training."""
+        return new_model(self)
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that determines the texts and is no field of the recipe."""
+        rates = {name: getattr(corpus, name) for name in ("RIGHT_GUESSES", "SLIP_RATE", "ENDLESS", "GO_ON")}
+        return {"shares": dict(corpus.SHARES), **rates}
+
 
 def model_directory(recipe: Recipe | None = None) -> Path:
     """The folder of a recipe's model, as experiments name it; by default that of `evidence/base.yaml`."""
@@ -92,6 +114,7 @@ def new_model(recipe: Recipe) -> LoadedModel:
 def training_config(recipe: Recipe) -> Config:
     """The options of the training: the experiments' options with the recipe's optimizer."""
     overrides = [
+        *recipe.data_options(),
         f"rollout.prompts_per_step={recipe.problems_per_update}",
         f"train.minibatch_groups={recipe.problems_per_update}",
         f"train.num_steps={recipe.updates}",
@@ -101,7 +124,7 @@ def training_config(recipe: Recipe) -> Config:
         "optim.schedule=cosine:0.02",
         f"optim.betas=[0.9, {recipe.beta2}]",
     ]
-    return load_config(CONFIG, overrides)
+    return load_config(recipe.config, overrides)
 
 
 def corpus_problems(config: Config, recipe: Recipe) -> list[Problem]:
@@ -124,7 +147,7 @@ def minibatches(config: Config, recipe: Recipe, loaded: LoadedModel) -> Iterator
         samples = []
         for index, problem in enumerate(problems[first : first + recipe.problems_per_update], first):
             for number in range(recipe.texts_per_problem):
-                solution = corpus.solve(problem, recipe.seed, index, number)
+                solution = recipe.solve(problem, recipe.seed, index, number)
                 ids = [*loaded.tokenizer(solution.text)["input_ids"], *([end] if solution.ends else [])]
                 samples.append(_sample(index, encoder.encode(problem), ids))
         yield samples
@@ -145,7 +168,7 @@ def _sample(group: int, prompt: tuple[int, ...], ids: list[int]) -> Sample:
 
 def train(recipe: Recipe, log: Callable[[str], None]) -> tuple[Policy, LoadedModel, dict[str, Any]]:
     """Train the model; return the policy, the model before training, and measurements."""
-    config, loaded = training_config(recipe), new_model(recipe)
+    config, loaded = training_config(recipe), recipe.initial_model()
     threads, started = torch.get_num_threads(), time.perf_counter()
     torch.set_num_threads(config.train.threads or 1)
     try:
@@ -167,10 +190,9 @@ def train(recipe: Recipe, log: Callable[[str], None]) -> tuple[Policy, LoadedMod
 
 def recipe_of(recipe: Recipe) -> dict[str, Any]:
     """Everything that determines the model, as stored along with it."""
-    source = load_config(CONFIG).data.train_source
+    source = load_config(recipe.config, recipe.data_options()).data.train_source
     assert isinstance(source, TaskSource)
-    rates = {name: getattr(corpus, name) for name in ("RIGHT_GUESSES", "SLIP_RATE", "ENDLESS", "GO_ON")}
-    return {**asdict(recipe), "tasks": source.tasks, "shares": dict(corpus.SHARES), **rates}
+    return {**asdict(recipe), "tasks": source.tasks, **recipe.facts()}
 
 
 def base_model(

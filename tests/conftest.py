@@ -22,7 +22,7 @@ SLOW_FILES = (
     "distributed/test_trainer_group.py",
     "code_sandbox/test_code_tests.py",
     "distributed/test_engine_pool.py",
-    "training/test_one_step_off.py",
+    "training/test_asynchronous.py",
     "training/test_fork.py",
     "training/test_train.py",
     "environments/test_runs.py",

@@ -236,7 +236,7 @@ class Ours:
             "generation_s": metrics.get("time/generate_s", 0.0),
             "update_s": metrics["time/update_s"] + metrics.get("time/old_logprobs_s", 0.0),
             "load_weights_s": metrics.get("time/load_weights_s", 0.0),
-            "wait_s": metrics.get("time/wait_s", 0.0),
+            "wait_s": metrics.get("time/trainer_idle_s", 0.0),
             "generated_tokens": int(metrics["rollout/tokens_generated"]),
             "trained_tokens": int(metrics["rollout/tokens_in_minibatches"]),
             "observed_tokens": int(metrics.get("rollout/observation_tokens", 0)),

@@ -153,7 +153,7 @@ class Generation:
     """
     finish: Finish
     version: int
-    """The version of the weights that sampled it: the number of finished training steps."""
+    """The version of the weights that sampled its first token: the number of finished training steps."""
     sampled: Ranges | None = None
     """The ascending ranges [start, end) of `token_ids` that the policy sampled, without gaps of 0 tokens; None: all.
 
@@ -163,6 +163,11 @@ class Generation:
     """
     episode: Episode | None = None
     """The answers and rewards of an environment; None for a single response."""
+    versions: tuple[tuple[int, int], ...] | None = None
+    """The first token of each part that other weights sampled, with their version; None: `version` sampled all.
+
+    Example: `((0, 11), (137, 12))` for a response that was begun by version 11 and went on with version 12.
+    """
 
     def __post_init__(self) -> None:
         if self.sampled is None:
@@ -181,6 +186,18 @@ class Generation:
         """1 for each token that the policy sampled, else 0."""
         length = len(self.token_ids)
         return constant_row(True, length) if self.sampled is None else mask_of(self.sampled, length)
+
+    @property
+    def tokens_by_version(self) -> dict[int, int]:
+        """The number of sampled tokens of each version that sampled some."""
+        starts = self.versions or ((0, self.version),)
+        ends = [start for start, _ in starts[1:]] + [len(self.token_ids)]
+        found: dict[int, int] = {}
+        for (start, version), end in zip(starts, ends, strict=True):
+            sampled = self.sampled if self.sampled is not None else ((start, end),)
+            if count := sum(max(0, min(end, b) - max(start, a)) for a, b in sampled):
+                found[version] = found.get(version, 0) + count
+        return found
 
     def text(self, decode: Callable[[Sequence[int]], str]) -> str:
         """The response as verifiers receive it: its tokens as `decode` gives them, or an EpisodeText."""

@@ -33,6 +33,7 @@ NO_DIFFERENCE = {
     *("environment.options", "environment.tools", "environment.max_turns", "environment.max_turn_tokens"),
     *("environment.max_observation_tokens", "environment.history", "environment.credit", "environment.timeout_s"),
     *("environment.workers", "environment.lag_polls"),
+    "max_staleness",  # a part of `schedule: async`
     *("critic.lr", "critic.gae_lambda", "critic.pretrain_steps"),
     *("dynamic_sampling.filter.min_spread", "dynamic_sampling.filter.mean_between"),
     *("loss.engine_ratio", "loss.engine_over_cap"),
@@ -40,7 +41,7 @@ NO_DIFFERENCE = {
     *("model.dtype", "launcher", "train.microbatch_tokens", "train.recompute", "train.threads", "train.device"),
     *("rollout.engine", "rollout.engines", "rollout.reproducible"),
     *("rollout.native.slots", "rollout.native.kernels", "rollout.vllm.cache_gib"),
-    *("rollout.vllm.tensor_parallel", "rollout.vllm.eager", "rollout.vllm.python"),
+    *("rollout.vllm.tensor_parallel", "rollout.vllm.python"),
     *("distributed.trainer_ranks", "distributed.gpus_per_process"),
     *("reward.workers", "reward.timeout_s", "reward.memory_gib"),  # beyond them there is no verdict: a safeguard
     # what is written and measured

@@ -581,7 +581,7 @@ def test_every_condition_of_an_option_names_an_option_or_a_property():
 
 
 def test_every_option_of_the_other_engine_is_reported():
-    for engine, override in (("vllm", "rollout.native.slots=8"), ("native", "rollout.vllm.eager=false")):
+    for engine, override in (("vllm", "rollout.native.slots=8"), ("native", "rollout.vllm.python=python3")):
         other = override.split(".")[1]
         lines = list(ignored_options(config(f"rollout.engine={engine}", override)))
         assert lines == [f"rollout.{other}.*: rollout.engine is {engine}"]

@@ -154,7 +154,8 @@ def test_a_script_of_trl_is_read_and_not_run(tmp_path: Path, capsys: pytest.Capt
 def test_a_yaml_of_areal_and_of_verl_and_of_trls_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config, text = converted(tmp_path, "areal.yaml", AREAL, capsys)
     assert (config.data.train, config.rollout.prompts_per_step) == ("hub:openai/gsm8k:train", 128)
-    assert (config.train.minibatch_groups, config.train.seed, config.schedule) == (32, 1, "one_step_off")
+    assert (config.train.minibatch_groups, config.train.seed, config.schedule) == (32, 1, "async")
+    assert config.max_staleness == 2
     assert (config.loss.clip_low, config.loss.clip_high, config.loss.engine_correction) == (0.3, 0.3, 5.0)
     assert (config.optim.betas, config.overlong.mode) == ((0.9, 0.95), "off")
     assert "#   actor.max_new_tokens=1024" in text
@@ -271,7 +272,7 @@ def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():
     for answer in (
         "AReaL's actor.eps_clip=0.3 is loss.clip_low=0.3 here",
         "AReaL's gconfig.n_samples=4 is rollout.group_size=4 here",
-        "AReaL's rollout.max_head_offpolicyness=2 is schedule=one_step_off and rollout.engines=1 here",
+        "AReaL's rollout.max_head_offpolicyness=2 is max_staleness=2 and schedule=async and rollout.engines=1 here",
         "no option here for gconfig.min_new_tokens=0, gconfig.greedy=false",
         "actor.optimizer.type=adam",
     ):

@@ -215,9 +215,9 @@ PAPER = {
         (["rollout.vllm.cache_gib=auto"], PAPER | {"cache_bytes": None, "memory": 0.9}),
         (["launcher=local"], PAPER | {"transfer": "ipc", "sleeps": True}),
         (
-            ["rollout.vllm={tensor_parallel: 1, eager: true, cache_gib: auto}", "rollout.reproducible=true"],
+            ["rollout.vllm={tensor_parallel: 1, cache_gib: auto}", "rollout.reproducible=true"],
             PAPER
-            | {"executor": "uni", "tensor_parallel": 1, "eager": True, "graphs": "NONE"}
+            | {"executor": "uni", "tensor_parallel": 1}
             | {"cache_bytes": None, "memory": 0.9, "async_scheduling": False, "seed": 0},
         ),
     ],

@@ -108,8 +108,6 @@ def test_memory_and_graphs_are_chosen_by_the_device_where_no_option_says_it() ->
     assert engine_arguments(in_turn, "folder", on_cpu=False, gpu_bytes=80)["enable_sleep_mode"]
     assert not engine_arguments(in_turn, "folder", on_cpu=True)["enable_sleep_mode"]
     assert shared["gpu_memory_utilization"] == 0.45
-    given = engine_arguments(vllm_options(tiny("rollout.vllm.eager=true")), "folder", on_cpu=False)
-    assert given["enforce_eager"] is True
 
 
 def test_only_a_reproducible_run_has_seeds_per_request_and_steps_that_wait_for_each_other() -> None:

@@ -18,6 +18,7 @@ from dapo.config.environment import EnvironmentConfig
 from dapo.core.errors import ConfigError, EngineError
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.checked import CheckedEngine
+from dapo.engines.continuation import ContinuingEngine, Unfinished
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.rendering import TurnRenderer
 from dapo.types import Finish, Generation, GenerationRequest, Problem
@@ -42,8 +43,10 @@ def keyed_turn(request: GenerationRequest) -> tuple[Sequence[int], Finish]:
 def episodes(make: Any = Echo, *, lag_polls: int = 2, slots: int | None = None, **options: Any) -> EpisodeEngine:
     config = EnvironmentConfig(name="helpers.environments:Echo", lag_polls=lag_polls, **options)
     inner = ScriptedEngine(keyed_turn, slots=slots, logprob=lambda count: [-1.0 - i / 8 for i in range(count)])
-    engine = EpisodeEngine(CheckedEngine(inner, vocabulary=len(TOKENIZER)), LocalPool(make), RENDERER, config, seed=5)  # type: ignore[arg-type]
-    engine.inner = inner  # type: ignore[attr-defined]
+    pool = LocalPool(make)
+    checked = ContinuingEngine(CheckedEngine(inner, vocabulary=len(TOKENIZER)))
+    engine = EpisodeEngine(checked, pool, RENDERER, config, seed=5)  # type: ignore[arg-type]
+    engine.inner, engine.pool = inner, pool  # type: ignore[attr-defined]
     return engine
 
 
@@ -239,3 +242,40 @@ def test_a_prompt_that_differs_from_the_encoded_one_is_an_error_of_the_episode()
     (episode,) = play(episodes(partial(Echo, prompt="Other")), [request()]).values()
     assert episode.episode is not None
     assert episode.episode.error == "reset returned another prompt than at the start for problem 1 and the same seed"
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    stops=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    lag=st.integers(1, 4),
+    is_closed=st.booleans(),
+)
+def test_an_episode_that_is_suspended_anywhere_goes_on_to_the_same_end(
+    seed: int, stops: list[int], lag: int, is_closed: bool
+):
+    """In its process no environment is called again; elsewhere the episode is rebuilt by its calls."""
+    requests = [request(str(i), seed=seed + i, budget=24) for i in range(4)]
+    whole = play(episodes(lag_polls=lag), requests)
+    engine, found, versions = episodes(lag_polls=lag), dict[str, Generation](), 0
+    engine.submit(requests)
+    for polls in stops:
+        for _ in range(polls):
+            found |= {each.request_id: each for each in engine.poll()}
+        parts = engine.suspend([each.id for each in requests if each.id not in found])
+        running = [each for each in requests if each.id not in found]
+        assert all(isinstance(part, Unfinished) for part in parts)
+        if is_closed:  # as from a checkpoint
+            parts = [replace(part, handle=None) for part in parts]
+        versions += 1
+        engine.load_weights(None, versions)  # type: ignore[arg-type]
+        engine.resume(running, parts)
+    while len(found) < len(requests):
+        found |= {each.request_id: each for each in engine.poll()}
+    for name, episode in whole.items():
+        assert replace(found[name], version=0, versions=None) == episode
+    begun = {version for each in found.values() for version in each.tokens_by_version}
+    assert begun <= set(range(versions + 1))
+    if not is_closed:
+        calls = [episode.num_calls for episode in engine.pool.opened]  # type: ignore[attr-defined]
+        assert calls == [2 + found[each.id].episode.num_turns + found[each.id].episode.is_cut for each in requests]  # type: ignore[union-attr]

@@ -136,6 +136,21 @@ def test_one_step_off_with_two_engines_resumes_to_the_byte(tmp_path: Path):
     assert differences(contents(resumed(whole, tmp_path / "run", step=2)), contents(whole)) == []
 
 
+def test_async_episodes_go_on_across_closes_and_resume_to_the_byte(tmp_path: Path):
+    options = ("schedule=async", "max_staleness=3", "rollout.engines=2", "train.num_steps=4", "train.save_every=1")
+    whole = trained(tmp_path / "whole", *options, "train.keep_checkpoints=9", "train.eval_every=0")
+    kept = [json.loads(path.read_text()) for path in sorted(whole.glob("checkpoints/*/kept_groups.json"))]
+    waiting = [lag for each in kept for group in each["groups"] for lag in group["lags"] if lag is not None]
+    assert len(kept) == 2
+    assert waiting  # for their environment, which is not asked again
+    rows = [row for path in sorted((whole / "rollouts").iterdir()) for row in read_table(path).to_pylist()]
+    assert any(row.get("versions") and row["sampled"] for row in rows)
+    assert max(row["rollout/staleness_max"] for row in metrics(whole)[1:]) > 1
+    for step in (1, 2):
+        found = contents(resumed(whole, tmp_path / f"run{step}", step=step))
+        assert differences(found, contents(whole)) == []
+
+
 def test_an_environment_that_always_raises_ends_the_run_with_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

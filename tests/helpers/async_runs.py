@@ -14,7 +14,7 @@ from dapo.rewards.combine import InlineJudge
 from dapo.runs.checkpoints import step_of
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.training import one_step_off
+from dapo.training import asynchronous
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto, resolve_engine
@@ -57,7 +57,7 @@ def run_or_resume(
             if checkpoint:
                 restore(training_run, checkpoint)
             try:
-                one_step_off.train(training_run)
+                asynchronous.train(training_run)
             finally:
                 training_run.tracker.close()
     return training_run.state

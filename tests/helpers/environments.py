@@ -67,18 +67,22 @@ class LocalEpisode:
     """The handle of an episode that is played in this process."""
 
     def __init__(self, environment: Environment, problem: Problem, seed: int) -> None:
-        self.environment = environment
-        self.reset = _done({"prompt": prompt_to_json(environment.reset(problem, seed))})
+        self.environment, self.num_calls = environment, 1
+        self.reset = self.latest = _done({"prompt": prompt_to_json(environment.reset(problem, seed))})
         self.is_closed = False
 
     def step(self, action: str) -> "Future[dict[str, Any]]":
-        return _done(result_to_json(self.environment.step(action)))
+        return self._answered(self.environment.step(action))
 
     def end(self) -> "Future[dict[str, Any]]":
-        return _done(result_to_json(self.environment.end()))
+        return self._answered(self.environment.end())
+
+    def _answered(self, result: StepResult) -> "Future[dict[str, Any]]":
+        self.num_calls, self.latest = self.num_calls + 1, _done(result_to_json(result))
+        return self.latest
 
     def close(self) -> None:
-        self.is_closed = True
+        self.num_calls, self.is_closed = self.num_calls + 1, True
 
 
 class LocalPool:

@@ -72,7 +72,7 @@ AREAS = {
     "evaluation": ("evaluation",),
     "loop": (
         "training/train",
-        "training/one_step_off",
+        "training/asynchronous",
         "training/samples",
         "training/updates",
         "training/step_metrics",

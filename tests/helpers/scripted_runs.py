@@ -11,12 +11,13 @@ import torch
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.config import dump_config
 from dapo.data.stream import ProblemStream
+from dapo.engines.continuation import ContinuingEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.runs.sinks import Tracker
-from dapo.training import one_step_off
+from dapo.training import asynchronous
 from dapo.training.checkpointing import restore
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.rollout import Sampling, sampling_plan
@@ -102,16 +103,19 @@ def scripted_run(
             ),
             encoder=FakeEncoder(),
             plan=sampling_plan(config.rollout, (END,), seed=config.train.seed),
+            max_staleness=config.max_staleness if config.samples_ahead else 0,
         ),
         policy=policy or CountingPolicy(),
         tracker=Tracker([JsonlSink(run.metrics)], ProgressDisplay(config.train.num_steps)),
         directory=run,
     )
     change(training_run)
+    if training_run.sampling.max_staleness > 1:
+        training_run.sampling.engine = ContinuingEngine(training_run.sampling.engine)
     if checkpoint:
         restore(training_run, checkpoint)
     try:
-        (one_step_off.train if config.schedule == "one_step_off" else train)(training_run)
+        (asynchronous.train if config.samples_ahead else train)(training_run)
     finally:
         training_run.checkpoints.join()
         training_run.tracker.close()

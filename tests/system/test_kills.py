@@ -27,6 +27,7 @@ EPISODES = (
     "rollout.max_response_tokens=48",
     "reward.verifier=auto",
 )
+ASYNC = ("schedule=async", "max_staleness=3")
 SOURCE = ROOT / "src/dapo"
 VARIANTS: dict[str, tuple[str, ...]] = {
     "sync": (),
@@ -49,6 +50,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     ),
     "episodes": EPISODES,
     "episodes one step off with two engines": (*EPISODES, "schedule=one_step_off", "rollout.engines=2"),
+    "async with two engines": (*PREDICTIONS, *ASYNC, "rollout.engines=2", "rollout.max_response_tokens=24"),
+    "episodes async": (*EPISODES, *ASYNC, "rollout.engines=1"),
 }
 KILLED = tuple(VARIANTS) if "DAPO_KILLS" in os.environ else tuple(VARIANTS)[:1]
 KILLS_EACH = -(-KILLS // len(KILLED))

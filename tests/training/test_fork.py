@@ -97,6 +97,18 @@ def test_one_step_off_it_takes_the_prefetched_batch_and_is_its_parent_to_the_byt
     assert equal_to_parent(fork, async_parent) == []
 
 
+def test_async_it_takes_the_kept_groups_or_begins_them_again_under_another_seed(tmp_path: Path):
+    parent = tmp_path / "run"
+    more = ("schedule=async", "max_staleness=3", "rollout.max_response_tokens=24")
+    run_or_resume(parent, async_config(*EVENTFUL, *SAVES, *more))
+    assert (parent / f"checkpoints/step_{STEP:06d}/kept_groups.json").exists()
+    fork = trained_async(fork_of(parent, tmp_path / "fork"))
+    assert equal_to_parent(fork, parent) == []
+    seed = trained_async(fork_of(parent, tmp_path / "seed", branch=1))
+    first = min(position for position, _ in responses(seed, STEP + 1))
+    assert first == 1 + max(position for position, _ in decided(parent, STEP))
+
+
 def test_another_learning_rate_gets_the_same_draws_until_the_weights_differ(
     parent: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -272,7 +272,7 @@ def run_observing(path: Path, config: Config, size: float) -> None:
         run.policy.__class__ = GarbagePolicy
         run.policy.size = size  # type: ignore[attr-defined]
 
-    if config.schedule == "one_step_off":
+    if config.samples_ahead:
         run_or_resume(path, config, change=change)
         return
     with new_run(config, path) as run:

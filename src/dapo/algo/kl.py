@@ -19,7 +19,7 @@ So k1 belongs in the reward, and k2 or k3 in the loss. For longer responses k1 i
 the divergence between distributions of responses. k2 and k3 in the loss have that of the tokens' divergences with the
 states held fixed: the effect of a token on the divergence of later tokens is missing.
 
-With tokens of an older policy (the second and later updates of a step, `schedule: one_step_off`) the terms of the loss
+With tokens of an older policy (the second and later updates of a step, `schedule: async`) the terms of the loss
 are biased, because they have no importance weight; in the reward the ratio of the policy gradient corrects that, up to
 its clip.
 """

@@ -17,7 +17,7 @@ from dapo.config.model_options import DataConfig, ModelConfig
 from dapo.config.reward_options import AuditConfig, OverlongConfig, RewardConfig
 from dapo.config.rollout_options import DynamicSamplingConfig, RolloutConfig
 from dapo.config.run_options import DistributedConfig, EvalConfig, LogConfig, ProfileConfig
-from dapo.config.section import Section, option
+from dapo.config.section import Int, Section, option
 from dapo.config.training_options import AdvantageConfig, CriticConfig, LossConfig, OptimConfig, TrainConfig
 from dapo.core.errors import DataError
 from dapo.core.secrets import find_secrets
@@ -85,11 +85,21 @@ class Config(Section):
         "Launcher of processes. local: this machine; ray: this machine, through Ray; ray:auto or ray:HOST:PORT: a "
         "running Ray cluster (for Slurm: `dapo submit`).",
     )
-    schedule: Literal["sync", "one_step_off", "supervised"] = option(
+    schedule: Literal["sync", "async", "supervised"] = option(
         "sync",
-        "sync: Algorithm 1; one_step_off: sample the next batch while the policy updates; supervised: imitate "
-        "data.demonstrations, without sampling or rewards.",
+        "sync: Algorithm 1; async: sample while the policy updates (one_step_off: the same with max_staleness=1); "
+        "supervised: imitate data.demonstrations, without sampling or rewards.",
         paper="sync",
+        also=[{"const": "one_step_off"}],
+    )
+    max_staleness: Int = option(
+        2,
+        "Largest age of the policy that sampled a trained token, in steps before the one that trains on it. 0: as "
+        "schedule=sync; 1: sample the next batch during the update; more: responses go on under newer policies.",
+        only_with="schedule=async",
+        ge=0,
+        le=64,
+        unit="steps",
     )
     distributed: DistributedConfig = DistributedConfig()
     log: LogConfig = LogConfig()
@@ -114,6 +124,16 @@ class Config(Section):
         for name in changed.__dict__.keys() - type(changed).model_fields.keys():
             del changed.__dict__[name]  # a cached property of the old values
         return self.model_copy(update={section: changed})
+
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether responses are sampled while the policy updates: `schedule: async`, with a staleness from 1 on."""
+        return self.schedule == "async" and self.max_staleness > 0
+
+    def lookahead(self, step: int) -> int:
+        """The number of batches after a step's own whose groups are begun while its batch is sampled."""
+        ahead = min(self.max_staleness - 1, self.train.num_steps - step)
+        return max(0, ahead) if self.samples_ahead else 0
 
     @property
     def max_groups_per_step(self) -> int:
@@ -239,10 +259,10 @@ class Config(Section):
         else:
             is_shared, is_paired = self.gpus_wanted > gpus, ranks >= gpus
             per_gpu = [ceil(count / max(1, gpus)) for count in (ranks, engines)] if is_shared else (1, 1)
-        # with `one_step_off` the policy changes while a lost engine would need the weights of the step before
-        alternates = self.schedule == "sync" and is_shared and (is_paired or not self.uses_ray)
+        # else the policy changes while a lost engine would need the weights of the step before
+        alternates = not self.samples_ahead and is_shared and (is_paired or not self.uses_ray)
         transfer: Literal["nccl", "ipc"] | None = None
-        if self.schedule == "sync" and self.rollout.engine_kind.receives_weights and (is_paired or not is_shared):
+        if not self.samples_ahead and self.rollout.engine_kind.receives_weights and (is_paired or not is_shared):
             transfer = "ipc" if is_shared else "nccl"
         return GpuShares(per_gpu[0], per_gpu[1], is_shared, is_paired, alternates, transfer)
 
@@ -462,9 +482,18 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_step_off_is_corrected(cls, values: Any) -> Any:
-        """Set the correction of `schedule: one_step_off`, whose responses a policy one step older has sampled."""
-        if isinstance(values, Mapping) and values.get("schedule") == "one_step_off":
+    def _async_is_corrected(cls, values: Any) -> Any:
+        """Set the correction of `schedule: async`, whose responses older policies have sampled; name `one_step_off`."""
+        if not isinstance(values, Mapping):
+            return values
+        if values.get("schedule") == "one_step_off":
+            if (given := values.get("max_staleness", 1)) not in (1, 2, "1", "2"):  # 2 is the default of other schedules
+                raise ValueError(
+                    f"schedule=one_step_off is schedule=async with max_staleness=1, got max_staleness={given}; set "
+                    "schedule=async"
+                )
+            values = {**values, "schedule": "async", "max_staleness": 1}
+        if values.get("schedule") == "async" and values.get("max_staleness") not in (0, "0"):
             loss = values.get("loss", {})
             if isinstance(loss, Mapping) and "engine_correction" not in loss:
                 return {**values, "loss": {**loss, "engine_correction": "tis"}}
@@ -480,15 +509,17 @@ class Config(Section):
                 f"rollout.vllm.tensor_parallel={self.gpus_per_engine}; leave distributed.gpus_per_process out, or set "
                 f"0.5 and a rank per GPU, distributed.trainer_ranks={self.gpus_per_engine * self.engine_processes}"
             )
-        if self.schedule == "one_step_off" and self.loss.engine_correction is None:
+        if not self.samples_ahead:
+            return
+        if self.loss.engine_correction is None:
             raise ValueError(
-                "schedule=one_step_off trains on responses that the previous step's policy has sampled, which "
-                "loss.engine_correction=none leaves uncorrected; set loss.engine_correction=tis (the default of this "
-                "schedule), or schedule=sync"
+                f"schedule=async trains on responses of policies up to max_staleness={self.max_staleness} steps old, "
+                "which loss.engine_correction=none leaves uncorrected; set loss.engine_correction=tis (the default of "
+                "this schedule), or schedule=sync"
             )
-        if self.schedule == "one_step_off" and not self.engine_processes:
+        if not self.engine_processes:
             raise ValueError(
-                "schedule=one_step_off samples while the policy updates, so the engine needs its own process; set "
+                "schedule=async samples while the policy updates, so the engine needs its own process; set "
                 "rollout.engines=1 (or more), or schedule=sync"
             )
 
@@ -564,7 +595,7 @@ class Config(Section):
 
     def _why_engine_is_not_pi_old(self) -> str | None:
         """Explain why the engine's log-probabilities may differ from those of the policy at the start of a step."""
-        if self.schedule == "one_step_off":
+        if self.samples_ahead:
             return "takes the sampling policy for the policy at the start of the step: it needs schedule=sync"
         if not self.rollout.engine_kind.rounds_as_trainer:
             engines = engines_with("rounds_as_trainer")

@@ -51,9 +51,6 @@ class VllmConfig(Section):
         unit="GiB",
     )
     tensor_parallel: Processes = option(1, "GPUs per engine.", unit="GPUs")
-    eager: Annotated[bool | None, Auto] = option(
-        None, "Skip compilation and graph capture: starts faster, decodes slower. none or auto: only on a CPU."
-    )
     python: str | None = option(
         None, "Python interpreter of an environment with vLLM; none: that of the training process."
     )

@@ -58,6 +58,10 @@ class ProblemStream:
             raise ValueError(f"cannot rewind to {position}: the stream is at {self._position}")
         self._position = position
 
+    def seek(self, position: int) -> None:
+        """Move to any position from 0, also a later one."""
+        self._position = position
+
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, the offset in it, and the number of problems, by which changed data is detected."""
         epoch, offset = divmod(self._position, len(self))

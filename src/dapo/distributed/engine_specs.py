@@ -73,7 +73,7 @@ def engine_threads(config: Config, available: int) -> int:
     """CPU threads per engine: `train.threads`, or a share equal to that of trainers which update at the same time."""
     if config.train.threads is not None:
         return config.train.threads
-    trainers = config.distributed.trainer_ranks if config.schedule == "one_step_off" else 0
+    trainers = config.distributed.trainer_ranks if config.samples_ahead else 0
     return max(1, available // (config.engine_processes + trainers))
 
 

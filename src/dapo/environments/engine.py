@@ -5,10 +5,12 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from dapo.config.environment import EnvironmentConfig
 from dapo.core.errors import ConfigError, DataError, EngineError
 from dapo.core.rng import keyed_seed
+from dapo.engines.continuation import SuspendableEngine, Unfinished, Versions, extended
 from dapo.engines.engine import RolloutEngine, WeightSource, float_array
 from dapo.environments.environment import prompt_to_json
 from dapo.environments.pool import Answer, EnvironmentPool, EpisodeHandle
@@ -27,25 +29,36 @@ class _Running:
     sampled: list[tuple[int, int]] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    num_turns: int = 0
     version: int = 0
+    versions: Versions | None = None
     tool_calls: int = 0
     tool_errors: int = 0
     is_cut: bool = False  # whether no tokens or turns were left before the environment ended the episode
     finish: Finish = "stop"
     correct: bool | None = None
     error: str | None = None
+    repeated: list[tuple["Future[Answer]", float]] = field(default_factory=list)
+    """Answers of calls that were repeated to rebuild the episode, each with the reward that it was paid before."""
 
     @property
     def num_sampled(self) -> int:
         return sum(end - start for start, end in self.sampled)
 
-    def add_turn(self, generation: Generation, text: str) -> None:
+    def add_tokens(self, generation: Generation) -> None:
+        """Add the tokens of a turn, or of a part of it."""
         start = len(self.token_ids)
+        before = self.versions or ((0, self.version),)
+        self.versions = extended(before, generation, at=start)
+        self.version = self.version if start else generation.version
         self.token_ids.extend(iter(generation.token_ids))
         self.logprobs.extend(iter(generation.logprobs))
         self.sampled.append((start, len(self.token_ids)))
+
+    def add_turn(self, generation: Generation, text: str) -> None:
+        self.add_tokens(generation)
         self.messages.append({"role": "assistant", "content": text})
-        self.version = generation.version
+        self.num_turns += 1
 
     def add_observation(self, ids: Sequence[int], messages: Sequence[Message]) -> None:
         self.token_ids.extend(ids)
@@ -64,7 +77,14 @@ class _Running:
         )
         logprobs, sampled = float_array(self.logprobs), tuple(self.sampled)
         return Generation(
-            self.request.id, self.token_ids, logprobs, finish, self.version, sampled=sampled, episode=episode
+            self.request.id,
+            self.token_ids,
+            logprobs,
+            finish,
+            self.version,
+            sampled=sampled,
+            episode=episode,
+            versions=self.versions,
         )
 
 
@@ -156,6 +176,52 @@ class EpisodeEngine:
         self._answering = deque(each for each in self._answering if id(each[1]) not in chosen)
         return [self._end(self._running[name], "aborted") for name in request_ids]
 
+    def suspend(self, request_ids: Sequence[str]) -> list[Generation | Unfinished]:
+        """Stop these episodes; one that waits for its environment goes on waiting, and is not asked again."""
+        chosen = {id(self._running[name]) for name in request_ids}
+        partial: dict[int, Generation] = {}
+        turns = [turn for turn, running in self._sampling.items() if id(running) in chosen]
+        for part in cast(SuspendableEngine, self._engine).suspend(turns):
+            generation = part.generation if isinstance(part, Unfinished) else part
+            running = self._sampling.pop(generation.request_id)
+            if isinstance(part, Unfinished):
+                partial[id(running)] = generation
+            else:
+                self._answer_turn(running, generation)
+        lags = {id(running): due - self._polls for due, running, _ in self._answering if id(running) in chosen}
+        self._answering = deque(each for each in self._answering if id(each[1]) not in chosen)
+        found: list[Generation | Unfinished] = []
+        for name in request_ids:
+            running = self._running.pop(name)
+            if id(running) in partial:
+                running.add_tokens(partial[id(running)])
+            state, handle = running.generation(running.finish), running.handle
+            found.append(Unfinished(state, lags.get(id(running)), handle, handle.num_calls))
+        return found
+
+    def resume(self, requests: Sequence[GenerationRequest], parts: Sequence[Unfinished]) -> None:
+        """Go on with suspended episodes. Those that are not open in this process are rebuilt by their calls."""
+        turns, begun = [], []
+        for request, part in zip(requests, parts, strict=True):
+            assert request.problem is not None
+            is_open = part.handle is not None and part.handle.num_calls == part.num_calls
+            handle = (
+                part.handle
+                if is_open
+                else self._pool.open(request.problem, environment_seed(self._seed, request.problem))
+            )
+            running, generation = _restored(request, part, handle)
+            if not is_open:
+                _repeat_calls(running)
+            self._running[request.id] = running
+            if part.lag is not None:
+                self._answering.append((self._polls + part.lag, running, handle.latest))
+            else:
+                turns.append(self._next_turn(running))
+                begun.append(Unfinished(replace(generation, request_id=turns[-1].id)))
+        self._answering = deque(sorted(self._answering, key=lambda each: each[0]))
+        cast(SuspendableEngine, self._engine).resume(turns, begun)
+
     def close(self) -> None:
         self._running.clear()
         self._sampling.clear()
@@ -167,7 +233,7 @@ class EpisodeEngine:
 
     def _next_turn(self, running: _Running) -> GenerationRequest:
         """The request for the next turn of an episode."""
-        request, turn = running.request, len(running.sampled)
+        request, turn = running.request, running.num_turns
         left = request.max_new_tokens - running.num_sampled
         limit = self._config.max_turn_tokens
         follows = replace(
@@ -205,14 +271,14 @@ class EpisodeEngine:
         self, running: _Running, answer: Answer, turns: list[GenerationRequest], ended: list[Generation]
     ) -> None:
         """Go on by an environment's answer: to the next turn, or to the end of the episode."""
-        running.error = answer.get("error") or self._difference_of_prompt(running)
+        running.error = answer.get("error") or self._difference_of_prompt(running) or _difference_of_rewards(running)
         if running.error is not None:
             ended.append(self._end(running, running.finish))
             return
         running.tool_calls += answer["tool_calls"]
         running.tool_errors += answer["tool_errors"]
         reward = answer["reward"] or 0.0
-        if len(running.rewards) < len(running.sampled):
+        if len(running.rewards) < running.num_turns:
             running.rewards.append(reward)
         else:  # `end` pays for an answered turn, too
             running.rewards[-1] += reward
@@ -221,7 +287,7 @@ class EpisodeEngine:
             ended.append(self._end(running, running.finish))
             return
         num_left = running.request.max_new_tokens - running.num_sampled
-        if len(running.sampled) >= self._config.max_turns or not num_left:
+        if running.num_turns >= self._config.max_turns or not num_left:
             running.finish = "stop" if num_left else "length"
             self._cut(running)
             return
@@ -258,3 +324,55 @@ class EpisodeEngine:
         running.handle.close()
         del self._running[running.request.id]
         return running.generation(finish)
+
+
+def _restored(request: GenerationRequest, part: Unfinished, handle: EpisodeHandle) -> tuple[_Running, Generation]:
+    """An episode as it was suspended, without the tokens of an unfinished turn, and these as a generation."""
+    state = part.generation
+    episode, count = state.episode, len(state.token_ids)
+    assert episode is not None
+    sampled = list(state.sampled if state.sampled is not None else ((0, count),) if count else ())
+    begin = count
+    if part.lag is None and sampled and sampled[-1][1] == count:  # else a turn has begun without a token yet
+        begin, _ = sampled.pop()
+    versions = state.versions or ((0, state.version),)
+    before = tuple(each for each in versions if each[0] < begin)
+    within = [version for start, version in versions if start <= begin][-1]
+    after = ((0, within), *((start - begin, version) for start, version in versions if start > begin))
+    running = _Running(
+        request,
+        handle,
+        array("i", state.token_ids[:begin]),
+        array("d", state.logprobs[:begin]),
+        sampled,
+        list(episode.messages),
+        list(episode.rewards),
+        num_turns=episode.num_turns,
+        version=state.version,
+        versions=before if len(before) > 1 else None,
+        tool_calls=episode.tool_calls,
+        tool_errors=episode.tool_errors,
+        is_cut=episode.is_cut,
+        finish=state.finish,
+    )
+    rest = array("i", state.token_ids[begin:]), float_array(state.logprobs[begin:])
+    return running, Generation("", *rest, "aborted", within, versions=after if len(after) > 1 else None)
+
+
+def _repeat_calls(running: _Running) -> None:
+    """Bring a new episode to where a suspended one stood."""
+    turns = [message["content"] for message in running.messages if message["role"] == "assistant"]
+    for i, text in enumerate(turns):
+        answer = running.handle.step(text)
+        if i + 1 < len(turns):  # the last one may not have been answered yet
+            running.repeated.append((answer, running.rewards[i]))
+    if running.is_cut:
+        running.handle.end()
+
+
+def _difference_of_rewards(running: _Running) -> str | None:
+    """The reason why a rebuilt episode is not the one that it was; None if it is."""
+    repeated, running.repeated = running.repeated, []
+    if all((answer.result().get("reward") or 0.0) == reward for answer, reward in repeated):
+        return None
+    return "the environment is no function of its seed and its actions: a repeated turn was paid differently"

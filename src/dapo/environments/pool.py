@@ -32,7 +32,7 @@ class EpisodeHandle:
     """An episode in one of the pool's workers. Its calls are answered in order, each by a future."""
 
     def __init__(self, pool: "EnvironmentPool", name: str, problem: Problem, seed: int) -> None:
-        self._pool, self.name = pool, name
+        self._pool, self.name, self.num_calls = pool, name, 0
         self.calls: list[tuple[dict[str, Any], Answer]] = []
         """The answered calls, from which another process can rebuild the episode."""
         self.process: WorkerProcess | None = None
@@ -53,7 +53,10 @@ class EpisodeHandle:
         self._submit({"call": "close"})
 
     def _submit(self, message: dict[str, Any]) -> "Future[Answer]":
-        return self._pool.submit(self, message)
+        self.num_calls += 1
+        self.latest = self._pool.submit(self, message)
+        """The answer to the newest call."""
+        return self.latest
 
 
 @dataclass

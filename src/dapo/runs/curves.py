@@ -28,7 +28,7 @@ LABEL_DISTANCE = 0.12
 SIDE_MARGINS = MARGINS | {"left": 0.2, "right": 0.95, "hspace": 0.35}
 """Margins of the panels about predictions."""
 SKIPPED = "rollout/problems_skipped"
-DECIDED_COUNTS = tuple(f"groups_{outcome}" for outcome in OUTCOMES if outcome not in ("excess", "aborted"))
+DECIDED_COUNTS = tuple(f"groups_{outcome}" for outcome in OUTCOMES if outcome not in ("excess", "aborted", "stale"))
 SMOOTHED_FROM_STEPS = 15  # fewer steps are not smoothed
 
 

@@ -40,7 +40,7 @@ class Phase:
 # fmt: off
 PHASES = {
     "load_weights": Phase("giving the policy's weights to the engine"),
-    "generate": Phase("sampling and judging the batch; with `schedule: one_step_off`, of the batch that was sampled in "
+    "generate": Phase("sampling and judging the batch; with `schedule: async`, of the batch that was sampled in "
                       "the background", "groups"),
     "judge_wait": Phase("waiting for verdicts with nothing left to generate, which is a part of `time/generate_s`"),
     "write_rollouts": Phase("waiting for the table of responses, which is written in the background"),
@@ -51,7 +51,9 @@ PHASES = {
     "old_logprobs": Phase("computing the log-probabilities of the policy before the step's first update",
                           when="with more than one update per step"),
     "update": Phase("the optimizer updates", "minibatches"),
-    "wait": Phase("waiting for the next batch after the updates", "groups", when="with `schedule: one_step_off`"),
+    "trainer_idle": Phase("waiting for the next batch after the updates", "groups", when="with `schedule: async`"),
+    "engine_idle": Phase("with no batch to sample, from the close of the last one on, the evaluation included",
+                         when="with `schedule: async`"),
     "evaluate": Phase("evaluation", "problems", when="in steps with an evaluation"),
     "save": Phase("starting a checkpoint", is_logged=False),
 }

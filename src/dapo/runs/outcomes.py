@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 Outcome: TypeAlias = Literal[
-    "trained", "all_correct", "all_wrong", "zero_variance", "filtered", "invalid", "excess", "aborted"
+    "trained", "all_correct", "all_wrong", "zero_variance", "filtered", "invalid", "excess", "aborted", "stale"
 ]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+COUNTED = OUTCOMES[:-1]
+"""The outcomes that every step counts; `stale` is counted where groups are kept."""
 OUTCOME_MEANINGS: Mapping[Outcome, str] = {
     "trained": "it carries a signal and trains",
     "all_correct": "all its responses are correct (Eq. 11 drops it)",
@@ -19,6 +21,7 @@ OUTCOME_MEANINGS: Mapping[Outcome, str] = {
     "invalid": "fewer than two of its responses have a verdict",
     "excess": "it was complete after the batch had closed; its problem comes again in the next step",
     "aborted": "it was still being generated when the batch closed; its problem comes again in the next step",
+    "stale": "its first token was older than `max_staleness` when the batch closed; it began again in its place",
 }
 """The outcomes of a group, as in the names `rollout/groups_OUTCOME` and in the column `outcome` of rollouts/."""
 

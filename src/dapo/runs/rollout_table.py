@@ -69,8 +69,10 @@ SAMPLED = pa.field("sampled", pa.list_(pa.int32()))
 """Starts and ends of the sampled ranges of `response_ids`; null: all. Only tables with observed tokens have it."""
 EPISODE = pa.field("episode", pa.string())
 """The conversation, rewards and counts of an Episode as JSON; null: no episode. Only tables with episodes have it."""
-_OF_EPISODES = {field.name: field for field in (SAMPLED, EPISODE)}
-_WITH_EPISODES = pa.schema([*ROLLOUT_SCHEMA, SAMPLED, EPISODE])
+VERSIONS = pa.field("versions", pa.list_(pa.int32()))
+"""Starts and versions of the parts of a response that several policies sampled; null: `version` sampled all."""
+_OF_SOME = {field.name: field for field in (SAMPLED, EPISODE, VERSIONS)}
+_WITH_ALL = pa.schema([*ROLLOUT_SCHEMA, *_OF_SOME.values()])
 
 TOKEN_COLUMNS = ("response_ids", "engine_logprobs")
 CURVES = ("reward", "accuracy", "entropy", "length")
@@ -99,9 +101,7 @@ def write_rollouts(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     remaining = iter(rows)
     first = list(islice(remaining, 1))
     remaining = chain(first, remaining)
-    schema = pa.schema(
-        [*ROLLOUT_SCHEMA, *(field for name, field in _OF_EPISODES.items() if first and name in first[0])]
-    )
+    schema = pa.schema([*ROLLOUT_SCHEMA, *(field for name, field in _OF_SOME.items() if first and name in first[0])])
     with (
         atomic_file(Path(path)) as temporary,
         pq.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=_DICTIONARIES) as writer,
@@ -166,6 +166,17 @@ def ranges_of(row: Mapping[str, Any]) -> Ranges | None:
     return None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
+def flat_versions(generation: Generation) -> list[int] | None:
+    """The value of the column `versions` for a response."""
+    return None if generation.versions is None else [number for each in generation.versions for number in each]
+
+
+def versions_of(row: Mapping[str, Any]) -> tuple[tuple[int, int], ...] | None:
+    """The versions of the response in a row. Raises ValueError if a part lacks its version."""
+    flat = row.get("versions")
+    return None if flat is None else tuple(zip(flat[::2], flat[1::2], strict=True))
+
+
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Make a column of a table. Rows of numbers are copied from memory, without a Python object per number."""
     if kind == pa.string():
@@ -218,13 +229,13 @@ def read_rollouts(
     """
     wanted = columns or [name for name in all_columns(*paths) if name not in TOKEN_COLUMNS]
     parts = [part for path in paths for part in _parts(path, wanted, groups)]
-    return pa.concat_tables(parts or [_WITH_EPISODES.empty_table().select(wanted)])
+    return pa.concat_tables(parts or [_WITH_ALL.empty_table().select(wanted)])
 
 
 def _parts(path: Path, columns: Sequence[str], groups: Collection[int] | None) -> list[pa.Table]:
     """Read columns of a table: its chunks that hold rows of the groups, or all at once."""
-    with stored_table(path, _WITH_EPISODES) as table:
-        for name, field in _OF_EPISODES.items():
+    with stored_table(path, _WITH_ALL) as table:
+        for name, field in _OF_SOME.items():
             if name in columns and name not in table.names:  # a step without observations, among others
                 parts = _parts(path, [each for each in columns if each != name], groups)
                 return [each.append_column(field, pa.nulls(len(each), field.type)).select(columns) for each in parts]
@@ -248,6 +259,8 @@ def _checked(rows: pa.Table) -> pa.Table:
             and pc.any(pc.bit_wise_and(pc.list_value_length(rows[name]), 1).cast(pa.bool_())).as_py()
         ):
             raise ValueError("a sampled range of a row has no end")
+        if name == VERSIONS.name and any(len(each or ()) % 2 for each in rows[name].to_pylist()):
+            raise ValueError("a part of a row has no version")
         if name == EPISODE.name:
             for text in rows[name].to_pylist():
                 episode_of({name: text})
@@ -259,11 +272,11 @@ def all_columns(path: Path, *more: Path) -> list[str]:
 
     Raises DataError for a table that no run has written.
     """
-    with stored_table(path, _WITH_EPISODES) as table:
+    with stored_table(path, _WITH_ALL) as table:
         found = list(table.names)
-    if more and (missing := _OF_EPISODES.keys() - found):
+    if more and (missing := _OF_SOME.keys() - found):
         others = {name for each in more for name in all_columns(each)}
-        found += [name for name in _OF_EPISODES if name in missing & others]
+        found += [name for name in _OF_SOME if name in missing & others]
     return found
 
 
@@ -272,7 +285,7 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 
     Without `columns`, all except the log-probabilities are read.
     """
-    with stored_table(path, _WITH_EPISODES) as table:
+    with stored_table(path, _WITH_ALL) as table:
         wanted = list(columns) or [name for name in table.names if name != "engine_logprobs"]
         for i in table.chunks:
             for batch in _checked(table.read(wanted, [i])).to_batches(ROWS_PER_CHUNK):
@@ -282,7 +295,7 @@ def iterate_rows(path: Path, columns: Sequence[str] = ()) -> Iterator[dict[str, 
 def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
     """Read some rows of a table of responses in the form of the page; only their chunks are read."""
     records = []
-    with stored_table(path, _WITH_EPISODES) as table:
+    with stored_table(path, _WITH_ALL) as table:
         start = 0
         for i, length in enumerate(table.chunk_rows):
             if here := [row for row in rows if start <= row < start + length]:
@@ -296,7 +309,7 @@ def read_rows(path: Path, rows: Sequence[int]) -> list[dict[str, Any]]:
 
 def short_rows(path: Path, text: str = "") -> pa.Table:
     """Read the short columns of the responses that contain a text, in lower case, with the number of each `row`."""
-    with stored_table(path, _WITH_EPISODES) as table:
+    with stored_table(path, _WITH_ALL) as table:
         rows = _checked(table.read(SHORT_COLUMNS))
         rows = rows.append_column("row", pa.array(range(rows.num_rows), pa.int32()))
         if not text:

@@ -11,7 +11,7 @@ from dapo.core.files import atomic_write_json, read_json
 from dapo.runs.checkpoints import PROBLEM_STATS_FILE
 from dapo.runs.manifest import PROVENANCE_FILE
 from dapo.training.checkpoint_writer import StorageError
-from dapo.training.prefetched_batch import read_prefetched_batch, write_prefetched_batch
+from dapo.training.prefetched_batch import read_kept, read_prefetched_batch, write_kept, write_prefetched_batch
 from dapo.training.problem_stats import read_problem_stats, write_problem_stats
 from dapo.training.state import Run, TrainState
 
@@ -52,7 +52,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
     if state.pending_metrics is not None:
         counts["pending_metrics"] = state.pending_metrics
     step, accuracy, prefetched_batch = state.step, state.accuracy, state.prefetched_batch
-    problem_stats = run.problem_stats.table()
+    problem_stats, kept = run.problem_stats.table(), run.sampling.kept
 
     def write(folder: Path) -> None:
         write_policy(folder)
@@ -62,6 +62,7 @@ def checkpoint_of(run: Run, write_policy: Callable[[Path], None]) -> Callable[[]
             atomic_write_json(folder / PROVENANCE_FILE, run.provenance)
         if prefetched_batch is not None:
             write_prefetched_batch(folder, prefetched_batch)
+        write_kept(folder, kept)
 
     def save() -> Path:
         path = directory.checkpoints.save(step, write, config.train.kept_in_training, accuracy=accuracy)
@@ -112,6 +113,7 @@ def restore(run: Run, checkpoint: Path) -> None:
     # a kill may have come between the checkpoint and the copy in the run directory
     write_problem_stats(run.directory.problem_stats, run.problem_stats.table())
     pending, prefetched_batch = _pending_metrics(state), read_prefetched_batch(checkpoint, run.sampling.stream)
+    run.sampling.kept = read_kept(checkpoint, run.sampling.stream)
     run.state = TrainState(
         **state["train_state"], pending_metrics=pending, prefetched_batch=prefetched_batch, is_saved=True
     )

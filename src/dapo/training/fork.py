@@ -30,7 +30,7 @@ from dapo.runs.manifest import Fork, make_manifest
 from dapo.runs.metrics_file import truncate_after
 from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS, changed_config
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
-from dapo.training.prefetched_batch import PREFETCHED_BATCH_FILE, RESPONSES_FILE, read_prefetched_start
+from dapo.training.prefetched_batch import SAMPLING_FILES, read_sampling_start
 
 SEEDS = 10**9  # upper bound of the seeds of branches, which people read and type
 _LOCATIONS = ("folder", "run_dir", "module_folders")  # entries of a manifest that locate the data and modules of a run
@@ -158,13 +158,13 @@ def _fill(fork: RunDirectory, plan: ForkPlan, command: Sequence[str]) -> None:
 
 
 def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
-    """Link the parent's checkpoint, except a prefetched batch that the fork would sample differently."""
-    changed, start = plan.fork.changed, read_prefetched_start(plan.checkpoint)
+    """Link the parent's checkpoint, except a batch and groups in advance that the fork would sample differently."""
+    changed, start = plan.fork.changed, read_sampling_start(plan.checkpoint)
     keeps_batch = all(name.startswith(_KEEPS_NEXT_BATCH) and name != "train.seed" for name in changed)
     drops_batch = start is not None and not keeps_batch
     omitted = {plan.parent.manifest.name}
     if drops_batch:
-        omitted |= {PREFETCHED_BATCH_FILE, RESPONSES_FILE}
+        omitted |= SAMPLING_FILES
     for path in sorted(plan.checkpoint.rglob("*")):
         name = path.relative_to(plan.checkpoint).as_posix()
         if path.is_file() and name not in omitted:
@@ -174,7 +174,8 @@ def _fill_checkpoint(folder: Path, plan: ForkPlan) -> None:
     state = read_state(plan.checkpoint)
     if start is not None and drops_batch:  # its problems and the keep rate return to the state before it
         epoch, offset = divmod(start.position, state["stream"]["size"])
-        state |= {"stream": state["stream"] | {"epoch": epoch, "offset": offset}, "sampler": dict(start.sampler)}
+        state |= {"stream": state["stream"] | {"epoch": epoch, "offset": offset}}
+        state |= {"sampler": dict(start.sampler or state["sampler"])}
     if _moves_stream(changed):
         state["stream"] = {"epoch": 0, "offset": 0}
     atomic_write_json(folder / STATE_FILE, state)

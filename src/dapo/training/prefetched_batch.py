@@ -1,9 +1,10 @@
-"""A batch that is sampled before the step that trains on it, and its JSON and Parquet files in a checkpoint."""
+"""The sampling in a checkpoint, as JSON and Parquet: the next step's batch, and the groups that go on."""
 
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,30 @@ import pyarrow.parquet as pq
 from dapo.core.errors import CheckpointError
 from dapo.core.files import atomic_write_json
 from dapo.data.stream import ProblemStream
-from dapo.runs.outcomes import OUTCOMES, Outcome
+from dapo.engines.continuation import Unfinished
+from dapo.runs.outcomes import Outcome
 from dapo.runs.rollout_table import (
     EPISODE,
     SAMPLED,
+    VERSIONS,
     column_of,
     episode_json,
     episode_of,
     flat_ranges,
+    flat_versions,
     ranges_of,
     rows_of,
+    versions_of,
 )
-from dapo.training.rollout import Batch, SamplingStart
-from dapo.training.selection import Prediction
-from dapo.types import EpisodeText, Generation, Group, Verdict
+from dapo.training.rollout import Batch, Kept, KeptGroup, SamplingStart, generation_of
+from dapo.training.selection import Decision, Prediction
+from dapo.types import EpisodeText, Generation, Group, Problem, Verdict
 
 PREFETCHED_BATCH_FILE = "prefetched_batch.json"
 RESPONSES_FILE = "prefetched_batch.parquet"  # one row per judged response, groups in the order of the stream
+KEPT_FILE = "kept_groups.json"
+KEPT_RESPONSES_FILE = "kept_groups.parquet"  # one row per response, finished or not
+SAMPLING_FILES = {PREFETCHED_BATCH_FILE, RESPONSES_FILE, KEPT_FILE, KEPT_RESPONSES_FILE}
 _GROUPS_PER_CHUNK = 16  # bounds memory: at the paper's lengths a batch is gigabytes of ids
 _TYPES = {"prompt_ids": "", "token_ids": "i", "logprobs": "f"}
 """The columns of numbers, each with the type of the arrays that dapo's engines return."""
@@ -64,26 +72,19 @@ class PrefetchedBatch:
 
 def write_prefetched_batch(directory: Path, prefetched_batch: PrefetchedBatch) -> None:
     """Write a batch into a checkpoint; with one pyarrow version, equal batches give equal bytes."""
-    batch = prefetched_batch.batch
-    schema = _SCHEMA if _is_compact(batch) else _PLAIN_SCHEMA
+    batch, start = prefetched_batch.batch, prefetched_batch.start.without_kept
     generations = [generation for group, _ in batch.judged for generation in group.generations]
-    if any(generation.sampled for generation in generations):
-        schema = schema.append(SAMPLED)
-    if any(generation.episode for generation in generations):
-        schema = schema.append(EPISODE)
-    with pq.ParquetWriter(directory / RESPONSES_FILE, schema, compression="zstd") as writer:
-        for start in range(0, len(batch.judged), _GROUPS_PER_CHUNK):
-            chunk = batch.judged[start : start + _GROUPS_PER_CHUNK]
-            rows = [row for group, outcome in chunk for row in _rows(group, outcome)]
-            columns = [column_of([row[field.name] for row in rows], field.type) for field in schema]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+    _write_table(directory / RESPONSES_FILE, [_rows(group, outcome) for group, outcome in batch.judged], generations)
     state = {
-        **prefetched_batch.start._asdict(),
+        "step": start.step,
+        "position": start.position,
+        "sampler": start.sampler,
         "group_counts": dict(batch.group_counts),
         "token_counts": dict(batch.token_counts),
         "shortfall": batch.shortfall,
         "epoch": batch.epoch,
         "prediction": batch.prediction and batch.prediction.state(),
+        **({"recomputed_tokens": batch.recomputed_tokens} if batch.recomputed_tokens else {}),
     }
     atomic_write_json(directory / PREFETCHED_BATCH_FILE, state)
 
@@ -96,25 +97,31 @@ def read_prefetched_batch(directory: Path, stream: ProblemStream) -> PrefetchedB
     if not (directory / PREFETCHED_BATCH_FILE).exists():
         return None
     state = _read_state(directory)
-    with pq.ParquetFile(directory / RESPONSES_FILE) as file:
-        # a row group holds whole groups
-        chunks = map(file.read_row_group, range(file.num_row_groups))
-        judged = tuple(group for chunk in chunks for group in _groups(_read_rows(chunk), stream))
+    judged = tuple(_groups(_read_table(directory / RESPONSES_FILE), stream))
     batch = Batch(
         groups=tuple(group for group, outcome in judged if outcome == "trained"),
         judged=judged,
-        group_counts={outcome: state["group_counts"][outcome] for outcome in OUTCOMES},
-        token_counts={outcome: state["token_counts"][outcome] for outcome in OUTCOMES},
+        group_counts=state["group_counts"],
+        token_counts=state["token_counts"],
         shortfall=state["shortfall"],
         epoch=state["epoch"],
         prediction=state.get("prediction") and Prediction.of_state(state["prediction"]),
+        recomputed_tokens=state.get("recomputed_tokens", 0),
     )
     return PrefetchedBatch(batch, _start_in(state))
 
 
-def read_prefetched_start(directory: Path) -> SamplingStart | None:
-    """Read the state before a checkpoint's batch was sampled, without its responses; None if it has no batch."""
-    return _start_in(_read_state(directory)) if (directory / PREFETCHED_BATCH_FILE).exists() else None
+def read_sampling_start(directory: Path) -> SamplingStart | None:
+    """Read the state before anything that a checkpoint holds of later steps was sampled; None if it holds nothing.
+
+    Without a batch the state of the sampler is the checkpoint's own, and empty here.
+    """
+    if (directory / PREFETCHED_BATCH_FILE).exists():
+        return _start_in(_read_state(directory))
+    if (directory / KEPT_FILE).exists():
+        first = json.loads((directory / KEPT_FILE).read_text(encoding="utf-8"))["groups"][0]
+        return SamplingStart(first["step"], first["position"], {})
+    return None
 
 
 def _read_state(directory: Path) -> dict[str, Any]:
@@ -126,29 +133,130 @@ def _start_in(state: Mapping[str, Any]) -> SamplingStart:
     return SamplingStart(state["step"], state["position"], state["sampler"])
 
 
+def write_kept(directory: Path, kept: Kept) -> None:
+    """Write the groups that go on into a checkpoint, if there are any; waits for their verdicts."""
+    if not kept.groups:
+        return
+    generations = [generation_of(response) for group in kept.groups for response in group.responses]
+    _write_table(directory / KEPT_RESPONSES_FILE, [_kept_rows(group) for group in kept.groups], generations)
+    groups = [
+        {
+            "step": group.step,
+            "position": group.position,
+            "problem_id": group.problem.id,
+            "prompt_ids": group.prompt_ids,
+            "version": group.version,
+            "lag": group.lag,
+            "lags": [each.lag if isinstance(each, Unfinished) else None for each in group.responses],
+            "is_finished": [isinstance(each, Generation) for each in group.responses],
+        }
+        for group in kept.groups
+    ]
+    decisions = [asdict(each) for each in kept.decisions]
+    atomic_write_json(directory / KEPT_FILE, {"groups": groups, "decisions": decisions})
+
+
+def read_kept(directory: Path, stream: ProblemStream) -> Kept:
+    """Read the groups that go on from a checkpoint. Raises CheckpointError where their problems are different ones."""
+    if not (directory / KEPT_FILE).exists():
+        return Kept()
+    state = json.loads((directory / KEPT_FILE).read_text(encoding="utf-8"))
+    rows = _read_table(directory / KEPT_RESPONSES_FILE)
+    groups = []
+    for each in state["groups"]:
+        members = [next(rows) for _ in each["is_finished"]]
+        generations = [_generation(row) for row in members]
+        judged = [json.loads(row["judged"]) for row in members]
+        verdicts: Future[tuple[Verdict, ...]] | None = None
+        if judged and judged[0] is not None:
+            verdicts = Future()
+            verdicts.set_result(tuple(map(_verdict, judged)))
+        groups.append(
+            KeptGroup(
+                each["step"],
+                each["position"],
+                _problem_at(stream, each["position"], each["problem_id"]),
+                tuple(each["prompt_ids"]),
+                tuple(
+                    generation if is_finished else Unfinished(generation, lag)
+                    for generation, is_finished, lag in zip(generations, each["is_finished"], each["lags"], strict=True)
+                ),
+                each["version"],
+                () if verdicts is None else tuple(map(_text, judged, generations)),
+                verdicts,
+                each["lag"],
+            )
+        )
+    return Kept(tuple(groups), tuple(Decision(**each) for each in state["decisions"]))
+
+
+def _kept_rows(group: KeptGroup) -> Iterator[dict[str, Any]]:
+    verdicts = group.verdicts.result() if group.verdicts is not None else (None,) * len(group.responses)
+    texts = group.texts or ("",) * len(group.responses)
+    for response, verdict, text in zip(group.responses, verdicts, texts, strict=True):
+        yield {
+            "group_id": group.position,
+            "problem_id": group.problem.id,
+            "outcome": "kept",
+            "prompt_ids": (),
+            "reward": None,
+            "judged": "null" if verdict is None else _judged(text, verdict),
+            **_columns_of(generation_of(response)),
+        }
+
+
+def _write_table(path: Path, groups: Sequence[Iterable[Mapping[str, Any]]], generations: Sequence[Generation]) -> None:
+    schema = _SCHEMA if _is_compact(generations) else _PLAIN_SCHEMA
+    for field, name in ((SAMPLED, "sampled"), (EPISODE, "episode"), (VERSIONS, "versions")):
+        if any(getattr(generation, name) for generation in generations):
+            schema = schema.append(field)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for start in range(0, len(groups), _GROUPS_PER_CHUNK):
+            rows = [row for group in groups[start : start + _GROUPS_PER_CHUNK] for row in group]
+            columns = [column_of([row[field.name] for row in rows], field.type) for field in schema if rows]
+            if rows:
+                writer.write_table(pa.Table.from_arrays(columns, schema=schema))
+
+
+def _read_table(path: Path) -> Iterator[dict[str, Any]]:
+    with pq.ParquetFile(path) as file:
+        for number in range(file.num_row_groups):  # a row group holds whole groups
+            yield from _read_rows(file.read_row_group(number))
+
+
+def _columns_of(generation: Generation) -> dict[str, Any]:
+    return {
+        "request_id": generation.request_id,
+        "token_ids": generation.token_ids,
+        "logprobs": generation.logprobs,
+        "finish": generation.finish,
+        "version": generation.version,
+        "sampled": flat_ranges(generation),
+        "episode": episode_json(generation),
+        "versions": flat_versions(generation),
+    }
+
+
+def _judged(text: str, v: Verdict) -> str:
+    return json.dumps([text, v.correct, v.score, v.error, v.answer, dict(v.components)])
+
+
 def _rows(group: Group, outcome: Outcome) -> Iterator[dict[str, Any]]:
     responses = zip(group.generations, group.verdicts, group.texts, group.rewards, strict=True)
-    for i, (generation, v, text, reward) in enumerate(responses):
+    for i, (generation, verdict, text, reward) in enumerate(responses):
         yield {
             "group_id": group.id,
             "problem_id": group.problem.id,
             "outcome": outcome,
             "prompt_ids": group.prompt_ids if i == 0 else (),
-            "request_id": generation.request_id,
-            "token_ids": generation.token_ids,
-            "logprobs": generation.logprobs,
-            "finish": generation.finish,
-            "version": generation.version,
             "reward": reward,
-            "sampled": flat_ranges(generation),
-            "episode": episode_json(generation),
-            "judged": json.dumps([text, v.correct, v.score, v.error, v.answer, dict(v.components)]),
+            "judged": _judged(text, verdict),
+            **_columns_of(generation),
         }
 
 
-def _is_compact(batch: Batch) -> bool:
+def _is_compact(generations: Sequence[Generation]) -> bool:
     """Whether all rows are arrays of dapo's engines; only then they are read back as arrays."""
-    generations = (generation for group, _ in batch.judged for generation in group.generations)
     return all(
         isinstance(row, array) and row.typecode == code
         for generation in generations
@@ -172,30 +280,39 @@ def _read_rows(chunk: pa.Table) -> Iterator[dict[str, Any]]:
 def _groups(rows: Iterable[Mapping[str, Any]], stream: ProblemStream) -> Iterator[tuple[Group, Outcome]]:
     for position, of_group in groupby(rows, key=lambda row: row["group_id"]):
         members = list(of_group)
-        problem = stream.problem_at(position)
-        if problem.id != members[0]["problem_id"]:
-            raise CheckpointError(
-                f"the checkpoint holds responses to problem {members[0]['problem_id']}, where the data source now has "
-                f"{problem.id}; resume with the data the run began with"
-            )
         judged = [json.loads(row["judged"]) for row in members]
-        episodes = [episode_of(row) for row in members]
+        generations = tuple(map(_generation, members))
         group = Group(
-            problem=problem,
+            problem=_problem_at(stream, position, members[0]["problem_id"]),
             prompt_ids=members[0]["prompt_ids"],
-            generations=tuple(
-                Generation(**{name: row[name] for name in _GENERATION}, sampled=ranges_of(row), episode=episode)
-                for row, episode in zip(members, episodes, strict=True)
-            ),
-            verdicts=tuple(
-                Verdict(correct, score, error, answer=answer, components=components)
-                for _, correct, score, error, answer, components in judged
-            ),
+            generations=generations,
+            verdicts=tuple(map(_verdict, judged)),
             id=position,
-            texts=tuple(
-                text if episode is None else EpisodeText(episode)
-                for (text, *_), episode in zip(judged, episodes, strict=True)
-            ),
+            texts=tuple(map(_text, judged, generations)),
             rewards=tuple(row["reward"] for row in members),
         )
         yield group, members[0]["outcome"]
+
+
+def _problem_at(stream: ProblemStream, position: int, problem_id: str) -> Problem:
+    problem = stream.problem_at(position)
+    if problem.id != problem_id:
+        raise CheckpointError(
+            f"the checkpoint holds responses to problem {problem_id}, where the data source now has {problem.id}; "
+            "resume with the data the run began with"
+        )
+    return problem
+
+
+def _generation(row: Mapping[str, Any]) -> Generation:
+    given = {name: row[name] for name in _GENERATION}
+    return Generation(**given, sampled=ranges_of(row), episode=episode_of(row), versions=versions_of(row))
+
+
+def _verdict(judged: Sequence[Any]) -> Verdict:
+    _, correct, score, error, answer, components = judged
+    return Verdict(correct, score, error, answer=answer, components=components)
+
+
+def _text(judged: Sequence[Any], generation: Generation) -> str:
+    return judged[0] if generation.episode is None else EpisodeText(generation.episode)

@@ -6,16 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from dapo.config import RolloutConfig
 from dapo.core.errors import DapoError, RewardError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
 from dapo.data.stream import ProblemStream
+from dapo.engines.continuation import SuspendableEngine, Unfinished
 from dapo.engines.engine import RolloutEngine, episode_problem
 from dapo.rewards.combine import Judge
-from dapo.runs.outcomes import OUTCOMES, Outcome, count_dropped
+from dapo.runs.outcomes import COUNTED, Outcome, count_dropped
 from dapo.training.dynamic_sampling import DynamicSampler
 from dapo.training.selection import Decision, Prediction, ProblemSelector
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
@@ -59,6 +60,8 @@ class Batch:
     epoch: int = 0  # the epoch of the problem after the batch's last one
     prediction: Prediction | None = None
     """The skipped problems and the calibration of predictions, with `dynamic_sampling.predict`."""
+    recomputed_tokens: int = 0
+    """Tokens of suspended responses, with their prompts, that were read again to go on with new weights."""
 
     @property
     def weights(self) -> Mapping[int, float]:
@@ -76,10 +79,56 @@ class Batch:
         return sum(self.token_counts.values())
 
 
+@dataclass(frozen=True)
+class KeptGroup:
+    """A group that was undecided when a batch closed, and goes on in the next one."""
+
+    step: int  # the step in whose batch it was begun, a part of its random keys
+    position: int
+    problem: Problem
+    prompt_ids: tuple[int, ...]
+    responses: tuple[Generation | Unfinished, ...] = ()
+    """The finished and the suspended responses; empty: it begins again, because its first token was too old."""
+    version: int | None = None  # of the weights that sampled its first token; None: it has none
+    texts: tuple[str, ...] = ()  # of a complete group
+    verdicts: "Future[tuple[Verdict, ...]] | None" = None
+    lag: int = 0  # polls until its verdicts count
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of sampled tokens."""
+        return sum(generation_of(each).num_sampled for each in self.responses)
+
+    def close(self) -> None:
+        """Give up its suspended responses."""
+        for each in self.responses:
+            if isinstance(each, Unfinished):
+                each.close()
+
+
+def generation_of(response: Generation | Unfinished) -> Generation:
+    """The tokens of a response so far."""
+    return response.generation if isinstance(response, Unfinished) else response
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Undecided groups that go on from one batch to the next, and the decisions on the problems among them."""
+
+    groups: tuple[KeptGroup, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of sampled tokens."""
+        return sum(group.num_tokens for group in self.groups)
+
+
 @dataclass
 class _Pending:
     """A submitted group whose outcome is not decided yet."""
 
+    step: int
     position: int
     problem: Problem
     prompt_ids: tuple[int, ...]
@@ -88,6 +137,7 @@ class _Pending:
     texts: tuple[str, ...] = ()
     verdicts: "Future[tuple[Verdict, ...]] | None" = None
     due_poll: int = 0
+    suspended: dict[int, Unfinished] = field(default_factory=dict)
 
     def group(self, reward: Callable[[Generation, Verdict], float | None]) -> Group:
         """Wait for the verifier, and return the finished group with its verdicts and rewards."""
@@ -117,6 +167,14 @@ class Sampling:
     selector: ProblemSelector | None = None
     """The selection of problems, set before each step is sampled; None: every problem is sampled."""
     start: "SamplingStart | None" = None  # the state before the newest batch; None once the batch is kept for later
+    max_staleness: int = 0
+    """The largest age in steps of the weights that sampled a trained token, from 2 on with a SuspendableEngine."""
+    lookahead: int = 0
+    """Number of batches after the present one whose groups are begun already, set before each step is sampled."""
+    kept: Kept = Kept()
+    """The groups that were undecided when the last batch closed."""
+    has_suspended: bool = False
+    """Whether the engine has suspended responses since its weights were loaded."""
     judge_wait_s: float = 0.0
     """Seconds since the last reported step in which verdicts were outstanding and nothing was left to generate."""
 
@@ -131,10 +189,35 @@ class Sampling:
     def restart_at(self, start: "SamplingStart", *, discarding: int) -> None:
         """Return stream and sampler to the start of a batch, whose generated tokens are discarded."""
         self.tokens_discarded += discarding
-        if self.stream.position != start.position:
-            self.stream.rewind(start.position)
+        self.stream.seek(start.position)
         self.sampler.load_state_dict(start.sampler)
-        self.start = None
+        self.kept, self.start = start.kept, None
+
+    def discard_kept(self) -> None:
+        """Give up the kept groups; their problems come again."""
+        if self.kept.groups:
+            self.tokens_discarded += self.kept.num_tokens
+            self.stream.rewind(self.kept.groups[0].position)
+            for group in self.kept.groups:
+                group.close()
+            self.kept = Kept()
+
+    def request(
+        self, step: int, position: int, i: int, problem: Problem, prompt_ids: tuple[int, ...]
+    ) -> GenerationRequest:
+        """The request for response `i` of a group that is begun in the batch of a step."""
+        plan = self.plan
+        return GenerationRequest(
+            id=f"{step}/{position}/{i}",
+            prompt_ids=prompt_ids,
+            max_new_tokens=plan.max_response_tokens,
+            temperature=plan.temperature,
+            top_p=TOP_P,
+            seed=keyed_seed(plan.seed, "token", step, position, i),
+            stop_ids=plan.stop_ids,
+            min_new_tokens=plan.min_response_tokens,
+            problem=episode_problem(self.engine, problem),
+        )
 
 
 class SamplingStart(NamedTuple):
@@ -143,6 +226,13 @@ class SamplingStart(NamedTuple):
     step: int  # the step that trains on the batch
     position: int  # the position of the stream
     sampler: Mapping[str, Any]  # the state of the dynamic sampler
+    kept: Kept = Kept()
+
+    @property
+    def without_kept(self) -> "SamplingStart":
+        """The same state where kept groups are begun again: the stream is at the first undecided problem."""
+        first = self.kept.groups[0].position if self.kept.groups else self.position
+        return self._replace(position=first, kept=Kept())
 
 
 def collect(
@@ -158,12 +248,16 @@ def collect(
     stream is at the position after the last decided group: later groups are dropped, counted, and sampled again in the
     next step. At `max_groups_per_step` the batch is short.
 
+    With `sampling.lookahead` later groups are kept instead, in `sampling.kept`: the engine suspends what runs, and the
+    next call goes on with it. Let the batch of step b close: a group is kept whose first token was sampled by theta_v
+    with b - v <= `sampling.max_staleness`, and an older one begins again in its place.
+
     The step is a part of every random key. `sampling.start` is set, so that `roll_back` can undo a step that fails.
     `on_progress` gets the number of accepted groups, the number wanted, and the outcomes so far as text. `check` is
     called before each poll of the engine; its error ends the sampling. Raises EngineError if the engine breaks its
     contract, and VerifierFailed if too many responses have no verdict.
     """
-    sampling.start = SamplingStart(step, sampling.stream.position, sampling.sampler.state_dict())
+    sampling.start = SamplingStart(step, sampling.stream.position, sampling.sampler.state_dict(), sampling.kept)
     return _Collector(sampling, step, on_progress, check).run()
 
 
@@ -179,9 +273,10 @@ class _Collector:
     accepted: list[Group] = field(default_factory=list)
     submitted: int = 0
     polls: int = 0
-    counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    tokens: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+    counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
+    tokens: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     decisions: list[Decision] = field(default_factory=list)
+    recomputed_tokens: int = 0
 
     def run(self) -> Batch:
         try:
@@ -190,13 +285,18 @@ class _Collector:
             if isinstance(error, RewardError):  # the engine is intact, and will sample again
                 self.abort_all()
             received = (g for pending in self.undecided for g in pending.generations if g is not None)
-            self.sampling.tokens_since_start = sum(self.tokens.values()) + sum(g.num_sampled for g in received)
+            self.count_since_start(sum(self.tokens.values()) + sum(g.num_sampled for g in received))
             raise
-        self.sampling.tokens_since_start = batch.num_generated_tokens
+        self.count_since_start(batch.num_generated_tokens + self.sampling.kept.num_tokens)
         return batch
 
+    def count_since_start(self, tokens: int) -> None:
+        assert self.sampling.start is not None
+        self.sampling.tokens_since_start = max(0, tokens - self.sampling.start.kept.num_tokens)
+
     def sample(self) -> Batch:
-        while self.shortfall > 0:
+        self.go_on()
+        while self.is_open:
             self.refill()
             if not self.undecided:
                 break
@@ -205,22 +305,27 @@ class _Collector:
                 self.receive(self.sampling.engine.poll())
                 self.polls += 1
             self.classify()
-        self.abort_excess()
+        shortfall, end = self.shortfall, self.judged[-1][0].id + 1
+        if self.sampling.lookahead:
+            self.keep(end)
+        else:
+            self.abort_excess(end)
         return Batch(
             tuple(self.accepted),
             tuple(self.judged),
             self.counts,
             self.tokens,
-            shortfall=self.shortfall,
-            epoch=self.sampling.stream.epoch,
-            prediction=self.prediction(),
+            shortfall=shortfall,
+            epoch=end // len(self.sampling.stream),
+            prediction=self.prediction(end),
+            recomputed_tokens=self.recomputed_tokens,
         )
 
-    def prediction(self) -> Prediction | None:
-        """The decisions on the problems up to the last decided group; later ones come again."""
+    def prediction(self, end: int) -> Prediction | None:
+        """The decisions on the problems up to the last decided group; later ones belong to a later batch."""
         if self.sampling.selector is None:
             return None
-        final = [each for each in self.decisions if each.position < self.sampling.stream.position]
+        final = [each for each in self.decisions if each.position < end]
         judged = [group for group, outcome in self.judged if outcome != "excess"]
         found = self.sampling.selector.summarize(final, judged, self.accepted, scale=self.sampling.sampler.weight_scale)
         self.sampling.sampler.count_selection([(each.probability, each.chance) for each in final])
@@ -238,10 +343,63 @@ class _Collector:
     def shortfall(self) -> int:
         return self.sampling.sampler.prompts_per_step - len(self.accepted)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the batch needs and may have another group."""
+        return self.shortfall > 0 and len(self.judged) < self.sampling.sampler.max_groups_per_step
+
     def refill(self) -> None:
-        wanted = self.sampling.sampler.in_flight_target(self.shortfall) - len(self.undecided)
-        for _ in range(min(wanted, self.sampling.sampler.max_groups_per_step - self.submitted)):
-            self.submit_group()
+        sampler, lookahead = self.sampling.sampler, self.sampling.lookahead
+        target = sampler.in_flight_target(self.shortfall + lookahead * sampler.prompts_per_step)
+        most = (1 + lookahead) * sampler.max_groups_per_step - self.submitted
+        for _ in range(min(target - len(self.undecided), most)):
+            position, problem = self.next_problem()
+            self.submit_group(position, problem, self.sampling.encoder.encode(problem))
+
+    def go_on(self) -> None:
+        """Go on with the kept groups; those that are too old, or do not fit the options any more, begin again."""
+        kept, self.sampling.kept = self.sampling.kept, Kept()
+        self.decisions.extend(kept.decisions)
+        requests: list[GenerationRequest] = []
+        parts: list[Unfinished] = []
+        for group in kept.groups:
+            if not self.can_go_on(group):
+                self.count_stale(group)
+                self.submit_group(group.position, group.problem, group.prompt_ids)
+                continue
+            pending = self.add(_Pending(group.step, group.position, group.problem, group.prompt_ids, [], missing=0))
+            pending.texts, pending.verdicts, pending.due_poll = group.texts, group.verdicts, group.lag
+            for i, response in enumerate(group.responses):
+                pending.generations.append(None if isinstance(response, Unfinished) else response)
+                if isinstance(response, Unfinished):
+                    request = self.sampling.request(group.step, group.position, i, group.problem, group.prompt_ids)
+                    self.by_request[request.id] = pending, i
+                    pending.missing += 1
+                    requests.append(request)
+                    parts.append(response)
+                    tokens = len(response.generation.token_ids)
+                    self.recomputed_tokens += (len(group.prompt_ids) + tokens) if tokens else 0
+        if requests:
+            self.engine.resume(requests, parts)
+
+    def can_go_on(self, group: KeptGroup) -> bool:
+        """Whether a kept group fits the bound on staleness and the sizes, which a resumed run may have changed."""
+        parts = [each.generation for each in group.responses if isinstance(each, Unfinished)]
+        has_room = all(part.num_sampled < self.sampling.plan.max_response_tokens for part in parts)
+        return has_room and self.is_fresh(group.version, self.step - 1) and bool(group.responses)
+
+    def is_fresh(self, version: int | None, closed: int) -> bool:
+        """Whether a group may train after step `closed`, by the version that sampled its first token."""
+        return version is None or closed - version <= self.sampling.max_staleness
+
+    @property
+    def engine(self) -> SuspendableEngine:
+        return cast(SuspendableEngine, self.sampling.engine)
+
+    def add(self, pending: _Pending) -> _Pending:
+        self.undecided.append(pending)
+        self.submitted += 1
+        return pending
 
     def next_problem(self) -> tuple[int, Problem]:
         """Take problems from the stream up to one to sample; return its position and the problem."""
@@ -253,30 +411,12 @@ class _Collector:
             if self.decisions[-1].is_sampled:
                 return position, problem
 
-    def submit_group(self) -> None:
-        plan = self.sampling.plan
-        position, problem = self.next_problem()
-        prompt_ids = self.sampling.encoder.encode(problem)
-        size, task = plan.group_size, episode_problem(self.sampling.engine, problem)
-        pending = _Pending(position, problem, prompt_ids, [None] * size, missing=size)
-        requests = [
-            GenerationRequest(
-                id=f"{self.step}/{position}/{i}",
-                prompt_ids=prompt_ids,
-                max_new_tokens=plan.max_response_tokens,
-                temperature=plan.temperature,
-                top_p=TOP_P,
-                seed=keyed_seed(plan.seed, "token", self.step, position, i),
-                stop_ids=plan.stop_ids,
-                min_new_tokens=plan.min_response_tokens,
-                problem=task,
-            )
-            for i in range(size)
-        ]
+    def submit_group(self, position: int, problem: Problem, prompt_ids: tuple[int, ...]) -> None:
+        size = self.sampling.plan.group_size
+        pending = self.add(_Pending(self.step, position, problem, prompt_ids, [None] * size, missing=size))
+        requests = [self.sampling.request(self.step, position, i, problem, prompt_ids) for i in range(size)]
         self.sampling.engine.submit(requests)
         self.by_request.update((request.id, (pending, i)) for i, request in enumerate(requests))
-        self.undecided.append(pending)
-        self.submitted += 1
 
     def receive(self, generations: Sequence[Generation]) -> None:
         for generation in generations:
@@ -293,7 +433,7 @@ class _Collector:
 
     def classify(self) -> None:
         """Decide groups from the head of the queue; wait for verdicts where nothing is left to generate."""
-        while self.undecided and self.shortfall > 0:
+        while self.undecided and self.is_open:
             head = self.undecided[0]
             if head.missing or (self.by_request and head.due_poll > self.polls):
                 return
@@ -312,13 +452,56 @@ class _Collector:
             note = f"{len(self.judged)} judged: {dropped}" if dropped else ""
             self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step, note)
 
-    def abort_excess(self) -> None:
+    def keep(self, end: int) -> None:
+        """Suspend the undecided groups for the next batch, where those whose first token is too old begin again."""
+        for response in self.engine.suspend(list(self.by_request)):
+            if isinstance(response, Unfinished):
+                pending, i = self.by_request.pop(response.generation.request_id)
+                pending.suspended[i] = response
+            else:
+                self.receive([response])
+        groups = []
+        for group in map(self.kept_group, self.undecided):
+            if self.is_fresh(group.version, self.step):
+                groups.append(group)
+            else:
+                self.count_stale(group)
+                groups.append(KeptGroup(self.step, group.position, group.problem, group.prompt_ids))
+        decisions = [each for each in self.decisions if each.position >= end]
+        self.sampling.kept, self.sampling.has_suspended = Kept(tuple(groups), tuple(decisions)), True
+
+    def kept_group(self, pending: _Pending) -> KeptGroup:
+        responses = tuple(
+            generation if generation is not None else pending.suspended[i]
+            for i, generation in enumerate(pending.generations)
+        )
+        versions = [generation_of(each).version for each in responses if generation_of(each).token_ids]
+        return KeptGroup(
+            pending.step,
+            pending.position,
+            pending.problem,
+            pending.prompt_ids,
+            responses,
+            min(versions, default=None),
+            pending.texts,
+            pending.verdicts,
+            max(0, pending.due_poll - self.polls),
+        )
+
+    def count_stale(self, group: KeptGroup) -> None:
+        """Count what is given up of a group that begins again."""
+        group.close()
+        if group.num_tokens:
+            self.counts["stale"] = self.counts.get("stale", 0) + 1
+            self.tokens["stale"] = self.tokens.get("stale", 0) + group.num_tokens
+
+    def abort_excess(self, end: int) -> None:
         """Close the batch right after its last decided group: drop and count later groups, and rewind the stream.
 
         A problem that was skipped beyond that group is decided again, whether a group was in flight beyond it or not:
         otherwise the end of the batch would depend on the speed of the engine.
         """
-        self.sampling.stream.rewind(self.judged[-1][0].id + 1)
+        self.sampling.stream.rewind(end)
         if not self.undecided:
             return
         self.abort_all()

@@ -1,6 +1,7 @@
 """Computes the metrics of a step from its groups and updates, which `dapo.runs.metric_table` describes."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import fsum
 from statistics import fmean
@@ -154,14 +155,18 @@ def _parts(texts: Sequence[str]) -> Iterator[pa.Array]:
 
 
 def staleness_metrics(groups: Sequence[Group], *, version: int) -> dict[str, float]:
-    """Compute mean and maximum age, in steps, of the weights that sampled the groups, over sampled tokens."""
-    ages = [(version - generation.version, generation) for group in groups for generation in group.generations]
-    tokens = sum(generation.num_sampled for _, generation in ages)
+    """Compute mean, minimum and maximum age, in steps, of the weights that sampled each token of the groups."""
+    tokens: Counter[int] = Counter()
+    for group in groups:
+        for generation in group.generations:
+            for sampler, count in generation.tokens_by_version.items():
+                tokens[version - sampler] += count
     if not tokens:
         return {}
     return {
-        "rollout/staleness_mean": sum(age * generation.num_sampled for age, generation in ages) / tokens,
-        "rollout/staleness_max": max(age for age, generation in ages if generation.num_sampled),
+        "rollout/staleness_mean": sum(age * count for age, count in tokens.items()) / tokens.total(),
+        "rollout/staleness_min": min(tokens),
+        "rollout/staleness_max": max(tokens),
     }
 
 

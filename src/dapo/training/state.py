@@ -66,6 +66,7 @@ class TrainState:
     updates: list[Mapping[str, float]] = field(default_factory=list, compare=False)
     """The metrics of each finished update of step `step + 1`."""
     is_saved: bool = field(default=False, compare=False)  # whether a checkpoint of it is written, or being written
+    closed_at: float | None = field(default=None, compare=False)  # the moment at which the last batch had closed
     engine_version: int | None = field(default=None, compare=False)  # version of the engine's weights; None: no weights
 
     @property
@@ -172,13 +173,16 @@ class Run:
         Call it from the thread that trains, because the loop changes the history while another thread samples.
         """
         self.sync_engine()
+        self.sampling.lookahead = self.config.lookahead(step)
         options, size, seed = self.config.dynamic_sampling, self.config.rollout.group_size, self.config.train.seed
         self.sampling.selector = make_selector(options, self.problem_stats, step=step, group_size=size, seed=seed)
 
     def sync_engine(self) -> None:
         """Load the policy's weights into the engine, unless it has them."""
         with self.phase("load_weights"):
-            if self.state.engine_version != self.state.step:
+            # an engine that suspends responses begins anew: it may still hold their keys and values
+            if self.state.engine_version != self.state.step or self.sampling.has_suspended:
+                self.sampling.has_suspended = False
                 self.engine.load_weights(self.policy.weights(version=self.state.step), version=self.state.step)
                 self.state.engine_version = self.state.step
 

@@ -15,7 +15,7 @@ from dapo.evaluation.scores import Evaluation
 from dapo.rewards.combine import TimedJudge
 from dapo.runs.evaluations import write_evaluation
 from dapo.runs.outcomes import verdict_word
-from dapo.runs.rollout_table import episode_json, flat_ranges, short_fields, write_rollouts
+from dapo.runs.rollout_table import episode_json, flat_ranges, flat_versions, short_fields, write_rollouts
 from dapo.training.rollout import Batch
 from dapo.training.rollout_metrics import (
     mean_of_updates,
@@ -230,14 +230,17 @@ def rollout_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row of rollouts/*.parquet for each judged response of a batch.
 
-    The column `sampled` exists only if a response has tokens that were not sampled, `episode` only with episodes.
+    The column `sampled` exists only if a response has tokens that were not sampled, `episode` only with episodes, and
+    `versions` only if several policies sampled a response.
     """
     generations = [generation for group, _ in batch.judged for generation in group.generations]
-    of_episodes: dict[str, Callable[[Generation], Any]] = {}
+    of_some: dict[str, Callable[[Generation], Any]] = {}
     if any(generation.sampled for generation in generations):
-        of_episodes["sampled"] = flat_ranges
+        of_some["sampled"] = flat_ranges
     if any(generation.episode for generation in generations):
-        of_episodes["episode"] = episode_json
+        of_some["episode"] = episode_json
+    if any(generation.versions for generation in generations):
+        of_some["versions"] = flat_versions
     advantages = {(sample.group_id, sample.index): sample.advantage for sample in samples}
     audits = audited.verdicts()
     for group, outcome in batch.judged:
@@ -273,4 +276,4 @@ def rollout_rows(
                 "audit_score": None if audit is None or audit.error is not None else audit.score,
                 "audit_error": None if audit is None else audit.error,
                 "weight": batch.weights.get(group.id),
-            } | {name: value(generation) for name, value in of_episodes.items()}
+            } | {name: value(generation) for name, value in of_some.items()}

@@ -30,7 +30,7 @@ from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
-from dapo.training import one_step_off, supervised
+from dapo.training import asynchronous, supervised
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
@@ -44,7 +44,7 @@ from dapo.training.train import train
 MAX_RESTARTS = 3  # restarts from the newest checkpoint after the loss of a trainer rank
 SCHEDULES: Mapping[str, Callable[[Run], None]] = {
     "sync": train,
-    "one_step_off": one_step_off.train,
+    "async": asynchronous.train,
     "supervised": supervised.train,
 }
 
@@ -234,8 +234,10 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
                 run.tracker.message(line)
             display.recall(read_metrics(directory.metrics) if directory.metrics.exists() else [])
         keep_overrides(directory, ready.overrides, after=step)
-        if config.schedule != "one_step_off":  # a prefetched batch of an earlier schedule is stale
-            one_step_off.requeue(run)
+        if not config.samples_ahead:  # a prefetched batch of an earlier schedule is stale
+            asynchronous.requeue(run)
+        if run.sampling.max_staleness < 2:
+            run.sampling.discard_kept()
         opened.pop_all()
         with summary_written(run, callbacks.warn):
             yield run

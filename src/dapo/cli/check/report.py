@@ -125,7 +125,10 @@ def _shared(estimate: ResourceEstimate) -> str:
     if not shares.is_shared:
         return ""
     counts = plural(round(shares.trainers), "trainer rank"), plural(round(shares.engines), "engine process")
-    return f", each shared by {' and '.join(counts)}" + ", which use it in turn" * shares.alternates
+    how = ", which use it in turn" if shares.alternates else ""
+    if estimate.config.samples_ahead:
+        how = ": with schedule=async both compute at the same time, so sampling gains little"
+    return f", each shared by {' and '.join(counts)}{how}"
 
 
 def _adapters(lora: LoraConfig, linears: int, trained: int, parameters: int) -> str:

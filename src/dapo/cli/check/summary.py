@@ -18,6 +18,8 @@ from dapo.rewards.verifier import is_binary
 from dapo.training.preflight import NO_COLUMNS, load_rows
 from dapo.types import Problem
 
+_TOKEN_BYTES = 8  # a token's id and log-probability, in the controller and in a checkpoint
+
 
 def explain(config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS) -> Iterator[str]:
     """Describe a configuration in lines for a person; `needed_columns` are those of each function of the reward.
@@ -275,13 +277,24 @@ def _run(config: Config) -> Iterator[str]:
         )
     when = f"every {train.save_every} steps" if train.save_every else "at the end"
     yield f"  checkpoints {when}, newest {train.kept_in_training} kept"
-    if config.schedule == "one_step_off":
+    if config.samples_ahead:
         cap = config.loss.engine_correction or 0.0
         ratio = "pi_old / pi_sampler" + (" of its response" if config.loss.engine_ratio == "sequence" else "")
         factor = f"min({ratio}, {cap:g})"
         if config.loss.engine_over_cap == "mask":
             factor = f"{ratio}, or 0 where that is outside {1 / cap:g} to {cap:g}"
+        eta, rollout = config.max_staleness, config.rollout
         yield (
-            "  schedule    one_step_off: while a step trains, the next step's responses are sampled with the weights "
-            f"from its start; each token's loss is multiplied by {factor}"
+            f"  schedule    async: while a step trains, the engine samples with the weights from its start; each "
+            f"token's loss is multiplied by {factor}"
+        )
+        if eta == 1:
+            yield "              max_staleness 1: every token but the first batch's is 1 step stale"
+            return
+        responses = eta * rollout.prompts_per_step * rollout.group_size
+        tokens = responses * rollout.max_response_tokens
+        yield (
+            f"              max_staleness {eta}: tokens are 1 to {eta} steps stale, expected {(1 + eta) / 2:g}; in "
+            f"flight {responses:,} responses / keep rate, of at most {tokens:,} tokens / keep rate with "
+            f"{_TOKEN_BYTES} bytes each"
         )

@@ -57,7 +57,6 @@ class VllmOptions:
     temperatures: tuple[float, float]  # the lowest and the highest besides 0
     max_sequences: int = MAX_SEQUENCES
     tensor_parallel: int = 1
-    eager: bool | None = None  # None: on a CPU
     reproducible: bool = True  # every request has a seed of its own, and a step ends before the next is scheduled
     gpu_processes: float = 1  # processes that divide the memory of each GPU while this one samples
     trainer_bytes: float = 0  # memory of each GPU that trainer ranks keep meanwhile
@@ -76,7 +75,7 @@ class VllmOptions:
 def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     """Start vLLM with random weights. Raises EngineError where it is missing, or refuses the model or the sizes."""
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override rollout.vllm.cache_gib
-    if is_eager(options, on_cpu=not torch.cuda.is_available()):
+    if not torch.cuda.is_available():  # compilation and graphs pay on a GPU only
         os.environ["TORCH_COMPILE_DISABLE"] = "1"  # read when vLLM is imported, and by its worker processes
     try:
         from vllm import EngineArgs, LLMEngine, SamplingParams
@@ -115,11 +114,6 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
     )
 
 
-def is_eager(options: VllmOptions, *, on_cpu: bool) -> bool:
-    """Whether vLLM runs without compilation and graphs: the option's value, by default on a CPU only."""
-    return on_cpu if options.eager is None else options.eager
-
-
 def listen_on_loopback(*, on_one_machine: bool = True) -> None:
     """Make torch's store, which even one process needs and which checks no secret, listen on one address alone."""
     use_loopback_interface(*(("GLOO", "NCCL") if on_one_machine else ("GLOO",)))
@@ -151,7 +145,7 @@ def engine_arguments(options: VllmOptions, folder: str, *, on_cpu: bool, gpu_byt
         "max_num_seqs": options.max_sequences,
         "max_num_batched_tokens": max(options.max_sequences, _BATCH_TOKENS),
         "enable_prefix_caching": True,
-        "enforce_eager": is_eager(options, on_cpu=on_cpu),
+        "enforce_eager": on_cpu,
         "tensor_parallel_size": options.tensor_parallel,
         # in a Ray actor vLLM would choose "ray", which refuses an actor with several GPUs
         "distributed_executor_backend": "mp" if options.tensor_parallel > 1 else "uni",

@@ -21,6 +21,7 @@ from dapo.distributed.engine_specs import engine_specs, open_in_process
 from dapo.distributed.protocol import Launcher
 from dapo.distributed.trainer_group import TrainerGroup
 from dapo.engines.checked import CheckedEngine
+from dapo.engines.continuation import ContinuingEngine
 from dapo.engines.engine import RolloutEngine
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.policy.model import LoadedModel
@@ -96,6 +97,7 @@ def build_sampling(
         encoder=encoder,
         plan=sampling_plan(config.rollout, stop_ids, seed=config.train.seed),
         reward=partial(shaped_reward, config=config),
+        max_staleness=config.max_staleness if config.samples_ahead else 0,
     )
 
 
@@ -169,7 +171,9 @@ def build_engine(
     else:
         engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), shares.sampling)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
-    checked = CheckedEngine(engine, vocabulary=vocabulary)
+    checked: RolloutEngine = CheckedEngine(engine, vocabulary=vocabulary)
+    if config.samples_ahead and config.max_staleness > 1:
+        checked = ContinuingEngine(checked)
     return checked if episodes is None else episodes.play_in(checked, log)
 
 

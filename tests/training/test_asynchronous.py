@@ -1,4 +1,4 @@
-"""The schedule one_step_off: what it samples when, what it trains on, and that nothing of it is lost."""
+"""`schedule: async` with `max_staleness: 1`: what it samples when, what it trains on, and that nothing is lost."""
 
 import copy
 import json
@@ -26,8 +26,7 @@ from dapo.config import Config, build_config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, ShortfallError
 from dapo.data.stream import ProblemStream
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.runs.outcomes import OUTCOMES
-from dapo.training import one_step_off
+from dapo.runs.outcomes import COUNTED, OUTCOMES
 from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batch, write_prefetched_batch
 from dapo.training.rollout import Batch, SamplingStart
 from dapo.training.rollout_metrics import staleness_metrics
@@ -166,7 +165,7 @@ class TestWhatIsSampledWhen:
         rows = metrics(tmp_path / "run")
         for row in rows:
             for kind in ("groups", "tokens"):
-                assert row[f"rollout/{kind}_generated"] == sum(row[f"rollout/{kind}_{outcome}"] for outcome in OUTCOMES)
+                assert row[f"rollout/{kind}_generated"] == sum(row[f"rollout/{kind}_{outcome}"] for outcome in COUNTED)
         assert state.tokens_generated == sum(row["rollout/tokens_generated"] for row in rows)
         assert sum(row["rollout/groups_excess"] + row["rollout/groups_aborted"] for row in rows) > 0
         assert decided_positions(tmp_path / "run") == list(range(len(decided_positions(tmp_path / "run"))))
@@ -200,13 +199,21 @@ class TestStaleness:
 
         # 5 tokens of version 3 and 15 of version 2, told at version 3
         found = staleness_metrics([group((5, 3), (10, 2)), group((5, 2))], version=3)
-        assert found == {"rollout/staleness_mean": 0.75, "rollout/staleness_max": 1}
+        assert found == {"rollout/staleness_mean": 0.75, "rollout/staleness_min": 0, "rollout/staleness_max": 1}
         assert staleness_metrics([group((0, 1))], version=3) == {}
 
-    @pytest.mark.parametrize(("mean", "most"), [(1.5, 2.0), (-0.5, 0.0)])
-    def test_what_is_beyond_the_bound_is_refused(self, mean: float, most: float):
-        with pytest.raises(EngineError, match=r"expected 0 to 1$"):
-            one_step_off.bounded_staleness({"rollout/staleness_mean": mean, "rollout/staleness_max": most})
+    @pytest.mark.parametrize("version", [1, 4])
+    def test_what_is_beyond_the_bound_is_refused(self, tmp_path: Path, version: int):
+        class WrongEngine(ScriptedEngine):
+            def poll(self) -> list[Generation]:
+                return [replace(each, version=version) for each in super().poll()]
+
+        with pytest.raises(EngineError, match=rf"are {3 - version} to {3 - version} steps stale, expected 0 to 1 "):
+            scripted_run(tmp_path / "run", engine=WrongEngine(random_script), change=self.at_step_3)
+
+    @staticmethod
+    def at_step_3(training_run: Run) -> None:
+        training_run.state.step, training_run.state.pending_metrics = 3, None
 
 
 # --- the trained batches --------------------------------------------------------------------------------------------
@@ -586,7 +593,10 @@ class TestOptions:
         config = tiny(*ONE_STEP_OFF)
         assert config.loss.engine_correction == 2.0
         assert tiny(*ONE_STEP_OFF, "loss.engine_correction=5").loss.engine_correction == 5.0
-        with pytest.raises(ConfigError, match=r"none leaves uncorrected; set loss.engine_correction=tis"):
+        with pytest.raises(
+            ConfigError,
+            match=r"1 steps old, which loss.engine_correction=none leaves uncorrected; set loss.engine_correction=tis",
+        ):
             tiny(*ONE_STEP_OFF, "loss.engine_correction=none")
         (tmp_path / "dumped.yaml").write_text(dump_config(config))
         assert load_config(tmp_path / "dumped.yaml") == config
@@ -594,7 +604,8 @@ class TestOptions:
     def test_check_says_so(self):
         summary = "\n".join(explain(Config.model_validate(tiny(*ONE_STEP_OFF).model_dump())))
         assert "loss is multiplied by min(pi_old / pi_sampler, 2)" in summary
-        assert "schedule: one_step_off (paper: sync)" in summary
+        assert "schedule: async (paper: sync)" in summary
+        assert "max_staleness 1: every token but the first batch's is 1 step stale" in summary
         assert "loss.engine_correction: 2 (paper: none)" in summary
 
 

@@ -1,6 +1,6 @@
-"""`schedule: one_step_off`: Algorithm 1, where the next batch is sampled while the policy updates.
+"""`schedule: async`: Algorithm 1, where the engine samples while the policy updates, with a bound on the staleness.
 
-Let theta_s be the policy after s steps, and theta_0 the initial one.
+Let theta_s be the policy after s steps, theta_0 the initial one, and eta = `max_staleness`, from 1 on (0 is `sync`).
 
     theta_0 samples B_1                                             lines 4 to 8
     for step s = 1 .. S:
@@ -9,20 +9,25 @@ Let theta_s be the policy after s steps, and theta_0 the initial one.
             theta_{s-1}, in the trainer, learns from B_s            lines 9 to 11; it becomes theta_s
         evaluate theta_s and save, where due
 
-From the second step on, a batch comes from the policy before the one that learns from it. Its tokens are one step
-stale, the tokens of the first batch are not, and none exceeds `MAX_STALENESS`. Where pi is the probability that the
-trainer computes for a token and mu the engine's:
+A batch closes with its last group, in the order of the stream. Weights change only then. With eta = 1 later groups are
+dropped and come again, so a batch has the tokens of one policy. With eta >= 2 the engine works (eta - 1) batches ahead:
+a group that is undecided when B_b closes is kept if its first token was sampled by theta_v with b - v <= eta, and goes
+on under the next weights; an older one begins again in its place. So the staleness of every trained token, s - 1 less
+the version that sampled it, is 0 to eta: a group begun during B_b was begun by theta_{b-2}, and trains in step b at
+staleness 1; one that trains in step b + 1 was kept when B_b closed, at b - v <= eta. `bounded_staleness` checks it.
 
-    ratio       r = pi(theta) / pi(theta_{s-1}), clipped as usual: pi_old is the policy that the step begins with
-    correction  w = min(pi(theta_{s-1}) / mu(theta_{s-2}), loss.engine_correction) times the token's loss
+In the words of the field theta is the current policy, theta_{s-1}, with which the step begins, the proximal policy
+(pi_prox), and the one that sampled a token, whatever its version, the behaviour policy (mu):
 
-The clip bounds how far one step moves the policy, whichever policy has sampled. w corrects for responses of another
-policy, and is truncated so that no token can dominate (`loss.engine_correction: tis`, required).
+    J = E[ min(pi_prox / mu, c) x min(u A, clip(u) A) ]             u = pi_theta / pi_prox, c = loss.engine_correction
 
-A step ends when both of its halves have, so nothing is in flight between two steps. An evaluation then has the engine
-to itself, with exactly the policy that is evaluated, and the state of a run is policy, stream, sampler and the
-prefetched batch, which a checkpoint holds. Stream, engine, judge and sampler belong to the sampling thread while it
-runs, and otherwise to the loop.
+The clip bounds how far one step moves the policy, whichever policies have sampled. The factor corrects for responses of
+other policies, and is truncated so that no token can dominate (`loss.engine_correction: tis`, required).
+
+A step ends when both of its halves have, so nothing runs between two steps. An evaluation then has the engine
+to itself, with exactly the policy that is evaluated, and the state of a run is policy, stream, sampler, the prefetched
+batch and the kept groups, which a checkpoint holds. Stream, engine, judge and sampler belong to the sampling thread
+while it runs, and otherwise to the loop. No clock is read: two runs, or a run and its resumption, are equal.
 
 A step that fails before its first update undoes both halves, and its batch stays prefetched. After that update the
 other half is always finished, even if a signal comes, because its policy will be gone. If it fails, the next step has
@@ -44,16 +49,21 @@ from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
 from dapo.training.stopping import check_divergence
 from dapo.training.train import saved_on_failure
+from dapo.training.train import train as train_in_turn
 
-MAX_STALENESS = 1  # steps
 _POLL_INTERVAL_S = 0.5
 
 
 def train(run: Run) -> None:
     """Train from the run's state to `train.num_steps`; differs from `train.train` in the lines marked with a star.
 
+    With `max_staleness: 0` it is `train.train`.
+
     Raises DapoError, or OSError from the run directory, if it cannot continue; the state is then saved.
     """
+    if not run.config.samples_ahead:
+        train_in_turn(run)
+        return
     state = run.state
     with saved_on_failure(run):
         evaluate_and_log(run)
@@ -66,7 +76,7 @@ def train(run: Run) -> None:
                     samples = run.estimate_advantages(batch, step=step)
                     with rollouts_in_background(run, batch, samples) as text_metrics:
                         updates = run.prepare_updates(samples, step=step)
-                    staleness = bounded_staleness(staleness_metrics(batch.groups, version=state.step))
+                    staleness = bounded_staleness(run, batch)
                     with run.stop.deferred():
                         if pending is not None:
                             pending.raise_if_failed()  # * the last time that both halves can be undone
@@ -78,6 +88,7 @@ def train(run: Run) -> None:
                 evaluate_and_log(run)
             check_divergence(run)
             save_if_due(run)
+        run.sampling.discard_kept()  # where `train.token_budget` ends the run
         save_now(run)
 
 
@@ -105,18 +116,23 @@ def requeue(run: Run) -> None:
     if run.state.prefetched_batch is None:
         return
     prefetched = run.state.prefetched_batch
-    run.sampling.restart_at(prefetched.start, discarding=prefetched.batch.num_generated_tokens)
+    run.sampling.discard_kept()
+    run.sampling.restart_at(prefetched.start.without_kept, discarding=prefetched.batch.num_generated_tokens)
     run.state.prefetched_batch, run.state.is_saved = None, False
 
 
-def bounded_staleness(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the metrics unchanged. Raises EngineError beyond MAX_STALENESS: the engine had the wrong weights."""
-    if not 0 <= metrics.get("rollout/staleness_mean", 0) <= metrics.get("rollout/staleness_max", 0) <= MAX_STALENESS:
+def bounded_staleness(run: Run, batch: Batch) -> dict[str, float]:
+    """Return the metrics of staleness. Raises EngineError beyond `max_staleness`: the engine had the wrong weights."""
+    metrics, most = staleness_metrics(batch.groups, version=run.state.step), run.config.max_staleness
+    if not 0 <= metrics.get("rollout/staleness_min", 0) <= metrics.get("rollout/staleness_max", 0) <= most:
         raise EngineError(
-            f"the batch is up to {metrics['rollout/staleness_max']:g} steps stale (on average "
-            f"{metrics['rollout/staleness_mean']:g}), expected 0 to {MAX_STALENESS}"
+            f"the tokens of the batch are {metrics['rollout/staleness_min']:g} to {metrics['rollout/staleness_max']:g} "
+            f"steps stale, expected 0 to {most} (max_staleness)"
         )
-    return metrics
+    if most > 1:
+        metrics["rollout/recomputed_tokens"] = batch.recomputed_tokens
+        return metrics
+    return {name: value for name, value in metrics.items() if not name.endswith("_min")}
 
 
 @contextmanager
@@ -130,6 +146,8 @@ def next_batch(run: Run, *, step: int, is_last: bool = False) -> "Iterator[Pendi
         pending = None
     else:
         run.begin_sampling(step)
+        if (closed := run.state.closed_at) is not None:
+            run.timer.add("engine_idle", time.perf_counter() - closed)
         pending = PendingBatch(run, step=step)
     try:
         yield pending
@@ -148,10 +166,11 @@ def await_batch(run: Run, pending: "PendingBatch | None") -> PrefetchedBatch | N
     run.state.prefetched_batch = None  # it has been trained on, even if the next one fails
     if pending is None:
         return None
-    with run.phase("wait", total=run.config.rollout.prompts_per_step) as on_progress:
+    with run.phase("trainer_idle", total=run.config.rollout.prompts_per_step) as on_progress:
         batch = pending.result(on_progress)
     run.sampling.start = None
     run.timer.add("generate", pending.seconds)
+    run.state.closed_at = pending.closed_at
     return batch
 
 
@@ -163,6 +182,7 @@ class PendingBatch:
     """A batch that a thread samples; until it has ended, stream, engine, judge and sampler belong to it."""
 
     seconds = 0.0  # the duration of the sampling
+    closed_at = 0.0  # the `time.perf_counter` at its end
 
     def __init__(self, run: Run, *, step: int) -> None:
         self._is_cancelled = Event()
@@ -194,7 +214,8 @@ class PendingBatch:
 
         started = time.perf_counter()
         batch = sample(run, step=step, on_progress=self._on_progress, check=check)
-        self.seconds = time.perf_counter() - started
+        self.closed_at = time.perf_counter()
+        self.seconds = self.closed_at - started
         return batch
 
     def _on_progress(self, accepted: int, wanted: int, outcomes: str) -> None:

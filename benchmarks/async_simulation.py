@@ -1,0 +1,146 @@
+"""`make simulate ARGS="--max-staleness 0 1 2 4"`: how long a step takes for each bound, with the real controller.
+
+Responses have log-normal lengths, and one group of three carries a signal. An engine without a model counts the
+seconds that it would take: a decode step in 12 ms and 20 us per running sequence, all sequences running at once. An
+update takes as long as generation does with `sync`, on other hardware. A simulated token stands for TOKENS of them.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from statistics import fmean
+
+from benchmarks.scripted_engine import ScriptedEngine
+from benchmarks.simulation_fakes import LengthDistribution
+from dapo.data.stream import ProblemStream
+from dapo.engines.continuation import ContinuingEngine
+from dapo.training.dynamic_sampling import DynamicSampler
+from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
+from dapo.training.rollout_metrics import staleness_metrics
+from dapo.types import Finish, Generation, Problem, Verdict
+
+TOKENS = 64
+STEP_S, SEQUENCE_S = 0.012, 20e-6
+END, FILL = 1, 2
+GROUP_SIZE = 16
+UNCOUNTED = 4
+"""First steps, in which the keep rate is learned and the first batches are begun."""
+
+
+class ClockedEngine(ScriptedEngine):
+    """Counts the seconds of its polls."""
+
+    def __init__(self, lengths: LengthDistribution) -> None:
+        super().__init__(lambda request: response(lengths.length(request.seed)))
+        self.seconds = 0.0
+
+    def poll(self) -> list[Generation]:
+        self.seconds += TOKENS * (STEP_S + SEQUENCE_S * len(self.in_flight))
+        return super().poll()
+
+
+def response(length: int) -> tuple[Sequence[int], Finish]:
+    """A response of about so many tokens."""
+    return [FILL] * (length // TOKENS) + [END], "stop"
+
+
+class Judge:
+    """One problem of three carries a signal, the others are all right or all wrong."""
+
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> "Future[tuple[Verdict, ...]]":
+        number, count = int(problem.id), len(responses)
+        right = (count // 2, 0, count)[number % 3]
+        future: Future[tuple[Verdict, ...]] = Future()
+        future.set_result(tuple(Verdict(i < right, 1.0 if i < right else -1.0) for i in range(count)))
+        return future
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Encoder:
+    """A prompt is its number."""
+
+    def encode(self, problem: Problem) -> tuple[int, ...]:
+        return (int(problem.id),)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return ""
+
+    decode_prompt = decode
+
+
+@dataclass(frozen=True)
+class Row:
+    """Means over the counted steps of one bound."""
+
+    eta: int
+    step_s: float
+    generation_s: float
+    staleness: float
+    largest: int
+    recomputed: float  # tokens read again, per generated token
+    stale: float  # the fraction of generated tokens that were given up
+    controller_s: float  # of this machine's time, per close
+
+
+def simulate(eta: int, *, prompts: int, steps: int, update_s: float | None) -> Row:
+    """Sample `steps` batches under a bound; `update_s` None: an update takes as long as generation."""
+    lengths = LengthDistribution(20480, 5000.0)
+    engine = ClockedEngine(lengths)
+    sampling = Sampling(
+        stream=ProblemStream([Problem(str(i), "", "") for i in range(17_000)], seed=0),
+        engine=ContinuingEngine(engine),
+        judge=Judge(),
+        sampler=DynamicSampler(prompts_per_step=prompts, max_groups_per_step=10 * prompts),
+        encoder=Encoder(),
+        plan=SamplingPlan(GROUP_SIZE, 20480 // TOKENS + 1, 1.0, (END,), 0),
+        max_staleness=eta,
+    )
+    batches: list[Batch] = []
+    generation: list[float] = []
+    controller: list[float] = []
+    for step in range(1, steps + 1):
+        engine.load_weights(None, max(0, step - 1 - min(eta, 1)))  # type: ignore[arg-type]
+        sampling.lookahead = max(0, min(eta - 1, steps - step))
+        before, began = engine.seconds, time.process_time()
+        batches.append(collect(sampling, step=step))
+        controller.append(time.process_time() - began)
+        generation.append(engine.seconds - before)
+    counted = range(UNCOUNTED, steps - max(1, eta))
+    update = update_s if update_s is not None else fmean(generation[i] for i in counted)
+    together = [generation[i] + update if eta == 0 else max(generation[i], update) for i in counted]
+    ages = [staleness_metrics(batches[i].groups, version=i) for i in counted]
+    tokens = sum(batches[i].num_generated_tokens for i in counted)
+    return Row(
+        eta,
+        fmean(together),
+        fmean(generation[i] for i in counted),
+        fmean(age["rollout/staleness_mean"] for age in ages),
+        int(max(age["rollout/staleness_max"] for age in ages)),
+        sum(batches[i].recomputed_tokens for i in counted) / tokens,
+        sum(batches[i].token_counts.get("stale", 0) for i in counted) / tokens,
+        fmean(controller[i] for i in counted),
+    )
+
+
+def table(etas: Sequence[int], *, prompts: int, steps: int) -> str:
+    """A row for each bound, as Markdown. An update takes as long as generation with a bound of 0."""
+    first = simulate(0, prompts=prompts, steps=steps, update_s=None)
+    rows = [
+        first if eta == 0 else simulate(eta, prompts=prompts, steps=steps, update_s=first.step_s / 2) for eta in etas
+    ]
+    lines = [
+        "| max_staleness | s per step | times sync | generation, s | mean staleness | largest "
+        "| tokens read again per generated one | given up | controller, s per step |",
+        "|" + " --- |" * 9,
+    ]
+    lines += [
+        f"| {row.eta} | {row.step_s:,.0f} | {first.step_s / row.step_s:.2f} | {row.generation_s:,.0f} "
+        f"| {row.staleness:.2f} | {row.largest} | {row.recomputed:.2f} | {row.stale:.1%} | {row.controller_s:.2f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)

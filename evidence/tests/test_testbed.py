@@ -1,0 +1,298 @@
+"""The testbed: verdicts by strategy, base models by table, runs that continue, contrasts that find what was put in."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dapo.cli.check.summary import ignored_options
+from dapo.config import load_config
+from dapo.config.option_entries import flat_options
+from dapo.data.problems import load_problems
+from dapo.types import Problem
+from evidence.testbed.analysis import Interval, predict, read_arm, report, stored_arms
+from evidence.testbed.bases import CONFIG, Recipe, parse_recipe
+from evidence.testbed.page import update
+from evidence.testbed.plan import NAMES, Job, jobs, load
+from evidence.testbed.rewards import Strategy
+from evidence.testbed.runs import append, make_base_model, make_run, measure_rollouts, missing, run_all
+from evidence.testbed.tabular import Choice, crossing, simulate
+from helpers.paths import ROOT
+
+ARMS = [(name, arm) for name in NAMES for arm, facts in load(name)["arms"].items() if "measure" in facts]
+SIMULATED = [(name, arm) for name, arm in ARMS if "tabular" in load(name)["arms"][arm]]
+
+
+def problems(split: Any = "train", size: int = 400) -> list[Problem]:
+    source = replace(load_config(CONFIG).data.train_source, size=size)
+    return load_problems(source, split=split)
+
+
+# --- verdicts
+
+
+def test_a_strategy_is_right_with_its_probability_and_the_same_text_is_always_judged_the_same():
+    verify = Strategy(right={"A": 0.3, "B": 0.95}, seed=4)
+    for letter, expected in (("A", 0.3), ("B", 0.95), ("C", 0.0)):
+        verdicts = [verify(problem, f"{letter}1234.").correct for problem in problems()]
+        assert verdicts == [verify(problem, f"{letter}1234.").correct for problem in problems()]
+        assert abs(np.mean(verdicts) - expected) < 4 * math.sqrt(0.25 / len(verdicts)), letter
+    other = replace(verify, seed=5)
+    assert [verify(p, "A12.").correct for p in problems()] != [other(p, "A12.").correct for p in problems()]
+
+
+def test_a_truncated_response_is_wrong_whatever_its_strategy():
+    verify = Strategy(right={"A": 1.0})
+    assert all(verify(problem, "A12.").correct for problem in problems())
+    assert not any(verify(problem, text).correct for problem in problems() for text in ("A12", "12.", ""))
+
+
+def test_trivial_and_impossible_problems_have_their_shares_and_are_so_for_every_response():
+    verify = Strategy(right={"A": 0.5}, trivial=0.5, impossible=0.25)
+    groups = Counter()
+    for problem in problems(size=800):
+        verdicts = {verify(problem, text).correct for text in (*(f"A{i}." for i in range(40)), "Z")}
+        groups["mixed" if len(verdicts) == 2 else verdicts.pop()] += 1
+    assert abs(groups[True] - 400) < 60
+    assert abs(groups[False] - 200) < 50
+
+
+def test_on_held_out_questions_the_better_strategy_is_correct():
+    verify = Strategy(right={"A": 1.0, "B": 0.0})
+    held_out = problems("eval", 20)
+    assert all(verify(problem, "B12.").correct for problem in held_out)
+    assert not any(verify(problem, text).correct for problem in held_out for text in ("A12.", "B12"))
+
+
+def test_numbers_that_are_no_probabilities_are_refused():
+    for wrong in ({"right": {"A": 1.2}}, {"trivial": -0.1}, {"trivial": 0.6, "impossible": 0.6}):
+        with pytest.raises(ValueError, match="probabilities from 0 to 1"):
+            Strategy(**wrong)
+
+
+# --- base models
+
+
+def test_texts_have_the_shares_and_lengths_of_their_table_by_source():
+    recipe = parse_recipe(
+        {"strategies": {"A": [0.7, 8, 8], "B": [0.3, 12, 20]}, "lengths": {"sort_digits": {"B": [28, 28]}}}, 1000
+    )
+    sums = problems(size=2000)
+    texts = [recipe.solve(problem, 1, index).text for index, problem in enumerate(sums)]
+    assert abs(np.mean([text[0] == "B" for text in texts]) - 0.3) < 4 * math.sqrt(0.21 / len(texts))
+    assert {len(text) for text in texts if text[0] == "A"} == {8}
+    assert {len(text) for text in texts if text[0] == "B"} == set(range(12, 21))
+    other = [recipe.solve(replace(problem, source="sort_digits"), 1, index).text for index, problem in enumerate(sums)]
+    assert {len(text) for text in other if text[0] == "B"} == {28}
+
+
+def test_recipes_that_differ_have_folders_that_differ():
+    recipes = {job.recipe.name: job.recipe for name in NAMES for job in jobs(name)}
+    assert len(recipes) == len({repr(recipe) for recipe in recipes.values()})
+    assert len(recipes) >= 3 * len(NAMES)
+
+
+# --- the experiments
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_cell_is_a_valid_run_of_its_own_and_sets_no_option_in_vain(name: str):
+    found = list(jobs(name))
+    assert len({job.key for job in found}) == len(found)
+    seen = set()
+    for job in found:
+        if job.recipe.seed == 1000 and job.seed in (0, 100):
+            config = load_config(CONFIG, [*job.options, f"train.seed={job.seed}", f"model.name={job.recipe.name}"])
+            assert config.reward.options["seed"] == job.seed
+            unused = {line.partition(":")[0] for line in ignored_options(config)}
+            assert not unused & {option.partition("=")[0] for option in job.options}
+            options = str(flat_options(config))
+            assert options not in seen, job
+            seen.add(options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_seed_of_every_cell_comes_first_and_only_pilots_have_their_seeds(name: str):
+    for arm, facts in load(name)["arms"].items():
+        found = list(jobs(name, arms=(arm,)))
+        assert [job.seed for job in found] == sorted(job.seed for job in found)
+        is_pilot = "chosen_by" in facts
+        assert {job.seed >= 100 for job in found} == {is_pilot}
+        assert len({job.recipe.seed for job in found}) == (1 if is_pilot else 3)
+
+
+@pytest.mark.parametrize(("name", "arm"), ARMS)
+def test_an_experiment_states_its_prediction_for_each_of_five_levels(name: str, arm: str):
+    facts = load(name)["arms"][arm]
+    assert load(name)["refuted_by"]
+    assert len(facts["predicted"]) == len(facts["levels"]) == 5
+    assert {level["name"] for level in facts["levels"]} >= set(facts["delivered"]["levels"])
+    assert {*facts["measure"]["rows"], facts["delivered"]["row"]} <= set(facts["rows"])
+
+
+@pytest.mark.parametrize(("name", "arm"), SIMULATED)
+def test_the_simulation_gives_the_predictions_of_the_files(name: str, arm: str):
+    facts = load(name)["arms"][arm]
+    assert predict(facts) == pytest.approx(facts["predicted"], abs=0.006)
+
+
+def test_exactly_four_contrasts_are_primary():
+    assert sum(bool(load(name)["arms"][arm].get("primary")) for name, arm in ARMS) == 4
+
+
+# --- the simulation
+
+
+def test_without_a_difference_in_reward_the_share_stays_and_with_one_it_grows():
+    same = simulate(Choice(start=0.3, right_a=0.5, right_b=0.5, rate=0.02), steps=20)
+    assert abs(same[-1].mean() - 0.3) < 0.1
+    assert simulate(Choice(start=0.3, rate=0.1), steps=20)[-1].mean() > 0.9
+
+
+def test_losses_with_equal_lengths_are_equal_and_filtering_changes_nothing_without_truncation():
+    base = Choice(start=0.2, length_a=9, length_b=9)
+    for other in (replace(base, per_token=False), replace(base, filtered=True), replace(base, clip_high=0.28)):
+        assert np.allclose(simulate(base, steps=8, seeds=8), simulate(other, steps=8, seeds=8))
+
+
+def test_where_most_problems_do_not_fit_only_filtering_keeps_the_better_strategy():
+    """Drifts: (1 - tau) (a_l - a_s) - tau a_s without filtering; with it -tau a_s p in place of the second term."""
+    base = Choice(start=0.3, right_a=0.5, rate=0.2, groups=8, too_long=0.6)
+    balance = 0.4 * (0.95 - 0.5) / (0.6 * 0.5)
+    assert simulate(base, steps=40)[-1].mean() < 0.1
+    assert abs(simulate(replace(base, filtered=True), steps=60)[-1].mean() - balance) < 0.08
+
+
+def test_a_crossing_lies_between_two_steps_and_a_run_that_never_crosses_counts_with_its_last():
+    shares = np.array([[0.1, 0.5, 0.1], [0.3, 0.5, 0.1], [0.7, 0.9, 0.2]])
+    assert crossing(shares, 0.5).tolist() == pytest.approx([2.5, 1.0, 3.0])
+    assert crossing(1 - shares, 0.5, falling=True).tolist() == pytest.approx([2.5, 1.0, 3.0])
+
+
+# --- runs
+
+
+def test_shares_are_the_policys_own_probabilities():
+    def row(response: str, probability: float, source: str = "sums") -> dict[str, Any]:
+        logprobs = [math.log(probability), -0.1]
+        return {"source": source, "response": response, "response_tokens": len(response), "engine_logprobs": logprobs}
+
+    rows = [row("A12.", 0.75), row("B123.", 0.25), row("B12345.", 0.65, "sort_digits"), row("x", 0.01)]
+    found = measure_rollouts(rows)
+    assert found["share/sums"] == pytest.approx(0.25)
+    assert found["share/sort_digits"] == pytest.approx(0.65)
+    assert found["share"] == pytest.approx((0.25 + 0.25 + 0.65) / 3)
+    assert (found["length/A"], found["length/B"]) == (4, 6)
+
+
+def tiny_job(**changes: Any) -> Job:
+    recipe = Recipe(
+        strategies={"A": (0.5, 4, 4), "B": (0.5, 6, 6)},
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        updates=2,
+        warmup_updates=1,
+        seed=1,
+    )
+    options = ("train.num_steps=2", "rollout.prompts_per_step=2", "train.minibatch_groups=2")
+    job = Job("overlong", "need", "0", "off", 100, recipe, options, ("rollout/truncated_fraction",))
+    return replace(job, **changes)
+
+
+def test_a_run_leaves_one_line_and_no_folder_and_another_call_skips_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    job = tiny_job()
+    make_base_model(job.recipe)
+    found = make_run(job)
+    assert len(found["curves"]["tokens"]) == len(found["curves"]["rollout/truncated_fraction"]) == 2
+    assert not list((tmp_path / "temporary").glob("testbed-*"))
+    wanted = [job, replace(job, seed=101)]
+    assert missing(wanted, tmp_path) == wanted
+    append(job, found, tmp_path)
+    assert missing(wanted, tmp_path) == wanted[1:]
+    assert run_all([job], workers=1, seconds=60, log=lambda text: None, folder=tmp_path) == 0
+
+
+# --- the analysis
+
+
+def made_runs(name: str, arm: str, scale: float, *, delivered: bool = True) -> list[dict[str, Any]]:
+    """Runs whose effects are the predicted ones, times `scale`, with a little noise."""
+    facts, rng, runs = load(name)["arms"][arm], np.random.default_rng(3), []
+    first, second = facts["measure"]["rows"]
+    assert "until" in facts["measure"]
+    bound = facts["measure"]["until"]["above"]
+    for level, predicted in zip(facts["levels"], facts["predicted"], strict=True):
+        for base in (1000, 1001, 1002):
+            for seed in (0, 1, 2):
+                for row in (first, second):
+                    factor = predicted**scale if row == first else 1.0
+                    steps = 8 * factor * math.exp(rng.normal(0, 0.01))
+                    share = [bound * (step / steps) for step in range(1, 40)]
+                    curves = {
+                        "share": share,
+                        "tokens": [1.0] * 39,
+                        "length/A": [9.0],
+                        "length/B": [9.0 + 9 * delivered],
+                    }
+                    runs.append(
+                        {"arm": arm, "level": level["name"], "row": row, "base": base, "seed": seed, "curves": curves}
+                    )
+    return runs
+
+
+def test_a_curve_as_predicted_has_the_contrast_1_and_one_without_an_effect_0():
+    name, arm = "token_level", "rare long, better"
+    as_predicted = read_arm(name, arm, made_runs(name, arm, 1.0))
+    nothing = read_arm(name, arm, made_runs(name, arm, 0.0))
+    reverse = read_arm(name, arm, made_runs(name, arm, -1.0))
+    assert as_predicted is not None
+    assert nothing is not None
+    assert reverse is not None
+    assert as_predicted.contrast.mean == pytest.approx(1, abs=0.05)
+    assert abs(nothing.contrast.mean) < 0.05
+    assert [each.verdict(each.contrast.p) for each in (as_predicted, nothing, reverse)] == [
+        "as predicted",
+        "no effect beyond 0.1",
+        "other direction",
+    ]
+    assert "1.75 |" in report([as_predicted])
+
+
+def test_a_technique_that_had_nothing_to_act_on_is_not_tested():
+    name, arm = "token_level", "rare long, better"
+    found = read_arm(name, arm, made_runs(name, arm, 1.0, delivered=False))
+    assert found is not None
+    assert found.verdict(0.001) == "not delivered"
+
+
+def test_no_verdict_is_given_before_all_runs_are_stored_and_pilots_do_not_count():
+    name, arm = "token_level", "rare long, better"
+    runs = [run for run in made_runs(name, arm, 1.0) if run["seed"] < 2]
+    found = read_arm(name, arm, [*runs, *({**run, "seed": 100} for run in runs)])
+    assert found is not None
+    assert found.contrast.runs == 6
+    assert found.verdict(0.001) == "open"
+    assert read_arm(name, arm, [run for run in runs if run["base"] == 1000]) is None
+
+
+def test_an_interval_covers_base_models_and_seeds():
+    alike = Interval.of(np.array([[1.0, 1.1, 0.9], [1.1, 1.0, 0.9], [0.9, 1.1, 1.0]]))
+    differing = Interval.of(np.array([[0.5, 0.6, 0.4], [1.1, 1.0, 0.9], [1.5, 1.6, 1.4]]))
+    assert alike.low < 1 < alike.high
+    assert differing.high - differing.low > 5 * (alike.high - alike.low)
+
+
+def test_the_page_shows_the_stored_runs():
+    """To write it again: python -m evidence.testbed.page docs/lab/when.md."""
+    text = (ROOT / "docs" / "lab" / "when.md").read_text(encoding="utf-8")
+    assert update(text, stored_arms()) == text
+    with pytest.raises(ValueError, match="pair of lines"):
+        update("no markers", [])
