@@ -445,6 +445,24 @@ def test_one_update_per_step_leaves_clipping_without_effect_and_is_a_note():
     assert (note.name, note.severity, note.change) == ("inert_clipping", "note", ("train.minibatch_groups=2",))
 
 
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"loss/approx_kl": 0.0, "loss/clip_high_fraction": 0.0, "loss/clip_low_fraction": 0.0},
+        {"rollout/groups_trained": 2, "rollout/groups_all_wrong": 5, "rollout/zero_advantage_fraction": 1.0},
+        {"rollout/groups_trained": 2, "rollout/groups_all_correct": 5, "rollout/zero_advantage_fraction": 1.0},
+        {"loss/entropy": 0.02, "reward/accuracy": 0.5},
+    ],
+)
+def test_a_run_whose_rewards_do_not_train_has_no_finding_about_signals(late: Mapping[str, float]):
+    of_rewards, teacher = options(train__minibatch_groups=4), {"loss__reference": "smollm2-135m-instruct"}
+    teacher |= {"reward__coef": 0, "loss__kl_coef": 1, "loss__kl_estimator": "full", "train__minibatch_groups": 4}
+    supervised = {"schedule": "supervised", "data__demonstrations": "sft.jsonl", "train__minibatch_groups": 4}
+    assert found(late, of_rewards) != []
+    assert found(late, options(**teacher)) == []
+    assert found(late, options(**supervised)) == []
+
+
 def test_a_corrected_engine_may_differ():
     assert found({"rollout/engine_logprob_gap_mean": 0.5}, options(loss__engine_correction="tis")) == []
 

@@ -222,11 +222,15 @@ class Config(Section):
         return self.reward.coef > 0
 
     @property
+    def learns_from_rewards(self) -> bool:
+        return self.trains_on_rewards and not self.is_supervised
+
+    @property
     def compares_responses_of_a_group(self) -> bool:
         """Whether a group of one response trains nothing: its baseline is the group's, or its rewards decide on it."""
         has_other_baseline = self.advantage.estimator in ("gae", "reinforce_pp") and self.rollout.prompts_per_step > 1
         is_alone = has_other_baseline and not self.dynamic_sampling.enabled
-        return self.trains_on_rewards and not self.is_supervised and not is_alone
+        return self.learns_from_rewards and not is_alone
 
     @property
     def decays_lr(self) -> bool:

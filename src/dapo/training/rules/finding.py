@@ -51,10 +51,13 @@ class Rule:
     symptom: Callable[[MetricHistory, Config], Symptom | None]
     response: Callable[[Mapping[str, Any]], bool] | None = None
     """Whether a row of the rollout table is an example of it; None where single responses show nothing."""
+    needs_rewards: bool = False
+    """Whether it is a rule of runs that learn from rewards: others have a teacher alone or worked examples."""
 
     def check(self, history: MetricHistory, config: Config) -> Finding | None:
         """Return the finding at the history's last step, if the condition holds."""
-        found = self.symptom(history, config)
+        is_asked = config.learns_from_rewards or not self.needs_rewards
+        found = self.symptom(history, config) if is_asked else None
         if found is None:
             return None
         evidence = {name: value for name, value in found.evidence.items() if value is not None}
