@@ -3,7 +3,7 @@
 import json
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -62,9 +62,15 @@ def alone(teacher: Path, *overrides: str) -> Config:
 
 
 @contextmanager
-def served(folder: Path, *, shift: float = 0.0, drop: int = 0) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server on loopback that scores prompts by a model, and what it was asked; `shift` is added to each number."""
-    model = load_model(str(folder), dtype=torch.float32).model
+def served(
+    folder: Path, *, shift: float = 0.0, drop: int = 0, text: Callable[[str], str] = str
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server on loopback that scores prompts by a model, and what it was asked; `shift` is added to each number.
+
+    `text` changes what it says of its tokens.
+    """
+    loaded = load_model(str(folder), dtype=torch.float32)
+    model = loaded.model
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -80,7 +86,9 @@ def served(folder: Path, *, shift: float = 0.0, drop: int = 0) -> Iterator[tuple
             with torch.no_grad():
                 rows = model(ids).logits[0].log_softmax(dim=-1)
             found = [rows[i, token].item() + shift for i, token in enumerate(request["prompt"][1:])]
-            self.reply({"choices": [{"logprobs": {"token_logprobs": [None, *found[drop:], -1.0]}}]})
+            texts = [text(loaded.tokenizer.decode([token])) for token in request["prompt"]]
+            scores = {"token_logprobs": [None, *found[drop:], -1.0], "tokens": [*texts, "!"]}
+            self.reply({"choices": [{"logprobs": scores}]})
 
         def reply(self, values: dict[str, Any]) -> None:
             body = json.dumps(values).encode()
@@ -246,6 +254,9 @@ def test_a_teacher_behind_a_server_trains_what_the_same_model_in_memory_does(tea
         start_run(config.changed("loss", reference=f"server:{url}#big"), run_dir=tmp_path / "d", config_name="t")
     with served(teacher, shift=float("inf")) as (url, _), pytest.raises(DapoError, match="that is not finite"):
         start_run(config.changed("loss", reference=f"server:{url}#big"), run_dir=tmp_path / "e", config_name="t")
+    differs = r"of \d+ tokens compared, \d+ differ; the first is id \d+, 'b' here and 'B' there; serve a model"
+    with served(teacher, text=str.upper) as (url, _), pytest.raises(ConfigError, match=differs):
+        start_run(config.changed("loss", reference=f"server:{url}#big"), run_dir=tmp_path / "g", config_name="t")
     with served(teacher) as (url, _), pytest.raises(ConfigError, match="the server has no model other; it has big"):
         start_run(config.changed("loss", reference=f"server:{url}#other"), run_dir=tmp_path / "f", config_name="t")
 

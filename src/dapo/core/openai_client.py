@@ -70,8 +70,10 @@ class ChatClient:
             raise ServerFailed(f"{self.url}: the answer's content is a {type(text).__name__}, not text")
         return Completion(text, tokens, finish)
 
-    def prompt_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """The log-probability of each token but the first, given those before it, at temperature 1.
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> tuple[list[float], list[str]]:
+        """The log-probability of each token but the first, given those before it, at temperature 1; the tokens' texts.
+
+        The texts are those of all tokens in the server's vocabulary; there are none if it does not say them.
 
         The server computes one forward pass over the tokens (`/completions` with `echo`, as of vLLM and SGLang). Raises
         ServerFailed or ServerRefused, also if it returns no log-probabilities of its prompt.
@@ -79,16 +81,17 @@ class ChatClient:
         body = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "echo": True, "logprobs": 1}
         answer = self._answer("completions", body)
         try:
-            logprobs = json.loads(answer.body)["choices"][0]["logprobs"]["token_logprobs"][1 : len(token_ids)]
-            found = [float(value) for value in logprobs]
+            scores = json.loads(answer.body)["choices"][0]["logprobs"]
+            found = [float(value) for value in scores["token_logprobs"][1 : len(token_ids)]]
+            texts = [str(text) for text in scores.get("tokens") or ()][: len(token_ids)]
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            found = []
+            found, texts = [], []
         if len(found) != len(token_ids) - 1:
             raise ServerRefused(
                 f"{self.url}: the answer has {len(found):,} log-probabilities for {len(token_ids):,} tokens of the "
                 "prompt; expected a server that returns them (/completions with echo and logprobs, as vLLM does)"
             )
-        return found
+        return found, texts
 
     def models(self) -> list[str] | None:
         """The names of the served models; None if the server lists none. Raises ServerFailed or ServerRefused."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.http_client import ServerFailed
@@ -14,6 +15,7 @@ from dapo.evaluation.server import API_KEY_VARIABLE
 from dapo.types import Sample
 
 CONNECTIONS = 16
+COMPARED_TOKENS = 64  # of the vocabulary, when a run starts
 TIMEOUT_S = 600.0
 
 
@@ -32,6 +34,29 @@ class TeacherServer:
         if served is not None and model not in served:
             raise ConfigError(f"{self._name}: the server has no model {model}; it has {', '.join(served)}")
 
+    def require_vocabulary(self, tokenizer: Any) -> None:
+        """Raise ConfigError if the server's text of a token is another one than the tokenizer's.
+
+        It compares `COMPARED_TOKENS` spread over the vocabulary, without special ones and parts of a character. Spaces
+        around a text do not count, because servers differ in them. A server that says no texts passes.
+        """
+        last, steps = len(tokenizer) - 1, COMPARED_TOKENS - 1
+        ids = sorted({round(i * last / steps) for i in range(COMPARED_TOKENS)} - set(tokenizer.all_special_ids))
+        try:
+            _, texts = self._client.prompt_logprobs(ids)
+        except DapoError as error:
+            raise type(error)(f"{self._name}: {error}") from None
+        own = [tokenizer.decode([token]) for token in ids]
+        pairs = [each for each in zip(ids, own, texts, strict=False) if not _is_partial(each[1], each[2])]
+        differing = [(token, mine, theirs) for token, mine, theirs in pairs if mine.strip() != theirs.strip()]
+        if differing:
+            token, mine, theirs = differing[0]
+            raise ConfigError(
+                f"{self._name} has another vocabulary than the policy: of {len(pairs)} tokens compared, "
+                f"{len(differing)} differ; the first is id {token}, {mine!r} here and {theirs!r} there; serve a model "
+                "of the policy's family"
+            )
+
     def with_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
         """The samples with `reference_logprobs`. Raises DapoError if the server fails, or a number is not finite."""
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="dapo-teacher") as pool:
@@ -39,13 +64,18 @@ class TeacherServer:
 
     def _with_logprobs(self, sample: Sample) -> Sample:
         try:
-            logprobs = self._client.prompt_logprobs((*sample.prompt_ids, *sample.response_ids))
+            logprobs, _ = self._client.prompt_logprobs((*sample.prompt_ids, *sample.response_ids))
         except DapoError as error:
             raise type(error)(f"{self._name}: {error}") from None
         own = tuple(logprobs[len(sample.prompt_ids) - 1 :])
         if not all(map(math.isfinite, own)):
             raise ServerFailed(f"{self._name}: the server gives a token a log-probability that is not finite")
         return replace(sample, reference_logprobs=own)
+
+
+def _is_partial(*texts: str) -> bool:
+    """Whether a text is part of a character, or a server's notation for one, and says nothing of a token."""
+    return any("\ufffd" in text or text.startswith(("bytes:", "token_id:")) for text in texts)
 
 
 @cache

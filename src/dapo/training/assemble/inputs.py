@@ -161,7 +161,7 @@ def teacher_notes(config: Config, loaded: LoadedModel) -> list[str]:
     Its weights are not read. Raises ConfigError for another vocabulary, and for too few positions.
     """
     if config.loss.has_server:
-        teacher_server(str(config.loss.teacher))  # raises if it cannot be reached
+        teacher_server(str(config.loss.teacher)).require_vocabulary(loaded.tokenizer)
         return []
     teacher = load_teacher(config, device="meta", dtype=loaded.model.dtype)
     require_same_vocabulary(loaded, teacher)
