@@ -180,10 +180,8 @@ def check_memory(setting: Setting) -> list[Measurement]:
     found = []
     for name, geometry, recompute in (("0.5B", QWEN_HALF, False), ("1.5B", QWEN_ONE_AND_A_HALF, True)):
         policy, samples, predicted = _update_with_prediction(setting, geometry, recompute=recompute)
-        policy.update(samples, step=1)  # makes AdamW's moments
-        torch.cuda.reset_peak_memory_stats()
-        policy.update(samples, step=2)
-        peak = torch.cuda.max_memory_allocated()
+        policy.update(samples, step=1)  # makes AdamW's moments, and begins a new peak when it ends
+        peak = policy.update(samples, step=2)["time/peak_gpu_memory_gib"] * 2**30
         what = f"Qwen2.5-{name}{', recomputed' if recompute else ''}"
         found += [
             Measurement(f"{what}: peak", peak / 2**30, "GiB"),

@@ -160,6 +160,8 @@ class FakeCuda(TorchDispatchMode):
             return copied
         if name in ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"):
             args = (args[0], self._indices(name, args[1]), *args[2:])
+        elif name == "where":
+            self._copy_numbers(name, args)
         elif name in DATA_DEPENDENT:
             return self._data_dependent(name, args)
         self._count(func, name)
@@ -241,6 +243,13 @@ class FakeCuda(TorchDispatchMode):
                 dtype = kwargs.get("dtype") or source.dtype
                 target = torch.empty(source.shape, dtype=dtype)
             return target.fill_(target.dtype == torch.bool)
+
+    def _copy_numbers(self, name: str, args: Sequence[Any]) -> None:
+        """Note a copy that blocks for each 0-dim tensor on the host, which other operators pass with the launch."""
+        for arg in args:
+            if isinstance(arg, Tensor) and not isinstance(arg, FakeTensor):
+                self._note("uploads", f"{name} with a number on the CPU", arg.element_size())
+                self.sync(f"{name} with a number on the CPU")
 
     def _indices(self, name: str, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Integer indices instead of masks, whose number of true values the host would wait for."""

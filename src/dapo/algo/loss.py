@@ -29,12 +29,14 @@ def clip_bounds(
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"dual_clip must be above 1 (it bounds the ratio where A < 0), got {dual_clip}")
 
-    def log(ratio: float) -> Tensor:
+    def log(ratio: float) -> float:
         bound = math.log(ratio) if ratio > 0 else -LOG_RATIO_BOUND
-        return torch.tensor(max(-LOG_RATIO_BOUND, min(bound, LOG_RATIO_BOUND)), dtype=advantages.dtype)
+        return max(-LOG_RATIO_BOUND, min(bound, LOG_RATIO_BOUND))
 
-    low = torch.where(advantages < 0, log(1 - clip_low), log(0))
-    return low, torch.where(advantages > 0, log(1 + clip_high), log(math.inf if dual_clip is None else dual_clip))
+    # filled on the device: a tensor of one number on the host would make the host wait for its copy
+    low = torch.full_like(advantages, -LOG_RATIO_BOUND).masked_fill_(advantages < 0, log(1 - clip_low))
+    high = torch.full_like(advantages, log(math.inf if dual_clip is None else dual_clip))
+    return low, high.masked_fill_(advantages > 0, log(1 + clip_high))
 
 
 def clip_log_ratio(log_ratio: Tensor, low: Tensor, high: Tensor) -> Tensor:
