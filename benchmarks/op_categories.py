@@ -27,6 +27,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Kinds by a part of an operation's name, or of one that called it."""
 ATTENTION = "attention"
 MATMULS = "products of the layers and the head"
+LAYERS = "all decoder layers in one call"
 OTHERS = "norms, rotary embedding, gates, sampling, copies"
 BETWEEN = "Python between the operations"
 
@@ -60,6 +61,8 @@ def kind_of(names: Sequence[str]) -> str:
         return ATTENTION
     if names[0] in PRODUCTS:
         return MATMULS
+    if names[0] == f"{COMPILED}decode":
+        return LAYERS
     return next((kind for kind, parts in KINDS if any(part in name for name in names for part in parts)), OTHERS)
 
 

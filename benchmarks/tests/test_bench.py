@@ -185,6 +185,7 @@ def test_parts_that_share_workers_are_measured_in_the_same_rounds():
         (["aten::add_", "torch::autograd::AccumulateGrad"], "gradients and optimiser"),
         (["aten::_fused_adamw_", "Optimizer.step#AdamW.step"], "gradients and optimiser"),
         (["aten::silu"], op_categories.OTHERS),
+        (["cpu_kernels::decode"], op_categories.LAYERS),
     ],
 )
 def test_an_operation_is_of_a_kind_by_its_name_and_its_callers(names, kind):

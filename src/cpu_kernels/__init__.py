@@ -6,6 +6,7 @@ Compiled functions serve float32 and bfloat16, in which they compute in float32;
 gradients, for the update.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,13 +17,16 @@ from cpu_kernels.training import RMSNorm, SiluGate, fuse_layers, normalize
 
 __all__ = [
     "DTYPES",
+    "DecoderLayers",
     "Prompts",
     "RMSNorm",
     "Rows",
     "SiluGate",
     "attend",
     "can_attend",
+    "can_multiply",
     "can_sample",
+    "decode_",
     "fuse_layers",
     "is_compiled",
     "multiply",
@@ -35,6 +39,7 @@ __all__ = [
 
 
 _FINISHES = ("plain", "silu", "plus", "times")  # Finish in kernels.cpp
+_PAIR = {torch.float32: 1, torch.bfloat16: 2}  # inputs that are multiplied together
 _TOKENS = 256  # of a block of the cumulative distribution: TOKENS in kernels.cpp
 
 
@@ -158,11 +163,21 @@ class Rows:
     prompts: Prompts | None = None
 
 
+def can_multiply(dtype: torch.dtype) -> bool:
+    """Whether `multiply` serves a type: float32, and bfloat16 on processors with `avx512_bf16`."""
+    return is_compiled() and ("product", dtype) in library()
+
+
 def pack_panels(weight: Tensor) -> Tensor:
-    """The float32 weight `[out, in]` in the order in which `multiply` reads it, `[panels, in, outputs of a panel]`."""
-    width = library()["panel"]
-    panels = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % width)).view(-1, width, weight.shape[1])
-    return panels.transpose(1, 2).contiguous()
+    """The weight `[out, in]` in the order in which `multiply` reads it.
+
+    Returns `[panels, in, outputs of a panel]` in float32, `[panels, in / 2, outputs of a panel, 2]` in bfloat16.
+    """
+    (outputs, inputs), panel, pair = weight.shape, library()["panel"], _PAIR[weight.dtype]
+    sizes = -(-outputs // panel), -(-inputs // pair), panel, pair
+    packed = weight.new_empty(sizes if pair > 1 else sizes[:3])
+    call("pack", weight.contiguous(), packed, outputs, inputs)
+    return packed
 
 
 def multiply(
@@ -176,14 +191,15 @@ def multiply(
     """The products of rows with a packed weight; a row's result does not depend on the other rows.
 
     Args:
-        inputs: `[..., in]` float32.
+        inputs: `[..., in]`, of the weight's type.
         packed: by `pack_panels`.
         outputs: the number of the weight's outputs.
         bias: `[outputs]`.
         finish: `silu`: SiLU of the product; `plus` and `times`: the product plus or times `other`.
         other: `[..., outputs]`.
     """
-    inputs = inputs.contiguous()
+    missing = -inputs.shape[-1] % _PAIR[inputs.dtype]
+    inputs = torch.nn.functional.pad(inputs, (0, missing)) if missing else inputs.contiguous()
     out, functions = inputs.new_empty(*inputs.shape[:-1], outputs), library()
     other = None if other is None else other.contiguous()
     pointers = (None if each is None else each.data_ptr() for each in (inputs, packed, bias, other, out))
@@ -191,6 +207,79 @@ def multiply(
     sizes = inputs.numel() // width, width, outputs, _FINISHES.index(finish)
     functions["product", inputs.dtype](functions["run"], *pointers, *sizes)
     return out
+
+
+class DecoderLayers:
+    """Decoder layers for `decode_`, with the addresses of their weights, which it keeps.
+
+    A layer is RMSNorm, queries, keys and values in one product, the rotary embedding, attention, its output plus the
+    residual, RMSNorm, and a gated feed-forward block plus the residual.
+    """
+
+    def __init__(
+        self, layers: Sequence[Sequence[Tensor | None]], *, inner: int, query_heads: int, epsilon: float, scaling: float
+    ) -> None:
+        """Of each layer, packed by `pack_panels` where it is a product's:
+
+        the norm before attention, weight and bias of queries, keys and values, the norms of queries and keys, weight
+        and bias of attention's output, the second norm, weight and bias of gate, up and down.
+
+        Args:
+            layers: the weights, all of one type; None where a layer has none.
+            inner: the number of inputs of the last product.
+            query_heads: the number of heads of queries.
+            epsilon: of all norms.
+            scaling: of the products of queries and keys.
+
+        Raises NotImplementedError for types and sizes that are not served.
+        """
+        norm = layers[0][0]
+        types = {each.dtype for layer in layers for each in layer if each is not None}
+        if norm is None or len(types) > 1 or not can_multiply(norm.dtype) or not serves(norm, len(norm)) or inner % 2:
+            raise NotImplementedError
+        self._layers = layers
+        self.addresses = torch.tensor([[0 if each is None else each.data_ptr() for each in layer] for layer in layers])
+        self.inner, self.query_heads, self.epsilon, self.scaling = inner, query_heads, epsilon, scaling
+
+
+def decode_(
+    hidden: Tensor,
+    layers: DecoderLayers,
+    cache: tuple[Sequence[Tensor], Sequence[Tensor]],
+    angles: tuple[Tensor, Tensor],
+    rows: Rows,
+) -> Tensor:
+    """Compute all layers of a decode step in one call; returns `hidden`, which is changed in place.
+
+    The bits are those of the single functions.
+
+    Args:
+        hidden: `[n, hidden]`, contiguous.
+        layers: with their weights.
+        cache: keys and values of each layer, `[rows, kv_heads, capacity, d]` with at least n rows.
+        angles: cosines and sines `[n, 1, d]`.
+        rows: the positions and prompts of the n rows; the step writes to the last position of each.
+    """
+    (n, width), (_, key_heads, capacity, head), prompts = hidden.shape, cache[0][0].shape, rows.prompts
+    count = len(layers.addresses)
+    states = torch.tensor([[each.data_ptr() for each in of_kind] for of_kind in cache])
+    shared = torch.zeros(2, count, dtype=torch.int64)
+    if prompts is not None:
+        stride = prompts.pointers.element_size()
+        first, (by_layer, by_kind, _) = prompts.pointers.data_ptr(), prompts.pointers.stride()
+        at = torch.arange(count) * (by_layer * stride) + first
+        shared = torch.stack((at, at + by_kind * stride))
+    table = torch.cat((layers.addresses, states.T, shared.T), 1).contiguous()
+    buffer = hidden.new_empty(n * (width + 2 * (layers.query_heads + key_heads) * head + layers.inner))
+    scales, angles = torch.empty(n, dtype=torch.float32), (angles[0].contiguous(), angles[1].contiguous())
+    of_rows = rows.lengths - 1, rows.first, rows.split, rows.lengths
+    of_prompts = (None, None) if prompts is None else (prompts.of_row, prompts.lengths)
+    tensors = hidden, table, buffer, *angles, scales, *of_rows, *of_prompts
+    sizes = count, n, width, layers.inner, layers.query_heads, key_heads, head, capacity
+    functions = library()
+    pointers = (None if each is None else each.data_ptr() for each in tensors)
+    functions["decode", hidden.dtype](functions["run"], *pointers, *sizes, layers.epsilon, layers.scaling)
+    return hidden
 
 
 def attend(

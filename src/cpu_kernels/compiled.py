@@ -27,6 +27,11 @@ _ARGUMENTS = {
     "gate_forward": [_POINTER] * 4 + [_INT],
     "gate_backward": [_POINTER] * 6 + [_INT],
 }
+_OF_PRODUCTS = {
+    "product": [_POINTER] * 6 + [_INT] * 4,
+    "pack": [_POINTER] * 3 + [_INT] * 2,
+    "decode": [_POINTER] * 13 + [_INT] * 8 + [_FLOAT] * 2,
+}
 
 
 @lru_cache(1)
@@ -50,9 +55,11 @@ def library() -> Any:
             function = getattr(library, f"{name}_{suffix}")
             function.argtypes, function.restype = arguments, None
             functions[name, dtype] = function
-    product = library.product_float32
-    product.argtypes, product.restype = [_POINTER] * 6 + [_INT] * 4, None
-    functions["product", torch.float32], functions["panel"] = product, library.panel_float32()
+    for dtype in (torch.float32, torch.bfloat16)[: 1 + bool(library.multiplies_bfloat16())]:
+        for name, arguments in _OF_PRODUCTS.items():
+            functions[name, dtype] = getattr(library, f"{name}_{DTYPES[dtype]}")
+            functions[name, dtype].argtypes, functions[name, dtype].restype = arguments, None
+    functions["panel"] = library.panel_outputs()
     return functions
 
 

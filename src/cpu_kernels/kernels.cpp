@@ -8,6 +8,10 @@
 #include <cstdint>
 #include <cstring>
 
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
 #ifdef __AVX512F__
 constexpr int WIDTH = 16;
 #else
@@ -55,6 +59,36 @@ INLINE float largest(Lanes x) {
     float top = x[0];
     for (int lane = 1; lane < WIDTH; lane++) top = x[lane] > top ? x[lane] : top;
     return top;
+}
+
+// The sum of each of WIDTH vectors: neighbours are interleaved and added until each lane holds one sum.
+INLINE Lanes totals(const Lanes *x) {
+#if defined(__AVX512F__)
+    __m512 fours[4], eights[2];
+    for (int i = 0; i < 4; i++) {
+        const Lanes *v = x + 4 * i;
+        __m512 a = _mm512_unpacklo_ps((__m512)v[0], (__m512)v[1]) + _mm512_unpackhi_ps((__m512)v[0], (__m512)v[1]);
+        __m512 b = _mm512_unpacklo_ps((__m512)v[2], (__m512)v[3]) + _mm512_unpackhi_ps((__m512)v[2], (__m512)v[3]);
+        fours[i] = (__m512)_mm512_unpacklo_pd((__m512d)a, (__m512d)b) + (__m512)_mm512_unpackhi_pd((__m512d)a, (__m512d)b);
+    }
+    for (int i = 0; i < 2; i++)
+        eights[i] = _mm512_shuffle_f32x4(fours[2 * i], fours[2 * i + 1], 0x88) +
+                    _mm512_shuffle_f32x4(fours[2 * i], fours[2 * i + 1], 0xdd);
+    return (Lanes)(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88) + _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd));
+#elif defined(__AVX2__)
+    __m256 fours[2];
+    for (int i = 0; i < 2; i++) {
+        const Lanes *v = x + 4 * i;
+        __m256 a = _mm256_unpacklo_ps((__m256)v[0], (__m256)v[1]) + _mm256_unpackhi_ps((__m256)v[0], (__m256)v[1]);
+        __m256 b = _mm256_unpacklo_ps((__m256)v[2], (__m256)v[3]) + _mm256_unpackhi_ps((__m256)v[2], (__m256)v[3]);
+        fours[i] = (__m256)_mm256_unpacklo_pd((__m256d)a, (__m256d)b) + (__m256)_mm256_unpackhi_pd((__m256d)a, (__m256d)b);
+    }
+    return (Lanes)(_mm256_permute2f128_ps(fours[0], fours[1], 0x20) + _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+#else
+    Lanes sums;
+    for (int i = 0; i < WIDTH; i++) sums[i] = total(x[i]);
+    return sums;
+#endif
 }
 
 // e^x to 2e-7 of its value for x <= 88, 0 below -87; nan stays nan. Cephes' polynomial.
@@ -198,6 +232,24 @@ INLINE const float *as_floats(const BFloat16 *states, int64_t count, float *buff
     return buffer;
 }
 
+// Add the values `[count, width]` times the scores of Q queries to their sums.
+template <int Q>
+INLINE void add_values(const float (*scores)[BLOCK], const float *values, int64_t count, int64_t width, float (*sums)[MAX_WIDTH]) {
+    for (int64_t x = 0; x < width; x += 2 * WIDTH) {
+        Lanes own[Q][2];
+        for (int i = 0; i < Q; i++)
+            for (int v = 0; v < 2; v++) own[i][v] = load(sums[i] + x + v * WIDTH);
+        for (int64_t key = 0; key < count; key++)
+            for (int v = 0; v < 2; v++) {
+                Lanes value = load(values + key * width + x + v * WIDTH);
+#pragma GCC unroll 4
+                for (int i = 0; i < Q; i++) own[i][v] += scores[i][key] * value;
+            }
+        for (int i = 0; i < Q; i++)
+            for (int v = 0; v < 2; v++) store(sums[i] + x + v * WIDTH, own[i][v]);
+    }
+}
+
 // Attend from the queries `of .. of + queries` to the positions `[count, width]` of one head.
 template <class T>
 INLINE void attend(const float *query, int64_t queries, const T *keys, const T *values, int64_t count, int64_t width,
@@ -206,12 +258,22 @@ INLINE void attend(const float *query, int64_t queries, const T *keys, const T *
     for (int64_t start = 0; start < count; start += BLOCK) {
         int64_t length = count - start < BLOCK ? count - start : BLOCK;
         const float *states = as_floats(keys + start * width, length * width, buffer);
-        for (int64_t key = 0; key < length; key++)
+        for (int64_t key = 0; key < length; key += WIDTH)
             for (int64_t i = 0; i < queries; i++) {
-                Lanes products = {};
-                for (int64_t x = 0; x < width; x += WIDTH)
-                    products += load(query + (of + i) * width + x) * load(states + key * width + x);
-                scores[i][key] = total(products) * scale;
+                Lanes products[WIDTH] = {};
+                for (int64_t k = 0; k < WIDTH && key + k < length; k += 4) {
+                    const float *four[4];
+                    for (int j = 0; j < 4; j++)  // the last one again where there are fewer
+                        four[j] = states + (key + k + j < length ? key + k + j : length - 1) * width;
+                    Lanes sums[4] = {};
+                    for (int64_t x = 0; x < width; x += WIDTH) {
+                        Lanes part = load(query + (of + i) * width + x);
+#pragma GCC unroll 4
+                        for (int j = 0; j < 4; j++) sums[j] += part * load(four[j] + x);
+                    }
+                    for (int j = 0; j < 4; j++) products[k + j] = sums[j];
+                }
+                store(scores[i] + key, totals(products) * scale);
             }
         for (int64_t i = 0; i < queries; i++) {
             for (int64_t key = length; key < BLOCK; key++) scores[i][key] = -INFINITY;
@@ -235,16 +297,13 @@ INLINE void attend(const float *query, int64_t queries, const T *keys, const T *
                 for (int64_t x = 0; x < width; x += WIDTH) store(partial.values[of + i] + x, load(partial.values[of + i] + x) * kept);
         }
         states = as_floats(values + start * width, length * width, buffer);
-        for (int64_t i = 0; i < queries; i++)
-            for (int64_t x = 0; x < width; x += 2 * WIDTH) {
-                Lanes first = load(partial.values[of + i] + x), second = load(partial.values[of + i] + x + WIDTH);
-                for (int64_t key = 0; key < length; key++) {
-                    first += scores[i][key] * load(states + key * width + x);
-                    second += scores[i][key] * load(states + key * width + x + WIDTH);
-                }
-                store(partial.values[of + i] + x, first);
-                store(partial.values[of + i] + x + WIDTH, second);
-            }
+        for (int64_t i = 0; i < queries; i += 4) {
+            auto *own = partial.values + of + i;
+            if (queries - i >= 4) add_values<4>(scores + i, states, length, width, own);
+            else if (queries - i == 3) add_values<3>(scores + i, states, length, width, own);
+            else if (queries - i == 2) add_values<2>(scores + i, states, length, width, own);
+            else add_values<1>(scores + i, states, length, width, own);
+        }
     }
 }
 
@@ -364,11 +423,13 @@ template <class T> struct Sampling {
     }
 };
 
-// Products of rows with a weight in panels: `[panels, inputs, PANEL]`, the last one filled up with zeros. TILE rows
-// times a panel are added up in registers, over the inputs in their order.
+// Products of rows with a weight in panels: `[panels, inputs, PANEL]` in float32, `[panels, inputs / 2, PANEL, 2]` in
+// bfloat16, the last panel filled up with zeros. Tiles of at most TILE rows times a panel are added up in registers, over the inputs in their order. bfloat16 is
+// multiplied by the processor's instruction for the products of pairs, where it has one.
 constexpr int VECTORS = 2, PANEL = VECTORS * WIDTH;
 #ifdef __AVX512F__
 constexpr int TILE = 12;
+#define PAIRS __attribute__((target("avx512bf16")))
 #else
 constexpr int TILE = 6;
 #endif
@@ -376,12 +437,58 @@ constexpr int64_t ROW_BLOCK = 96;  // the rows that stay in the cache while all 
 
 enum Finish { PLAIN, SILU, PLUS, TIMES };
 
-struct Product {
-    const float *x, *weight, *bias, *other;
-    float *out;
+template <class T> struct Product {
+    const T *x, *weight, *bias, *other;
+    T *out;
     int64_t rows, inputs, outputs, how;
+};
 
-    INLINE Lanes finished(const Product &p, int64_t row, int64_t first, Lanes sum) {
+template <int N> static void add_up(const Product<float> &p, int64_t row, int64_t panel, Lanes (&out)[N][VECTORS]) {
+    const float *x = p.x + row * p.inputs, *weight = p.weight + panel * p.inputs * PANEL;
+    Lanes sums[N][VECTORS] = {};
+    for (int64_t k = 0; k < p.inputs; k++, weight += PANEL) {
+        Lanes parts[VECTORS];
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; v++) parts[v] = load(weight + v * WIDTH);
+#pragma GCC unroll 16
+        for (int i = 0; i < N; i++)
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; v++) sums[i][v] += parts[v] * x[i * p.inputs + k];
+    }
+    memcpy(out, sums, sizeof(sums));
+}
+
+#ifdef PAIRS
+template <int N>
+PAIRS static void add_up(const Product<BFloat16> &p, int64_t row, int64_t panel, Lanes (&out)[N][VECTORS]) {
+    const BFloat16 *x = p.x + row * p.inputs, *weight = p.weight + panel * p.inputs * PANEL;
+    __m512 sums[N][VECTORS] = {};
+    for (int64_t k = 0; k < p.inputs; k += 2, weight += 2 * PANEL) {
+        __m512bh parts[VECTORS];
+#pragma GCC unroll 16
+        for (int v = 0; v < VECTORS; v++) parts[v] = (__m512bh)_mm512_loadu_si512(weight + v * 2 * WIDTH);
+#pragma GCC unroll 16
+        for (int i = 0; i < N; i++) {
+            int32_t pair;
+            memcpy(&pair, x + i * p.inputs + k, 4);
+            __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 16
+            for (int v = 0; v < VECTORS; v++) sums[i][v] = _mm512_dpbf16_ps(sums[i][v], both, parts[v]);
+        }
+    }
+    memcpy(out, sums, sizeof(sums));
+}
+#endif
+
+INLINE void store_one(float *p, float x) { *p = x; }
+INLINE void store_one(BFloat16 *p, float x) {
+    BFloat16 all[WIDTH];
+    store(all, broadcast(x));
+    *p = all[0];
+}
+
+template <class T> struct Panels {
+    INLINE Lanes finished(const Product<T> &p, int64_t row, int64_t first, Lanes sum) {
         if (p.bias) sum += load(p.bias + first);
         if (p.how == SILU) sum = sum * Gate<float>::sigmoid(sum);
         if (p.how == PLUS) sum += load(p.other + row * p.outputs + first);
@@ -389,27 +496,18 @@ struct Product {
         return sum;
     }
     // The lanes of outputs that exist, each alone.
-    static void write_part(const Product &p, int64_t row, int64_t first, Lanes sum) {
+    static void write_part(const Product<T> &p, int64_t row, int64_t first, Lanes sum) {
         for (int64_t lane = 0; lane < WIDTH && first + lane < p.outputs; lane++) {
             int64_t at = first + lane;
-            Lanes one = broadcast(sum[lane] + (p.bias ? p.bias[at] : 0.0f));
+            Lanes one = broadcast(sum[lane] + (p.bias ? to_float(p.bias[at]) : 0.0f));
             float value = p.how == SILU ? (one * Gate<float>::sigmoid(one))[0] : one[0];
-            float with = p.how == PLUS || p.how == TIMES ? p.other[row * p.outputs + at] : 0.0f;
-            p.out[row * p.outputs + at] = p.how == PLUS ? value + with : p.how == TIMES ? value * with : value;
+            float with = p.how == PLUS || p.how == TIMES ? to_float(p.other[row * p.outputs + at]) : 0.0f;
+            store_one(p.out + row * p.outputs + at, p.how == PLUS ? value + with : p.how == TIMES ? value * with : value);
         }
     }
-    template <int N> static void tile(const Product &p, int64_t row, int64_t panel) {
-        const float *x = p.x + row * p.inputs, *weight = p.weight + panel * p.inputs * PANEL;
-        Lanes sums[N][VECTORS] = {};
-        for (int64_t k = 0; k < p.inputs; k++, weight += PANEL) {
-            Lanes parts[VECTORS];
-#pragma GCC unroll 16
-            for (int v = 0; v < VECTORS; v++) parts[v] = load(weight + v * WIDTH);
-#pragma GCC unroll 16
-            for (int i = 0; i < N; i++)
-#pragma GCC unroll 16
-                for (int v = 0; v < VECTORS; v++) sums[i][v] += parts[v] * x[i * p.inputs + k];
-        }
+    template <int N> static void tile(const Product<T> &p, int64_t row, int64_t panel) {
+        Lanes sums[N][VECTORS];
+        add_up<N>(p, row, panel, sums);
         for (int i = 0; i < N; i++)
             for (int v = 0; v < VECTORS; v++) {
                 int64_t first = panel * PANEL + v * WIDTH;
@@ -419,30 +517,24 @@ struct Product {
                     write_part(p, row + i, first, sums[i][v]);
             }
     }
-    template <int N> static void last_rows(const Product &p, int64_t row, int64_t left, int64_t panel) {
-        if (left == N) tile<N>(p, row, panel);
-        else if constexpr (N > 1) last_rows<N - 1>(p, row, left, panel);
+    template <int N> static void tile_of(const Product<T> &p, int64_t row, int64_t rows, int64_t panel) {
+        if (rows == N) tile<N>(p, row, panel);
+        else if constexpr (N > 1) tile_of<N - 1>(p, row, rows, panel);
     }
-    static void run_panels(int64_t from, int64_t to, void *self) {
-        const Product &p = *static_cast<Product *>(self);
+    static void run(int64_t from, int64_t to, void *self) {
+        const Product<T> &p = *static_cast<Product<T> *>(self);
         for (int64_t block = 0; block < p.rows; block += ROW_BLOCK) {
-            int64_t end = block + ROW_BLOCK < p.rows ? block + ROW_BLOCK : p.rows;
-            for (int64_t panel = from; panel < to; panel++) {
-                int64_t row = block;
-                for (; row + TILE <= end; row += TILE) tile<TILE>(p, row, panel);
-                if (row < end) last_rows<TILE - 1>(p, row, end - row, panel);
-            }
+            int64_t rows = block + ROW_BLOCK < p.rows ? ROW_BLOCK : p.rows - block, tiles = (rows + TILE - 1) / TILE;
+            for (int64_t panel = from; panel < to; panel++)
+                for (int64_t t = 0; t < tiles; t++) {  // of about equal numbers of rows: a tile of few waits for its sums
+                    int64_t first = rows * t / tiles;
+                    tile_of<TILE>(p, block + first, rows * (t + 1) / tiles - first, panel);
+                }
         }
     }
 };
 
-extern "C" void product_float32(ParallelFor run, const float *x, const float *weight, const float *bias,
-                                const float *other, float *out, int64_t rows, int64_t inputs, int64_t outputs,
-                                int64_t how) {
-    Product all = {x, weight, bias, other, out, rows, inputs, outputs, how};
-    run(0, (outputs + PANEL - 1) / PANEL, 1, Product::run_panels, &all);
-}
-extern "C" int64_t panel_float32() { return PANEL; }
+extern "C" int64_t panel_outputs() { return PANEL; }
 
 template <class T> static void run_norm(int64_t from, int64_t to, void *self) { Norm<T>::forward(from, to, self); }
 template <class T> static void run_norm_backward(int64_t from, int64_t to, void *self) { Norm<T>::backward(from, to, self); }
@@ -450,6 +542,127 @@ template <class T> static void run_gate(int64_t from, int64_t to, void *self) { 
 template <class T> static void run_gate_backward(int64_t from, int64_t to, void *self) { Gate<T>::backward(from, to, self); }
 template <class T> static void run_attention(int64_t from, int64_t to, void *self) { Attention<T>::run_heads(from, to, self); }
 template <class T> static void run_sampling(int64_t from, int64_t to, void *self) { Sampling<T>::run_rows(from, to, self); }
+
+// Weights `[outputs, inputs]` in panels, with zeros for inputs and outputs that do not exist.
+template <class T> struct Packing {
+    const T *weight;
+    T *panels;
+    int64_t inputs, outputs;
+
+    static void run(int64_t from, int64_t to, void *self) {
+        const Packing &p = *static_cast<Packing *>(self);
+        constexpr int64_t GROUPED = sizeof(T) == 4 ? 1 : 2;
+        int64_t inputs = (p.inputs + GROUPED - 1) / GROUPED * GROUPED;
+        for (int64_t panel = from; panel < to; panel++) {
+            T *target = p.panels + panel * inputs * PANEL;
+            for (int64_t k = 0; k < inputs; k += GROUPED)
+                for (int64_t out = 0; out < PANEL; out++)
+                    for (int64_t g = 0; g < GROUPED; g++) {
+                        int64_t row = panel * PANEL + out;
+                        *target++ = row < p.outputs && k + g < p.inputs ? p.weight[row * p.inputs + k + g] : T{};
+                    }
+        }
+    }
+};
+
+// The decoder layers of a decode step, one after another, on hidden states that they change in place.
+template <class T> struct Layer {
+    const T *attention_norm, *qkv, *qkv_bias, *query_norm, *key_norm, *output, *output_bias;
+    const T *mlp_norm, *gate, *gate_bias, *up, *up_bias, *down, *down_bias;
+    T *keys, *values;  // [rows, key_heads, capacity, width]
+    const T *const *prompt_keys, *const *prompt_values;
+};
+
+struct Step {
+    const int64_t *positions, *first, *split, *lengths, *prompt_of, *prompt_lengths;
+    int64_t rows, hidden, inner, query_heads, key_heads, width, capacity;
+    float epsilon, scale;
+};
+
+// Rotate the queries and keys of rows, and write their keys and values to the cache.
+template <class T> struct Rotation {
+    const Step *step;
+    const Layer<T> *layer;
+    T *heads;
+    const T *cosines, *sines;
+
+    static void run(int64_t from, int64_t to, void *self) {
+        const Rotation &r = *static_cast<Rotation *>(self);
+        const Step &s = *r.step;
+        int64_t count = s.query_heads + 2 * s.key_heads, row_of_cache = s.key_heads * s.capacity * s.width;
+        for (int64_t row = from; row < to; row++) {
+            T *heads = r.heads + row * count * s.width;
+            rotate_rows(heads, r.cosines + row * s.width, r.sines + row * s.width, r.layer->query_norm, r.layer->key_norm, 1,
+                        1, s.query_heads, s.key_heads, count, s.width, s.epsilon);
+            store_rows(heads + s.query_heads * s.width, r.layer->keys + row * row_of_cache,
+                       r.layer->values + row * row_of_cache, s.positions + row, 1, 0, s.key_heads, s.width, s.capacity);
+        }
+    }
+};
+
+template <class T> static void run_norm(int64_t, int64_t, void *);
+template <class T> static void run_attention(int64_t, int64_t, void *);
+
+template <class T>
+static void decode(ParallelFor run, const Step &s, const Layer<T> *layers, int64_t num_layers, T *hidden, T *buffer,
+                   const T *cosines, const T *sines, float *scales) {
+    int64_t count = s.query_heads + 2 * s.key_heads, attended = s.query_heads * s.width;
+    T *normed = buffer, *heads = normed + s.rows * s.hidden, *outputs = heads + s.rows * count * s.width;
+    T *gated = outputs + s.rows * attended;
+    auto norm = [&](const T *weight) {
+        Norm<T> all = {hidden, weight, nullptr, normed, scales, nullptr, s.rows, s.hidden, s.epsilon};
+        run(0, s.rows, 16, run_norm<T>, &all);
+    };
+    auto product = [&](const T *x, const T *weight, const T *bias, T *out, int64_t inputs, int64_t num, int64_t how,
+                       const T *other) {
+        Product<T> all = {x, weight, bias, other, out, s.rows, inputs, num, how};
+        run(0, (num + PANEL - 1) / PANEL, 1, Panels<T>::run, &all);
+    };
+    for (const Layer<T> *layer = layers; layer < layers + num_layers; layer++) {
+        norm(layer->attention_norm);
+        product(normed, layer->qkv, layer->qkv_bias, heads, s.hidden, count * s.width, PLAIN, nullptr);
+        Rotation<T> rotation = {&s, layer, heads, cosines, sines};
+        run(0, s.rows, 8, Rotation<T>::run, &rotation);
+        Attention<T> attention = {heads, layer->keys, layer->values, outputs, s.first, s.split, s.lengths, s.prompt_of,
+                                  s.prompt_lengths, layer->prompt_keys, layer->prompt_values, s.rows, count * s.width,
+                                  s.key_heads, s.query_heads / s.key_heads, s.width, s.capacity, s.scale};
+        run(0, s.rows * s.key_heads, 4, run_attention<T>, &attention);
+        product(outputs, layer->output, layer->output_bias, hidden, attended, s.hidden, PLUS, hidden);
+        norm(layer->mlp_norm);
+        product(normed, layer->gate, layer->gate_bias, gated, s.hidden, s.inner, SILU, nullptr);
+        product(normed, layer->up, layer->up_bias, gated, s.hidden, s.inner, TIMES, gated);
+        product(gated, layer->down, layer->down_bias, hidden, s.inner, s.hidden, PLUS, hidden);
+    }
+}
+
+#define PRODUCTS(T, SUFFIX)                                                                                           \
+    extern "C" void product_##SUFFIX(ParallelFor run, const T *x, const T *weight, const T *bias, const T *other,     \
+                                     T *out, int64_t rows, int64_t inputs, int64_t outputs, int64_t how) {            \
+        Product<T> all = {x, weight, bias, other, out, rows, inputs, outputs, how};                                   \
+        run(0, (outputs + PANEL - 1) / PANEL, 1, Panels<T>::run, &all);                                               \
+    }                                                                                                                 \
+    extern "C" void pack_##SUFFIX(ParallelFor run, const T *weight, T *panels, int64_t outputs, int64_t inputs) {     \
+        Packing<T> all = {weight, panels, inputs, outputs};                                                           \
+        run(0, (outputs + PANEL - 1) / PANEL, 1, Packing<T>::run, &all);                                              \
+    }                                                                                                                 \
+    extern "C" void decode_##SUFFIX(ParallelFor run, T *hidden, const Layer<T> *layers, T *buffer, const T *cosines,  \
+                                    const T *sines, float *scales, const int64_t *positions, const int64_t *first,    \
+                                    const int64_t *split, const int64_t *lengths, const int64_t *prompt_of,           \
+                                    const int64_t *prompt_lengths, int64_t num_layers, int64_t rows, int64_t width,   \
+                                    int64_t inner, int64_t query_heads, int64_t key_heads, int64_t head,              \
+                                    int64_t capacity, float epsilon, float scale) {                                   \
+        Step step = {positions, first, split,       lengths,   prompt_of, prompt_lengths, rows, width,                \
+                     inner,     query_heads, key_heads, head,  capacity,  epsilon,        scale};                     \
+        decode(run, step, layers, num_layers, hidden, buffer, cosines, sines, scales);                                \
+    }
+
+PRODUCTS(float, float32)
+#ifdef PAIRS
+PRODUCTS(BFloat16, bfloat16)
+extern "C" int64_t multiplies_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
+#else
+extern "C" int64_t multiplies_bfloat16() { return 0; }
+#endif
 
 #define EXPORTS(T, SUFFIX)                                                                                            \
     extern "C" void norm_forward_##SUFFIX(ParallelFor run, const T *x, const T *weight, T *out, float *scales,        \

@@ -24,6 +24,7 @@ from cpu_kernels import (
     SiluGate,
     attend,
     can_attend,
+    can_multiply,
     can_sample,
     fuse_layers,
     is_compiled,
@@ -368,6 +369,13 @@ def test_a_model_with_fused_layers_has_the_plain_models_gradients(family: str, d
         assert float((found[2][name] - right).norm()) <= allowed, name
 
 
+def require_products(dtype: torch.dtype) -> None:
+    """Skip on a processor without the instruction."""
+    if not can_multiply(dtype):
+        pytest.skip("this processor does not multiply pairs of bfloat16")
+
+
+MULTIPLIED = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 FINISHES = {
     "plain": lambda y, other: y,
     "silu": lambda y, other: y * y.sigmoid(),
@@ -376,6 +384,7 @@ FINISHES = {
 }
 
 
+@MULTIPLIED
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 130),
@@ -385,23 +394,28 @@ FINISHES = {
     has_bias=st.booleans(),
 )
 def test_products_with_a_packed_weight_are_those_of_float64(
-    rows: int, inputs: int, outputs: int, finish: str, has_bias: bool
+    dtype: torch.dtype, rows: int, inputs: int, outputs: int, finish: str, has_bias: bool
 ) -> None:
+    require_products(dtype)
     with torch.inference_mode():
-        x, weight, other = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(rows, outputs)
-        bias = torch.randn(outputs) if has_bias else None
+        shapes = (rows, inputs), (outputs, inputs), (rows, outputs), (outputs,)
+        x, weight, other, some = (torch.randn(shape, dtype=dtype) for shape in shapes)
+        bias = some if has_bias else None
         found = multiply(x, pack_panels(weight), outputs, bias, finish, other)
         wide = x.double() @ weight.double().T + (0.0 if bias is None else bias.double())
         expected = FINISHES[finish](wide, other.double())
-        assert found.dtype == torch.float32
+        assert found.dtype == dtype
         bound = 1e-6 * (x.double().abs() @ weight.double().abs().T + 2) * (1 + other.double().abs())
-        assert ((found.double() - expected).abs() <= bound).all()
+        rounding = 0.0 if dtype == torch.float32 else 2**-8 * expected.abs()
+        assert ((found.double() - expected).abs() <= bound + rounding).all()
 
 
+@MULTIPLIED
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_rows_product_depends_neither_on_the_other_rows_nor_on_the_threads(threads: int) -> None:
+def test_a_rows_product_depends_neither_on_the_other_rows_nor_on_the_threads(threads: int, dtype: torch.dtype) -> None:
+    require_products(dtype)
     before = torch.get_num_threads()
-    x, weight = torch.randn(3, 67, 96), torch.randn(147, 96)
+    x, weight = torch.randn(3, 67, 96, dtype=dtype), torch.randn(147, 96, dtype=dtype)
     packed = pack_panels(weight)
     whole = multiply(x, packed, 147)
     try:

@@ -12,8 +12,8 @@ from dapo.config.rollout_options import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import NativeEngine
-from dapo.engines.native.linear_probe import resolve_kernels
-from dapo.engines.native.prepacked_linear import COMPILED, LAYERS
+from dapo.engines.native.linear_probe import linear_shapes, resolve_kernels
+from dapo.engines.native.prepacked_linear import COMPILED, LAYERS, shape_name
 from dapo.types import GenerationRequest
 from helpers import tiny_models
 from helpers.fake_engines import answers
@@ -70,6 +70,35 @@ def test_each_log_probability_is_the_plain_models(name: str, dtype: torch.dtype,
             expected = log_p[torch.arange(len(tokens)), torch.tensor(tokens)]
             difference = (torch.tensor(done[each.id].logprobs) - expected).abs()
             assert float(difference.max() if dtype == torch.float32 else difference.mean()) < TOLERANCE[dtype]
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "tied llama", "qwen2", "qwen3"])
+def test_all_layers_in_one_call_give_the_bits_of_single_calls(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    if not cpu_kernels.can_multiply(dtype):
+        pytest.skip("this processor does not multiply pairs of bfloat16")
+    shapes = linear_shapes(tiny_model(name))
+    compiled = {LAYERS: COMPILED} | {shape_name(*shape): COMPILED for shape in shapes}
+    steps: list[int] = []
+    decode_ = cpu_kernels.decode_
+
+    def counted(hidden: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        steps.append(len(hidden))
+        return decode_(hidden, *arguments)
+
+    def sampled() -> dict[str, Any]:
+        return answers(NativeEngine(tiny_model(name, dtype=dtype), NativeConfig(slots=8, kernels=compiled)), requests())
+
+    monkeypatch.setattr("dapo.engines.native.fused_layers.decode_", counted)
+    together = sampled()
+    assert max(steps) == 8
+    monkeypatch.setattr("dapo.engines.native.forward.CompiledDecoder.of", lambda backbone: None)
+    count = len(steps)
+    assert sampled() == together
+    assert len(steps) == count
 
 
 @needs_compiler

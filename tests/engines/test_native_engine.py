@@ -111,7 +111,7 @@ def test_dropped_weights_free_their_memory_and_come_back_with_the_next_load() ->
     engine.abort(["b0"])
     for _ in range(2):
         engine.drop_weights()
-        assert not any("_prepacked" in vars(module) for module in model.modules())
+        assert not any("prepacked" in vars(module) for module in model.modules())
         with pytest.raises(EngineError, match="incomplete \\(dropped"):
             engine.submit(requests)
         engine.load_weights(source, 1)

@@ -9,21 +9,27 @@ The arithmetic is the layer's own up to the order of roundings. `compatibility.p
 those of the plain model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from cpu_kernels import rms_norm, rotate_
+from cpu_kernels import DecoderLayers, Rows, decode_, rms_norm, rotate_
 from dapo.engines.native.attention import native_attention
-from dapo.engines.native.cache import KeyValueCache
-from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS, FusedQKVLinear, can_prepack, prepack_linears
+from dapo.engines.native.cache import KeyValueCache, SlotCache
+from dapo.engines.native.prepacked_linear import (
+    DEFAULT_KERNELS,
+    CompiledWeight,
+    FusedQKVLinear,
+    can_prepack,
+    prepack_linears,
+)
 
 FAMILIES = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 """Layers with the same modules in the same order; the last family also normalizes queries and keys."""
@@ -107,6 +113,20 @@ class PrepackedKernels:
         keys, values = cache.update_fused(heads[:, :, query_heads:], attention.layer_idx)
         return heads[:, :, :query_heads].transpose(1, 2), keys, values
 
+    def weights(self) -> list[Tensor | None] | None:
+        """The layer's weights in the order of `cpu_kernels.decode_`; None if it cannot compute the layer."""
+        layer, attention, mlp = self._layer, self._attention, self._layer.mlp
+        products = [self._fused_qkv, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        packed = [product.prepacked for product in products]
+        if not self._compiled or not all(isinstance(weight, CompiledWeight) for weight in packed):
+            return None
+        qkv, output, gate, up, down = (
+            (weight.packed, each.bias) for weight, each in zip(packed, products, strict=True)
+        )
+        norms = [getattr(getattr(attention, name, None), "weight", None) for name in ("q_norm", "k_norm")]
+        first, second = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+        return [first, *qkv, *norms, *output, second, *gate, *up, *down]
+
     def add_attention(self, hidden_states: Tensor, attn_output: Tensor) -> Tensor:
         return self._attention.o_proj.plus(attn_output, hidden_states)
 
@@ -118,3 +138,54 @@ class PrepackedKernels:
 
     def _norm(self, norm: Any, inputs: Tensor) -> Tensor:
         return rms_norm(inputs, norm.weight, norm.variance_epsilon, compiled=self._compiled)
+
+
+class CompiledDecoder:
+    """The backbone of a decode step with all its layers in one call, where every part of them is compiled.
+
+    A step then has about as many calls from Python as a single layer has otherwise.
+    """
+
+    def __init__(self, backbone: nn.Module, layers: Sequence[PrepackedKernels]) -> None:
+        self._backbone: Any = backbone
+        self._kernels = layers
+        self._layers: DecoderLayers | None = None
+
+    @classmethod
+    def of(cls, backbone: nn.Module) -> "CompiledDecoder | None":
+        """The decoder of a backbone whose layers `fuse_prepacked_layers` has replaced; None of another."""
+        layers: list[Any] = list(getattr(backbone, "layers", ()))
+        kernels = [layer.forward.args[1] for layer in layers if isinstance(layer.forward, partial)]
+        named = all(hasattr(backbone, name) for name in ("embed_tokens", "rotary_emb", "norm"))
+        if not named or not layers or not all(isinstance(each, PrepackedKernels) for each in kernels):
+            return None
+        return cls(backbone, kernels) if len(kernels) == len(layers) else None
+
+    def refresh(self) -> bool:
+        """Take the weights that are packed now; False if they are not compiled in every layer."""
+        weights, config = [kernels.weights() for kernels in self._kernels], self._backbone.config
+        compiled = [layer for layer in weights if layer is not None]
+        if len(compiled) < len(weights):
+            return False
+        try:
+            self._layers = DecoderLayers(
+                compiled,
+                inner=self._backbone.layers[0].mlp.down_proj.in_features,
+                query_heads=config.num_attention_heads,
+                epsilon=config.rms_norm_eps,
+                scaling=self._backbone.layers[0].self_attn.scaling,
+            )
+        except NotImplementedError:
+            return False
+        return True
+
+    def __call__(self, ids: Tensor, positions: Tensor, cache: SlotCache, rows: Rows) -> Tensor:
+        """`[n, hidden]` states of the step's tokens, `[n]`, at `positions` in their sequences."""
+        assert self._layers is not None
+        backbone, half = self._backbone, len(cache.tensors) // 2
+        hidden = backbone.embed_tokens(ids)
+        angles = backbone.rotary_emb(hidden[:, None], positions[:, None])
+        normed: Tensor = backbone.norm(
+            decode_(hidden, self._layers, (cache.tensors[:half], cache.tensors[half:]), angles, rows)
+        )
+        return normed

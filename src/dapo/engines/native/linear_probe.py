@@ -26,6 +26,8 @@ MIN_ELEMENTS = 2**18
 """The smallest weight that is timed. Smaller ones use the default kernel: a call takes longer than the product."""
 MAX_ELEMENTS = 2**22  # the largest part of a weight that is timed; for larger weights only some outputs are
 MARGIN = 0.8  # the fraction of the default kernel's time below which another kernel is chosen
+COMPILED_MARGIN = 1.05
+"""The same for compiled products: where all of a layer's are, a decode step computes its layers in one call."""
 ROUNDS = 7
 
 Measure: TypeAlias = Callable[[Iterable[str], int, int, int, torch.dtype], dict[str, float]]
@@ -81,12 +83,16 @@ def choose_kernels(
         kernel = known.get(shape_name(outputs, inputs))
         if kernel not in names:
             seconds = measure(names, min(outputs, max(1, MAX_ELEMENTS // inputs)), inputs, rows, dtype)
-            fastest = min(seconds, key=lambda name: seconds[name])
-            kernel = fastest if seconds[fastest] < MARGIN * seconds[default] else default
+            fastest = min(seconds, key=lambda name: seconds[name] / _margin(name))
+            kernel = fastest if seconds[fastest] < _margin(fastest) * seconds[default] else default
         chosen[shape_name(outputs, inputs)] = kernel
     if choices is not None and not chosen.items() <= known.items():
         chosen = _add_choices(choices, key, chosen, names)
     return {shape: kernel for shape, kernel in chosen.items() if kernel != default}
+
+
+def _margin(name: str) -> float:
+    return COMPILED_MARGIN if name == COMPILED else MARGIN
 
 
 def choices_file() -> Path | None:

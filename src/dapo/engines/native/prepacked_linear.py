@@ -79,27 +79,28 @@ class OneDnnPrepackedWeight(PrepackedWeight):
 
 
 class CompiledWeight(PrepackedWeight):
-    """A float32 weight in panels, for the compiled product; activation, sum or gate are fused into it.
+    """A weight in panels, for the compiled product; activation, sum or gate are fused into it.
 
-    A row's products do not depend on the number of rows.
+    It serves float32, and bfloat16 on processors that multiply pairs of it (`avx512_bf16`). A row's products do not
+    depend on the number of rows.
     """
 
     def __init__(self, weight: Tensor, rows: int) -> None:
-        if weight.dtype != torch.float32 or not cpu_kernels.is_compiled():
+        if not cpu_kernels.can_multiply(weight.dtype):
             raise NotImplementedError
-        self._packed, self._outputs = cpu_kernels.pack_panels(weight), len(weight)
+        self.packed, self._outputs = cpu_kernels.pack_panels(weight), len(weight)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        return cpu_kernels.multiply(inputs, self._packed, self._outputs, bias)
+        return cpu_kernels.multiply(inputs, self.packed, self._outputs, bias)
 
     def silu(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
-        return cpu_kernels.multiply(inputs, self._packed, self._outputs, bias, "silu")
+        return cpu_kernels.multiply(inputs, self.packed, self._outputs, bias, "silu")
 
     def plus(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        return cpu_kernels.multiply(inputs, self._packed, self._outputs, bias, "plus", other)
+        return cpu_kernels.multiply(inputs, self.packed, self._outputs, bias, "plus", other)
 
     def times(self, inputs: Tensor, bias: Tensor | None, other: Tensor) -> Tensor:
-        return cpu_kernels.multiply(inputs, self._packed, self._outputs, bias, "times", other)
+        return cpu_kernels.multiply(inputs, self.packed, self._outputs, bias, "times", other)
 
 
 class PlainWeight(PrepackedWeight):
@@ -154,29 +155,29 @@ class PrepackedLinear(nn.Module):
     def drop(self) -> None:
         """Free the prepacked values until new ones are loaded."""
         holder = self if self._fused_qkv is None else self._fused_qkv
-        vars(holder).pop("_prepacked", None)
+        vars(holder).pop("prepacked", None)
 
     def _take(self, weight: Tensor) -> None:
         if self._fused_qkv is not None:
             self._fused_qkv.take(self, weight)
         else:
-            self._prepacked = prepack(weight, self._rows, self._kernels)
+            self.prepacked = prepack(weight, self._rows, self._kernels)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`[..., in]` -> `[..., out]`."""
-        return self._prepacked.multiply(inputs, self.bias)
+        return self.prepacked.multiply(inputs, self.bias)
 
     def silu(self, inputs: Tensor) -> Tensor:
         """SiLU of the product."""
-        return self._prepacked.silu(inputs, self.bias)
+        return self.prepacked.silu(inputs, self.bias)
 
     def plus(self, inputs: Tensor, other: Tensor) -> Tensor:
         """The product plus `other`."""
-        return self._prepacked.plus(inputs, self.bias, other)
+        return self.prepacked.plus(inputs, self.bias, other)
 
     def times(self, inputs: Tensor, other: Tensor) -> Tensor:
         """The product times `other`."""
-        return self._prepacked.times(inputs, self.bias, other)
+        return self.prepacked.times(inputs, self.bias, other)
 
 
 class FusedQKVLinear:
@@ -202,12 +203,17 @@ class FusedQKVLinear:
 
     def _prepack(self) -> None:
         fused = torch.cat([self._pending_weights.pop(layer) for layer in self.layers])
-        self._prepacked = prepack(fused, self._rows, self._kernels)
+        self.prepacked = prepack(fused, self._rows, self._kernels)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """`[sum of out]`."""
+        biases: list[Tensor] = [layer.bias for layer in self.layers]
+        return None if biases[0] is None else torch.cat(biases)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`[..., in]` -> `[..., sum of out]`."""
-        biases: list[Tensor] = [layer.bias for layer in self.layers]
-        return self._prepacked.multiply(inputs, None if biases[0] is None else torch.cat(biases))
+        return self.prepacked.multiply(inputs, self.bias)
 
 
 def prepack_linears(model: nn.Module, *, rows: int, kernels: Mapping[str, str] = DEFAULT_KERNELS) -> int:
