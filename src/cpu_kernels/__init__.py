@@ -311,7 +311,9 @@ def attend(
     return out
 
 
-def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, temperatures: Tensor, uniforms: Tensor, ends: Tensor, top_ps: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw tokens from softmax(logits / temperature) by inverting each row's cumulative distribution.
 
     A token of probability zero is never drawn. If the logits of a row are not finite, its log-probabilities are nan.
@@ -321,6 +323,8 @@ def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor, ends: Tensor)
         temperatures: `[n]` float64, positive.
         uniforms: `[m]` float64 in [0, 1), in the order of the rows.
         ends: `[n]` int64, the number of draws of the rows up to each, itself included.
+        top_ps: `[n]` float64; the distribution is cut to the fewest most probable tokens with that mass, lower ids
+            first among equal ones, and renormalised. None: the whole distribution, in the order of the ids.
 
     Returns:
         `[m]` token ids, and `[m]` float32 log-probabilities.
@@ -328,6 +332,10 @@ def sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor, ends: Tensor)
     n, vocabulary = logits.shape
     tokens = torch.empty(len(uniforms), dtype=torch.int64)
     logprobs = torch.empty(len(uniforms), dtype=torch.float32)
+    if top_ps is not None:
+        settings = temperatures.contiguous(), top_ps.contiguous(), uniforms, ends
+        call("sample_nucleus", logits, *settings, tokens, logprobs, n, vocabulary)
+        return tokens, logprobs
     sums = torch.empty(n, -(-vocabulary // _TOKENS), dtype=torch.float64)
     call("sample", logits, temperatures, uniforms, ends, tokens, logprobs, sums, n, vocabulary)
     return tokens, logprobs

@@ -22,6 +22,7 @@ _ARGUMENTS = {
     "store_positions": [_POINTER] * 4 + [_INT] * 5,
     "attention": [_POINTER] * 12 + [_INT] * 6 + [_FLOAT],
     "sample": [_POINTER] * 8 + [_INT] * 2,
+    "sample_nucleus": [_POINTER] * 8 + [_INT] * 2,
     "norm_forward": [_POINTER] * 5 + [_INT] * 2 + [_FLOAT],
     "norm_backward": [_POINTER] * 7 + [_INT] * 2,
     "gate_forward": [_POINTER] * 4 + [_INT],

@@ -4,8 +4,10 @@
 // Every row is computed alone and in one order, so a result depends neither on the other rows nor on the number of
 // threads. `parallel_for` is PyTorch's, by which these functions use PyTorch's threads.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #ifdef __AVX2__
@@ -543,6 +545,87 @@ template <class T> static void run_gate_backward(int64_t from, int64_t to, void 
 template <class T> static void run_attention(int64_t from, int64_t to, void *self) { Attention<T>::run_heads(from, to, self); }
 template <class T> static void run_sampling(int64_t from, int64_t to, void *self) { Sampling<T>::run_rows(from, to, self); }
 
+// The same from the nucleus: the fewest most probable tokens of mass `top_ps[row]` or more; ties go to lower ids.
+struct Candidate {
+    float weight;
+    int32_t token;
+};
+
+template <class T> struct NucleusSampling {
+    Sampling<T> sampling;
+    const double *top_ps;
+
+    // The tokens within `distance` of the largest scaled logit, in order; returns their number and adds up their mass.
+    static int64_t collect(const T *x, int64_t size, const float *tops, float top, float inverse, float distance,
+                           Candidate *found, double &mass) {
+        int64_t count = 0;
+        mass = 0;
+        for (int64_t block = 0, start = 0; start < size; block++, start += TOKENS) {
+            if ((top - tops[block]) * inverse > distance) continue;
+            for (int64_t i = start; i < size && i < start + TOKENS; i++) {
+                float below = (to_float(x[i]) - top) * inverse;
+                if (!(below >= -distance)) continue;
+                found[count++] = {exponential(broadcast(below))[0], int32_t(i)};
+                mass += found[count - 1].weight;
+            }
+        }
+        return count;
+    }
+
+    static void run(int64_t from, int64_t to, void *self) {
+        const NucleusSampling &n = *static_cast<NucleusSampling *>(self);
+        const Sampling<T> &s = n.sampling;
+        int64_t size = s.vocabulary, blocks = (size + TOKENS - 1) / TOKENS;
+        auto *found = static_cast<Candidate *>(malloc(size * sizeof(Candidate)));
+        auto *tops = static_cast<float *>(malloc(blocks * sizeof(float)));
+        for (int64_t row = from; row < to; row++) {
+            const T *x = s.logits + row * size;
+            float top = -INFINITY, inverse = float(1.0 / s.temperatures[row]);
+            for (int64_t block = 0; block < blocks; block++) {
+                int64_t i = block * TOKENS, end = (block + 1) * TOKENS < size ? (block + 1) * TOKENS : size;
+                Lanes of_block = broadcast(-INFINITY);
+                for (; i + WIDTH <= end; i += WIDTH) {
+                    Lanes more = load(x + i);
+                    of_block = more > of_block ? more : of_block;
+                }
+                tops[block] = largest(of_block);
+                for (; i < end; i++) tops[block] = to_float(x[i]) > tops[block] ? to_float(x[i]) : tops[block];
+                top = tops[block] > top ? tops[block] : top;
+            }
+            double total_mass = 0, mass = 0;
+            for (int64_t block = 0; block < blocks; block++) {
+                int64_t end = (block + 1) * TOKENS < size ? (block + 1) * TOKENS : size;
+                Lanes of_block = {};
+                for (int64_t i = block * TOKENS; i < end; i += WIDTH)
+                    of_block += Sampling<T>::weights(x, i, end, top, inverse);
+                total_mass += total(of_block);
+            }
+            int64_t count = 0;
+            double wanted = n.top_ps[row] * total_mass;
+            for (float distance = 4; std::isfinite(total_mass) && distance < 200; distance *= 2) {
+                count = collect(x, size, tops, top, inverse, distance, found, mass);
+                if (mass >= wanted) break;
+            }
+            std::sort(found, found + count, [](const Candidate &a, const Candidate &b) {
+                return a.weight > b.weight || (a.weight == b.weight && a.token < b.token);
+            });
+            int64_t last = 0;
+            mass = count ? found[0].weight : 0;
+            while (last + 1 < count && found[last + 1].weight > 0 && mass < wanted) mass += found[++last].weight;
+            for (int64_t draw = row ? s.ends[row - 1] : 0; draw < s.ends[row]; draw++) {
+                double target = s.uniforms[draw] * mass, reached = count ? found[0].weight : 0;
+                int64_t chosen = 0;
+                while (chosen < last && !(reached > target)) reached += found[++chosen].weight;
+                s.tokens[draw] = count ? found[chosen].token : 0;
+                float logit = to_float(x[s.tokens[draw]]);
+                s.logprobs[draw] = count ? float(double((logit - top) * inverse) - log(mass)) : NAN;
+            }
+        }
+        free(tops);
+        free(found);
+    }
+};
+
 // Weights `[outputs, inputs]` in panels, with zeros for inputs and outputs that do not exist.
 template <class T> struct Packing {
     const T *weight;
@@ -712,6 +795,12 @@ extern "C" int64_t multiplies_bfloat16() { return 0; }
                                     double *sums, int64_t rows, int64_t vocabulary) {                                 \
         Sampling<T> all = {logits, temperatures, uniforms, ends, tokens, logprobs, sums, vocabulary};                 \
         run(0, rows, 1, run_sampling<T>, &all);                                                                       \
+    }                                                                                                                 \
+    extern "C" void sample_nucleus_##SUFFIX(ParallelFor run, const T *logits, const double *temperatures,             \
+                                            const double *top_ps, const double *uniforms, const int64_t *ends,        \
+                                            int64_t *tokens, float *logprobs, int64_t rows, int64_t vocabulary) {     \
+        NucleusSampling<T> all = {{logits, temperatures, uniforms, ends, tokens, logprobs, nullptr, vocabulary}, top_ps}; \
+        run(0, rows, 1, NucleusSampling<T>::run, &all);                                                               \
     }
 
 EXPORTS(float, float32)

@@ -240,6 +240,49 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution(temperature: float
     torch.testing.assert_close(logprobs.double(), log_p[rows, tokens], atol=2e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocabulary", [1, 7, 256, 257, 4099])
+@pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 40.0])
+def test_a_draw_from_a_nucleus_is_the_inverse_of_its_cumulative_distribution(
+    spread: float, vocabulary: int, dtype: torch.dtype
+):
+    draws, top_ps = [1, 3, 2, 64, 1, 8], torch.tensor([1e-9, 0.3, 0.7, 0.95, 0.999999, 0.5], dtype=torch.float64)
+    n, ends, temperature = len(draws), torch.tensor(draws).cumsum(0), 0.8
+    logits = (spread * torch.randn(n, vocabulary)).to(dtype)
+    logits[-1, vocabulary // 2 :] = -torch.inf if vocabulary > 1 else 0.0
+    uniforms = torch.rand(sum(draws), dtype=torch.float64)
+    uniforms[1:3] = torch.tensor([0.0, 1 - 2**-53])
+    temperatures = torch.full((n,), temperature, dtype=torch.float64)
+    tokens, logprobs = sample(logits, temperatures, uniforms, ends, top_ps)
+    first = 0
+    for row, count in enumerate(draws):
+        # equal logits in the order of their ids
+        p, ids = (logits[row].double() / temperature).softmax(0).sort(descending=True, stable=True)
+        mass = p.cumsum(0)
+        size = int((mass < top_ps[row] - 1e-6).sum()) + 1
+        largest = int((mass < top_ps[row] + 1e-6).sum()) + 1  # rounding may move the end by the tokens in between
+        for u, token, logprob in zip(
+            uniforms[first : first + count], tokens[first : first + count], logprobs[first : first + count], strict=True
+        ):
+            rank = int((ids == token).nonzero())
+            assert rank < largest
+            assert p[rank] > 0
+            log_mass = (p[rank].log() - logprob.double()).exp()
+            assert mass[size - 1] - 2e-6 <= log_mass <= mass[min(largest, vocabulary) - 1] + 2e-6
+            assert mass[rank] - p[rank] - 2e-6 <= u * log_mass <= mass[rank] + 2e-6
+        first += count
+
+
+def test_a_nucleus_of_the_whole_mass_has_every_token_and_a_broken_row_is_nan():
+    logits, uniforms = torch.randn(1, 300).repeat(3, 1), torch.rand(3, dtype=torch.float64)
+    logits[1, 299] = torch.nan
+    ones, ends = torch.ones(3, dtype=torch.float64), torch.arange(1, 4)
+    tokens, logprobs = sample(logits, ones, uniforms, ends, ones)
+    assert logprobs.isnan().tolist() == [False, True, False]
+    assert 0 <= int(tokens[1]) < 300
+    torch.testing.assert_close(logprobs[0], logits[0].log_softmax(0)[tokens[0]])
+
+
 def test_a_token_without_probability_is_never_sampled():
     logits = torch.full((4, 600), -torch.inf)
     for row, token in enumerate((0, 255, 256, 599)):

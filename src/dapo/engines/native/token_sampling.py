@@ -112,7 +112,7 @@ def sample(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     the logits of a row are not finite, its log-probabilities are nan.
     """
     n, size = logits.shape
-    is_whole = logits.is_cuda or (settings.compiled and set(settings.samplers) == {_full})
+    is_whole = logits.is_cuda or (settings.compiled and set(settings.samplers) in ({_full}, {_nucleus}))
     rows = n if is_whole else max(1, CPU_CHUNK // size)
     chunks = [_sample_rows(logits[i : i + rows], settings[i : i + rows]) for i in range(0, n, rows)]
     tokens, logprobs = zip(*chunks, strict=True)
@@ -141,16 +141,22 @@ def _greedy(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]
 
 def _full(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
     if settings.compiled and cpu_kernels.can_sample(logits):
-        draws = settings.draws
-        counts = torch.ones(len(logits), dtype=torch.int64) if draws.counts is None else torch.tensor(draws.counts)
-        return cpu_kernels.sample(logits, settings.temperatures, draws.uniforms.contiguous(), counts.cumsum(0))
+        return _compiled(logits, settings, None)
     probabilities = _softmax(logits, settings)
     tokens = invert_cdf(probabilities, settings.draws)
     return tokens, _entries(probabilities, tokens[:, None], settings.draws)[:, 0].log()
 
 
 def _nucleus(logits: Tensor, settings: SamplingSettings) -> tuple[Tensor, Tensor]:
+    if settings.compiled and cpu_kernels.can_sample(logits):
+        return _compiled(logits, settings, settings.top_ps)
     return _sample_nucleus(_softmax(logits, settings), settings.draws, settings.top_ps, FIRST_CANDIDATES)
+
+
+def _compiled(logits: Tensor, settings: SamplingSettings, top_ps: Tensor | None) -> tuple[Tensor, Tensor]:
+    draws = settings.draws
+    counts = torch.ones(len(logits), dtype=torch.int64) if draws.counts is None else torch.tensor(draws.counts)
+    return cpu_kernels.sample(logits, settings.temperatures, draws.uniforms.contiguous(), counts.cumsum(0), top_ps)
 
 
 def invert_cdf(probabilities: Tensor, draws: UniformDraws) -> Tensor:
