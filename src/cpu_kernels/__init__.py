@@ -219,7 +219,7 @@ class DecoderLayers:
     def __init__(
         self, layers: Sequence[Sequence[Tensor | None]], *, inner: int, query_heads: int, epsilon: float, scaling: float
     ) -> None:
-        """Of each layer, packed by `pack_panels` where it is a product's:
+        """Each layer has, where it has one, and packed by `pack_panels` where it is a product's:
 
         the norm before attention, weight and bias of queries, keys and values, the norms of queries and keys, weight
         and bias of attention's output, the second norm, weight and bias of gate, up and down.
