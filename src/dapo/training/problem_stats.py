@@ -117,8 +117,8 @@ def discount(age: NDArray[np.int64]) -> NDArray[np.float64]: ...
 def discount(age: Any) -> Any:
     """The weight of a response by its age in steps: `2^(-age / HALF_LIFE_STEPS)`, the same on every processor."""
     if isinstance(age, np.ndarray):  # numpy's own powers differ in the last bit with the vectors of the processor
-        ages, places = np.unique(age, return_inverse=True)
-        return np.array([discount(each) for each in ages.tolist()])[places.reshape(age.shape)]
+        ages, indices = np.unique(age, return_inverse=True)
+        return np.array([discount(each) for each in ages.tolist()])[indices.reshape(age.shape)]
     return 2.0 ** (-age / HALF_LIFE_STEPS)
 
 
