@@ -6,9 +6,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 # the benchmarks are not part of the package: they are run from the repository's root
-from benchmarks import bench, compare, natural, op_categories, report, reward_noise, wheel_requirements
+from benchmarks import bench, compare, compilers, natural, op_categories, report, reward_noise, wheel_requirements
 from benchmarks.compute_limits import (
     heavy_tail_lengths,
     limit_tokens_per_s,
@@ -310,3 +311,15 @@ def test_a_spread_of_six_standard_deviations_of_the_judge_keeps_groups_by_signal
     assert sum(group.has_signal for group in kept) >= 198
     assert sum(not group.has_signal for group in kept) <= 2
     assert reward_noise.agreement(kept, "std") > 0.9 > 0.7 > reward_noise.agreement(judged, "std")
+
+
+@pytest.mark.parametrize("way", ["PyTorch", "C++ extension"])
+def test_ways_to_compile_compute_the_same(way: str):
+    threads = torch.get_num_threads()
+    try:
+        found = compilers.measure(way, threads=1)
+    finally:
+        torch.set_num_threads(threads)
+    assert found["error"] < 1e-5
+    assert found["equal"] > 0.95
+    assert found["repeats"] == 1

@@ -11,9 +11,11 @@ from typing import Any
 import acceptance_checks
 import pytest
 
+from benchmarks.acceptance.engines import equal_share, rounded_share
 from benchmarks.acceptance.report import without_names
 from benchmarks.compute_limits import memory_limit_tokens_per_s
 from benchmarks.gpu_acceptance import CHECKS, main, run_checks
+from dapo.types import Generation
 from helpers.paths import ROOT
 
 ONLY_ON_GPUS = {"kernels", "memory", "syncs", "vllm"}
@@ -113,3 +115,13 @@ def test_memory_limits_decoding_by_the_weights_once_and_each_rows_cache():
 def test_the_list_names_every_check_and_runs_none(capsys: pytest.CaptureFixture[str]):
     assert main(["--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [check.name for check in CHECKS]
+
+
+def test_a_response_that_leaves_for_a_neighbour_in_the_vocabulary_is_equal_but_for_rounding():
+    def answered(*tokens: int) -> Generation:
+        return Generation("0/0", tokens, (-1.0,) * len(tokens), "length", 0)
+
+    expected = [answered(5, 6, 7)] * 4
+    found = [answered(5, 6, 7), answered(5, 7, 90), answered(5, 5, 7), answered(5, 8, 7)]
+    assert equal_share(found, expected) == 0.25
+    assert rounded_share(found, expected) == 0.75

@@ -24,6 +24,7 @@ __all__ = [
     "SiluGate",
     "attend",
     "can_attend",
+    "can_decode",
     "can_multiply",
     "can_sample",
     "decode_",
@@ -214,32 +215,34 @@ class DecoderLayers:
 
     A layer is RMSNorm, queries, keys and values in one product, the rotary embedding, attention, its output plus the
     residual, RMSNorm, and a gated feed-forward block plus the residual.
+
+    Its weights are, in this order: the first norm's; weight and bias of queries, keys and values; the norms' of queries
+    and keys; weight and bias of attention's output; the second norm's; weight and bias of gate, of up and of down.
+    Weights of products are packed by `pack_panels`; a bias or a norm that the model lacks is None.
     """
 
     def __init__(
         self, layers: Sequence[Sequence[Tensor | None]], *, inner: int, query_heads: int, epsilon: float, scaling: float
     ) -> None:
-        """Each layer has, where it has one, and packed by `pack_panels` where it is a product's:
-
-        the norm before attention, weight and bias of queries, keys and values, the norms of queries and keys, weight
-        and bias of attention's output, the second norm, weight and bias of gate, up and down.
+        """Take the weights of layers that `can_decode` accepts.
 
         Args:
-            layers: the weights, all of one type; None where a layer has none.
+            layers: the weights of each.
             inner: the number of inputs of the last product.
             query_heads: the number of heads of queries.
             epsilon: of all norms.
             scaling: of the products of queries and keys.
-
-        Raises NotImplementedError for types and sizes that are not served.
         """
-        norm = layers[0][0]
-        types = {each.dtype for layer in layers for each in layer if each is not None}
-        if norm is None or len(types) > 1 or not can_multiply(norm.dtype) or not serves(norm, len(norm)) or inner % 2:
-            raise NotImplementedError
         self._layers = layers
         self.addresses = torch.tensor([[0 if each is None else each.data_ptr() for each in layer] for layer in layers])
         self.inner, self.query_heads, self.epsilon, self.scaling = inner, query_heads, epsilon, scaling
+
+
+def can_decode(layers: Sequence[Sequence[Tensor | None]], inner: int) -> bool:
+    """Whether `decode_` serves layers with these weights, in the order of `DecoderLayers`: one type, and its widths."""
+    norm = layers[0][0]
+    types = {each.dtype for layer in layers for each in layer if each is not None}
+    return norm is not None and types == {norm.dtype} and serves(norm, len(norm)) and inner % _PAIR[norm.dtype] == 0
 
 
 def decode_(

@@ -20,7 +20,7 @@ from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from cpu_kernels import DecoderLayers, Rows, decode_, rms_norm, rotate_
+from cpu_kernels import DecoderLayers, Rows, can_decode, decode_, rms_norm, rotate_
 from dapo.engines.native.attention import native_attention
 from dapo.engines.native.cache import KeyValueCache, SlotCache
 from dapo.engines.native.prepacked_linear import (
@@ -114,7 +114,7 @@ class PrepackedKernels:
         return heads[:, :, :query_heads].transpose(1, 2), keys, values
 
     def weights(self) -> list[Tensor | None] | None:
-        """The layer's weights in the order of `cpu_kernels.decode_`; None if it cannot compute the layer."""
+        """The layer's weights in the order of `cpu_kernels.DecoderLayers`; None if a product is not compiled."""
         layer, attention, mlp = self._layer, self._attention, self._layer.mlp
         products = [self._fused_qkv, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
         packed = [product.prepacked for product in products]
@@ -143,7 +143,7 @@ class PrepackedKernels:
 class CompiledDecoder:
     """The backbone of a decode step with all its layers in one call, where every part of them is compiled.
 
-    A step then has about as many calls from Python as a single layer has otherwise.
+    Python then makes one call for all layers, where it makes ten for each otherwise.
     """
 
     def __init__(self, backbone: nn.Module, layers: Sequence[PrepackedKernels]) -> None:
@@ -163,20 +163,18 @@ class CompiledDecoder:
 
     def refresh(self) -> bool:
         """Take the weights that are packed now; False if they are not compiled in every layer."""
-        weights, config = [kernels.weights() for kernels in self._kernels], self._backbone.config
+        weights, backbone = [kernels.weights() for kernels in self._kernels], self._backbone
         compiled = [layer for layer in weights if layer is not None]
-        if len(compiled) < len(weights):
+        inner = backbone.layers[0].mlp.down_proj.in_features
+        if len(compiled) < len(weights) or not can_decode(compiled, inner):
             return False
-        try:
-            self._layers = DecoderLayers(
-                compiled,
-                inner=self._backbone.layers[0].mlp.down_proj.in_features,
-                query_heads=config.num_attention_heads,
-                epsilon=config.rms_norm_eps,
-                scaling=self._backbone.layers[0].self_attn.scaling,
-            )
-        except NotImplementedError:
-            return False
+        self._layers = DecoderLayers(
+            compiled,
+            inner=inner,
+            query_heads=backbone.config.num_attention_heads,
+            epsilon=backbone.config.rms_norm_eps,
+            scaling=backbone.layers[0].self_attn.scaling,
+        )
         return True
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: SlotCache, rows: Rows) -> Tensor:
