@@ -51,16 +51,22 @@ class Channel:
         )
 
 
-def serve(handlers: Mapping[str, Handler]) -> None:
-    """Answer commands by the handler of their name until the coordinator quits; an error ends the worker."""
-    channel = Channel()
+def serve(handlers: Mapping[str, Handler], channel: Channel | None = None, until: str | None = None) -> bool:
+    """Answer commands by the handler of their name; an error ends the worker.
+
+    Returns True at the command named `until`, which the caller answers, and False when the coordinator quits.
+    """
+    channel = channel or Channel()
     while (command := channel.receive()) is not None:
         name = command.pop("do")
+        if name == until:
+            return True
         try:
             channel.answer(handlers[name](**command))
         except Exception as error:
             channel.fail(error)
             raise
+    return False
 
 
 class Worker:

@@ -19,8 +19,17 @@ FAIR = {"generated_tokens": 128, "trained_tokens": 128, "observed_tokens": 60, "
 
 
 @pytest.fixture
-def ours() -> Iterator[Ours]:
-    ours = Ours()
+def steps() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def ours(steps: list[dict[str, Any]]) -> Iterator[Ours]:
+    def end(step: dict[str, Any]) -> None:
+        steps.append(step)
+        raise SystemExit
+
+    ours = Ours(end)
     yield ours
     ours.close()
 
@@ -36,11 +45,13 @@ def test_every_turn_has_the_most_tokens_and_ends():
     assert scripted.submitted[0].min_new_tokens == 3
 
 
-def test_our_worker_plays_as_many_turns_of_as_many_tokens_as_are_forced(ours: Ours):
+def test_our_worker_plays_as_many_turns_of_as_many_tokens_as_are_forced(ours: Ours, steps: list[dict[str, Any]]):
     model = ["train.threads=1", "model.dtype=float32", "overlong.mode=off", "rollout.max_response_tokens=16"]
     shape = ["rollout.prompts_per_step=2", "rollout.group_size=4", "train.minibatch_groups=2", "data.eval=null"]
     ours.open(str(ROOT / "configs" / "tiny.yaml"), [*model, *shape, *episodes.episode_options(WORK)], forced_turns=True)
-    step = ours.step()
+    with pytest.raises(SystemExit):
+        ours.train()
+    (step,) = steps
     assert step["generated_tokens"] == step["trained_tokens"] == WORK.responses * WORK.tokens
     assert step["observed_tokens"] % (WORK.responses * (episodes.TURNS - 1)) == 0 < step["observed_tokens"]
 

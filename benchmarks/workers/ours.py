@@ -1,11 +1,9 @@
 """dapo as a user runs it: the shipped loop, engine and policy, put together by `dapo.training.assemble`."""
 
 import io
-import queue
 import tempfile
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,7 +16,7 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
 import dapo
 from benchmarks.memory import peak_rss_bytes
-from benchmarks.protocol import serve
+from benchmarks.protocol import Channel, Handler, serve
 from dapo.api.lifecycle.execute import SCHEDULES
 from dapo.config import dump_config, load_config
 from dapo.core.rng import keyed_seed
@@ -77,15 +75,13 @@ def random_model(directory: str, geometry: dict[str, int]) -> dict[str, Any]:
 
 
 class StepSink:
-    """Hands on the metrics of a step, and holds the loop until the next one is asked for."""
+    """Hands on the metrics of each step."""
 
-    def __init__(self) -> None:
-        self.rows: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.go_on = threading.Semaphore(0)
+    def __init__(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
+        self._on_step = on_step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.rows.put(metrics)
-        self.go_on.acquire()
+        self._on_step(metrics)
 
     def close(self) -> None: ...
 
@@ -111,10 +107,15 @@ class ForcedTurns:
 
 
 class Ours:
-    """One run, one step per call."""
+    """One run, whose loop hands over after each step.
 
-    def __init__(self) -> None:
-        self._stack = ExitStack()
+    The loop, like every other command, runs in the main thread, as the loop of a user's run does: the threads of
+    libgomp sleep sooner between operations when two threads of a process have called them.
+    """
+
+    def __init__(self, on_step: Callable[[dict[str, Any]], None]) -> None:
+        """`on_step` gets the seconds of each step, and returns when the loop shall go on."""
+        self._stack, self._on_step = ExitStack(), on_step
 
     def open(
         self, config: str, overrides: list[str], forced_lengths: bool = False, forced_turns: bool = False
@@ -142,10 +143,9 @@ class Ours:
         endless = {"train": self.config.train.model_copy(update={"num_steps": 10**6, "save_every": 0, "eval_every": 0})}
         self.run.config = self.config.model_copy(update=endless)
         self.run.state.pending_metrics = None
-        self._steps = StepSink()
-        self._schedule: threading.Thread | None = None
         self.run.tracker.close()
-        self.run.tracker = Tracker([self._steps], ProgressDisplay(1, stream=io.StringIO()))
+        sink = StepSink(lambda metrics: self._on_step(self._describe(metrics)))
+        self.run.tracker = Tracker([sink], ProgressDisplay(1, stream=io.StringIO()))
         return {
             "config": self.config.model_dump(mode="json"),
             "directory": str(model_directory(self.config.model.name)),
@@ -218,16 +218,13 @@ class Ours:
         lengths = [response.tokens for judged in found.problems for response in judged.responses]
         return {"seconds": seconds, "tokens": sum(lengths), "responses": len(lengths)}
 
-    def step(self) -> dict[str, Any]:
-        """One step of the schedule, with its seconds by phase."""
-        if self._schedule is None:
-            self._schedule = threading.Thread(target=self._train, name="dapo-bench", daemon=True)
-            self._schedule.start()
-        else:
-            self._steps.go_on.release()
-        metrics = self._steps.rows.get()
-        if isinstance(metrics, BaseException):
-            raise metrics
+    def train(self) -> dict[str, Any]:
+        """The loop of the run's schedule, which only an exception of `on_step` ends."""
+        SCHEDULES[self.config.schedule](self.run)
+        return {}
+
+    def _describe(self, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """The seconds of a step by phase, and its work."""
         if self.config.train.device == "cuda":
             torch.cuda.synchronize()
         return {
@@ -242,13 +239,6 @@ class Ours:
             "observed_tokens": int(metrics.get("rollout/observation_tokens", 0)),
             "lr": metrics["optim/lr"],
         }
-
-    def _train(self) -> None:
-        """The run's own loop, which waits in the sink after each step."""
-        try:
-            SCHEDULES[self.config.schedule](self.run)
-        except BaseException as error:
-            self._steps.rows.put(error)
 
     def memory(self) -> dict[str, Any]:
         """Peak bytes: resident, verifier processes included, and on the GPU."""
@@ -289,24 +279,25 @@ def drain(engine: RolloutEngine, requests: list[GenerationRequest]) -> list[int]
     return lengths
 
 
-if __name__ == "__main__":
-    ours = Ours()
+def main() -> None:
+    """Answer the coordinator; `step` lets the loop go on, and is answered when it hands over."""
+    channel = Channel()
+    handlers: dict[str, Handler] = {}
+
+    def on_step(answer: dict[str, Any]) -> None:
+        channel.answer(answer)
+        if not serve(handlers, channel, until="step"):
+            raise SystemExit
+
+    ours = Ours(on_step)
+    commands = "open", "rows", "held_out", "demonstrations", "generate", "evaluate", "memory", "export"
+    handlers |= {"problems": problems, "random_model": random_model, "with_template": with_template}
+    handlers |= {name: getattr(ours, name) for name in commands} | {"step": ours.train}
     try:
-        serve(
-            {
-                "problems": problems,
-                "random_model": random_model,
-                "with_template": with_template,
-                "open": ours.open,
-                "rows": ours.rows,
-                "held_out": ours.held_out,
-                "demonstrations": ours.demonstrations,
-                "generate": ours.generate,
-                "step": ours.step,
-                "evaluate": ours.evaluate,
-                "memory": ours.memory,
-                "export": ours.export,
-            }
-        )
+        serve(handlers, channel)
     finally:
         ours.close()
+
+
+if __name__ == "__main__":
+    main()
