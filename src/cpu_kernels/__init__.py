@@ -2,8 +2,8 @@
 
 RMSNorm, the rotary embedding, the write to the cache of keys and values, the attention of a decode step, and sampling.
 Compiled functions serve float32 and bfloat16, in which they compute in float32; `is_compiled` says whether they can.
-`rms_norm` and `rotate_` have a form in PyTorch's functions for everything else. `RMSNorm` and `SiluGate` have
-gradients, for the update.
+`rms_norm` and `rotate_` have a form in PyTorch's functions for everything else. `RMSNorm`, `SiluGate`,
+`SegmentAttention` and `TokenScores` have gradients, for the update.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from cpu_kernels.compiled import DTYPES, MAX_WIDTH, call, library, serves
-from cpu_kernels.training import RMSNorm, SiluGate, fuse_layers, normalize
+from cpu_kernels.training import (
+    RMSNorm,
+    SegmentAttention,
+    Segments,
+    SiluGate,
+    TokenScores,
+    add_gradient_,
+    can_attend_to_segments,
+    fuse_layers,
+    normalize,
+    use_sparse_embeddings,
+)
 
 __all__ = [
     "DTYPES",
@@ -21,9 +32,14 @@ __all__ = [
     "Prompts",
     "RMSNorm",
     "Rows",
+    "SegmentAttention",
+    "Segments",
     "SiluGate",
+    "TokenScores",
+    "add_gradient_",
     "attend",
     "can_attend",
+    "can_attend_to_segments",
     "can_decode",
     "can_multiply",
     "can_sample",
@@ -36,6 +52,7 @@ __all__ = [
     "rotate_",
     "sample",
     "store_positions_",
+    "use_sparse_embeddings",
 ]
 
 

@@ -23,6 +23,10 @@ _ARGUMENTS = {
     "attention": [_POINTER] * 12 + [_INT] * 6 + [_FLOAT],
     "sample": [_POINTER] * 8 + [_INT] * 2,
     "sample_nucleus": [_POINTER] * 8 + [_INT] * 2,
+    "add": [_POINTER] * 3 + [_INT],
+    "score_forward": [_POINTER] * 7 + [_INT] * 2 + [_FLOAT],
+    "score_backward": [_POINTER] * 9 + [_INT] * 2 + [_FLOAT],
+    "segments": [_POINTER] * 13 + [_INT] * 8 + [_FLOAT],
     "norm_forward": [_POINTER] * 5 + [_INT] * 2 + [_FLOAT],
     "norm_backward": [_POINTER] * 7 + [_INT] * 2,
     "gate_forward": [_POINTER] * 4 + [_INT],
@@ -69,7 +73,7 @@ def serves(tensor: Tensor, width: int = 0) -> bool:
     return tensor.dtype in DTYPES and tensor.device.type == "cpu" and width % _MULTIPLE == 0 and library() is not None
 
 
-def call(name: str, first: Tensor, *others: Tensor | int | float) -> None:
+def call(name: str, first: Tensor, *others: Tensor | int | float | None) -> None:
     """Call a function of the type of its first tensor that uses PyTorch's threads."""
     functions = library()
     given = (each.data_ptr() if isinstance(each, Tensor) else each for each in (first, *others))

@@ -5,6 +5,7 @@
 // threads. `parallel_for` is PyTorch's, by which these functions use PyTorch's threads.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -43,6 +44,13 @@ INLINE void store(BFloat16 *p, Lanes x) {
     rounded = x == x ? rounded : words | 0x400000;             // a nan stays one
     *reinterpret_cast<HalfLanes *>(p) = __builtin_convertvector(rounded >> 16, HalfLanes);
 }
+INLINE Lanes broadcast(float x) { return Lanes{} + x; }
+INLINE void store_one(float *p, float x) { *p = x; }
+INLINE void store_one(BFloat16 *p, float x) {
+    BFloat16 all[WIDTH];
+    store(all, broadcast(x));
+    *p = all[0];
+}
 INLINE float to_float(float x) { return x; }
 INLINE float to_float(BFloat16 x) {
     uint32_t word = uint32_t(x.bits) << 16;
@@ -51,7 +59,6 @@ INLINE float to_float(BFloat16 x) {
     return value;
 }
 
-INLINE Lanes broadcast(float x) { return Lanes{} + x; }
 INLINE float total(Lanes x) {
     float sum = 0;
     for (int lane = 0; lane < WIDTH; lane++) sum += x[lane];
@@ -107,6 +114,19 @@ INLINE Lanes exponential(Lanes x) {
     Lanes y = p * r * r + r + 1.0f;
     IntLanes exponent = (__builtin_convertvector(power, IntLanes) + 127) << 23;
     return x < -87.0f ? Lanes{} : y * reinterpret_cast<Lanes>(exponent);
+}
+
+template <class T> INLINE float largest_of(const T *x, int64_t size) {
+    float top = to_float(x[0]);
+    int64_t i = 0;
+    Lanes tops = broadcast(top);
+    for (; i + WIDTH <= size; i += WIDTH) {
+        Lanes more = load(x + i);
+        tops = more > tops ? more : tops;
+    }
+    top = largest(tops);
+    for (; i < size; i++) top = to_float(x[i]) > top ? to_float(x[i]) : top;
+    return top;
 }
 
 template <class T> INLINE float norm_scale(const T *x, int64_t width, float epsilon) {
@@ -179,6 +199,15 @@ template <class T> struct Gate {
             store(s.of_up + i, gradient * gate * open);
             store(s.out + i, gradient * load(s.up + i) * open * (1.0f + gate * (1.0f - open)));
         }
+    }
+};
+
+template <class T> struct Addition {
+    const T *values;
+    float *sums;
+    static void run(int64_t from, int64_t to, void *self) {
+        const Addition &a = *static_cast<Addition *>(self);
+        for (int64_t i = from; i < to; i++) a.sums[i] += to_float(a.values[i]);
     }
 };
 
@@ -388,19 +417,11 @@ template <class T> struct Sampling {
         for (int64_t row = from; row < to; row++) {
             const T *x = s.logits + row * size;
             double *sums = s.sums + row * blocks, sum = 0;
-            float top = to_float(x[0]), inverse = float(1.0 / s.temperatures[row]);
-            int64_t i = 0;
-            Lanes tops = broadcast(top);
-            for (; i + WIDTH <= size; i += WIDTH) {
-                Lanes more = load(x + i);
-                tops = more > tops ? more : tops;
-            }
-            top = largest(tops);
-            for (; i < size; i++) top = to_float(x[i]) > top ? to_float(x[i]) : top;
+            float top = largest_of(x, size), inverse = float(1.0 / s.temperatures[row]);
             for (int64_t block = 0; block < blocks; block++) {
                 int64_t end = (block + 1) * TOKENS < size ? (block + 1) * TOKENS : size;
                 Lanes of_block = {};
-                for (i = block * TOKENS; i < end; i += WIDTH) of_block += weights(x, i, end, top, inverse);
+                for (int64_t i = block * TOKENS; i < end; i += WIDTH) of_block += weights(x, i, end, top, inverse);
                 sums[block] = sum += total(of_block);
             }
             for (int64_t draw = row ? s.ends[row - 1] : 0; draw < s.ends[row]; draw++) {
@@ -410,7 +431,7 @@ template <class T> struct Sampling {
                 while (block > 0 && sums[block] == sums[block - 1]) block--;  // the last ones may have no mass
                 double reached = block ? sums[block - 1] : 0;
                 int64_t end = (block + 1) * TOKENS < size ? (block + 1) * TOKENS : size;
-                for (i = block * TOKENS; i < end && !(reached > target && chosen >= 0); i += WIDTH) {
+                for (int64_t i = block * TOKENS; i < end && !(reached > target && chosen >= 0); i += WIDTH) {
                     Lanes weight = weights(x, i, end, top, inverse);
                     for (int64_t lane = 0; lane < WIDTH && !(reached > target && chosen >= 0); lane++)
                         if (weight[lane] > 0) {
@@ -481,13 +502,6 @@ PAIRS static void add_up(const Product<BFloat16> &p, int64_t row, int64_t panel,
     memcpy(out, sums, sizeof(sums));
 }
 #endif
-
-INLINE void store_one(float *p, float x) { *p = x; }
-INLINE void store_one(BFloat16 *p, float x) {
-    BFloat16 all[WIDTH];
-    store(all, broadcast(x));
-    *p = all[0];
-}
 
 template <class T> struct Panels {
     INLINE Lanes finished(const Product<T> &p, int64_t row, int64_t first, Lanes sum) {
@@ -623,6 +637,256 @@ template <class T> struct NucleusSampling {
         }
         free(tops);
         free(found);
+    }
+};
+
+// Log-probabilities of targets and entropies of softmax(logits / temperature), and the gradient in place of the logits.
+// `targets` are in the order of the rows, `ends[row]` of them belong to the rows up to this one.
+template <class T> struct Scores {
+    T *logits;
+    const int64_t *targets, *ends;
+    float *logprobs, *entropies, *normalizers;  // [targets], [rows], [rows, 2]: the largest logit, the logarithm of the sum
+    const float *by_logprob, *by_entropy;       // of the backward: the loss's slopes; `by_entropy` may be null
+    int64_t vocabulary;
+    float inverse;  // 1 / temperature
+
+    INLINE Lanes logarithms(const T *x, int64_t i, int64_t end, float top, float shift, float inverse) {
+        Lanes values;
+        if (i + WIDTH <= end) {
+            values = (load(x + i) - top) * inverse - shift;
+        } else {
+            values = broadcast(-INFINITY);
+            for (int64_t lane = 0; i + lane < end; lane++) values[lane] = (to_float(x[i + lane]) - top) * inverse - shift;
+        }
+        return values < -87.0f ? broadcast(-87.0f) : values;  // whose exponential counts as zero below
+    }
+
+    static void forward(int64_t from, int64_t to, void *self) {
+        const Scores &s = *static_cast<Scores *>(self);
+        for (int64_t row = from; row < to; row++) {
+            const T *x = s.logits + row * s.vocabulary;
+            float top = largest_of(x, s.vocabulary);
+            double sum = 0, along = 0;
+            for (int64_t start = 0; start < s.vocabulary; start += TOKENS) {
+                int64_t end = start + TOKENS < s.vocabulary ? start + TOKENS : s.vocabulary;
+                Lanes of_block = {}, along_block = {};
+                for (int64_t i = start; i < end; i += WIDTH) {
+                    Lanes value = logarithms(x, i, end, top, 0, s.inverse);
+                    Lanes weight = value > -87.0f ? exponential(value) : value - value;
+                    of_block += weight;
+                    along_block += weight * value;
+                }
+                sum += total(of_block);
+                along += total(along_block);
+            }
+            double log_sum = log(sum);
+            s.entropies[row] = float(log_sum - along / sum);
+            s.normalizers[2 * row] = top;
+            s.normalizers[2 * row + 1] = float(log_sum);
+            for (int64_t t = row ? s.ends[row - 1] : 0; t < s.ends[row]; t++)
+                s.logprobs[t] = float(double((to_float(x[s.targets[t]]) - top) * s.inverse) - log_sum);
+        }
+    }
+
+    INLINE Lanes slope(Lanes logarithm, float by_logprob, float by_entropy, float entropy) {
+        Lanes weight = logarithm > -87.0f ? exponential(logarithm) : logarithm - logarithm;
+        return -weight * (by_logprob + by_entropy * (logarithm + entropy));
+    }
+
+    static void backward(int64_t from, int64_t to, void *self) {
+        const Scores &s = *static_cast<Scores *>(self);
+        for (int64_t row = from; row < to; row++) {
+            T *x = s.logits + row * s.vocabulary;
+            int64_t first = row ? s.ends[row - 1] : 0, last = s.ends[row];
+            float by_logprob = 0, by_entropy = s.by_entropy ? s.by_entropy[row] : 0, entropy = s.entropies[row];
+            float top = s.normalizers[2 * row], shift = s.normalizers[2 * row + 1];
+            for (int64_t t = first; t < last; t++) by_logprob += s.by_logprob[t];
+            int64_t i = 0;
+            for (; i + WIDTH <= s.vocabulary; i += WIDTH) {
+                Lanes logarithm = logarithms(x, i, s.vocabulary, top, shift, s.inverse);
+                store(x + i, slope(logarithm, by_logprob, by_entropy, entropy) * s.inverse);
+            }
+            if (i < s.vocabulary) {
+                Lanes logarithm = logarithms(x, i, s.vocabulary, top, shift, s.inverse);
+                Lanes rest = slope(logarithm, by_logprob, by_entropy, entropy) * s.inverse;
+                for (int64_t lane = 0; i + lane < s.vocabulary; lane++) store_one(x + i + lane, rest[lane]);
+            }
+            for (int64_t t = first; t < last; t++) {
+                Lanes logarithm = broadcast(s.logprobs[t] < -87.0f ? -87.0f : s.logprobs[t]);
+                float value = slope(logarithm, by_logprob, by_entropy, entropy)[0];
+                for (int64_t same = first; same < last; same++)
+                    if (s.targets[same] == s.targets[t]) value += s.by_logprob[same];
+                store_one(x + s.targets[t], value * s.inverse);
+            }
+        }
+    }
+};
+
+// Products of small float matrices: out [rows, columns] = a b, or that added to it. `a` has any steps, columns are a
+// multiple of 32.
+constexpr int COLUMNS = WIDTH == 16 ? 4 : 2;
+
+template <int R, int C>
+static void small_tile(int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t b_row, float *out,
+                       int64_t out_row, bool add) {
+    Lanes sums[R][C] = {};
+    if (add)
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++) sums[r][c] = load(out + r * out_row + c * WIDTH);
+    for (int64_t k = 0; k < depth; k++) {
+        Lanes parts[C];
+#pragma GCC unroll 16
+        for (int c = 0; c < C; c++) parts[c] = load(b + k * b_row + c * WIDTH);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+            for (int c = 0; c < C; c++) sums[r][c] += parts[c] * a[r * row + k * step];
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) store(out + r * out_row + c * WIDTH, sums[r][c]);
+}
+
+template <int R, int C>
+static void small_rows(int64_t rows, int64_t depth, const float *a, int64_t row, int64_t step, const float *b, int64_t b_row,
+                       float *out, int64_t out_row, bool add) {
+    if (rows == R) small_tile<R, C>(depth, a, row, step, b, b_row, out, out_row, add);
+    else if constexpr (R > 1) small_rows<R - 1, C>(rows, depth, a, row, step, b, b_row, out, out_row, add);
+}
+
+static void small_product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t row, int64_t step,
+                          const float *b, int64_t b_row, float *out, int64_t out_row, bool add) {
+    for (int64_t c = 0; c < columns;) {
+        bool wide = columns - c >= COLUMNS * WIDTH;
+        for (int64_t r = 0; r < rows; r += 6) {
+            int64_t count = rows - r < 6 ? rows - r : 6;
+            if (wide) small_rows<6, COLUMNS>(count, depth, a + r * row, row, step, b + c, b_row, out + r * out_row + c, out_row, add);
+            else small_rows<6, 2>(count, depth, a + r * row, row, step, b + c, b_row, out + r * out_row + c, out_row, add);
+        }
+        c += (wide ? COLUMNS : 2) * WIDTH;
+    }
+}
+
+// The causal attention of segments of a stream: segment s has `lengths[s]` queries from the token `starts[s]` on, and
+// the keys `indices[offsets[s] .. offsets[s + 1]]`, the last of which are its own tokens. The backward computes the weights
+// again. A task is a segment and a head of keys; threads take the next one, and none depends on another.
+template <class T> struct SegmentAttention {
+    const T *query, *keys, *values, *gradient;  // [tokens, heads, width], tokens apart by the strides; `gradient`: or null
+    T *out;                                     // the outputs, or the gradient of `query`
+    float *of_states;                           // [indices, 2, key_heads, width] of the backward: of each key and value
+    const int64_t *starts, *lengths, *offsets, *indices;
+    int64_t segments, key_heads, group, width, query_stride, key_stride, value_stride;
+    float scale;
+    std::atomic<int64_t> next;
+    static constexpr int64_t QUERIES = 48;  // of a block
+
+    static void run(int64_t, int64_t, void *self) {
+        auto &s = *static_cast<SegmentAttention *>(self);
+        for (int64_t task; (task = s.next++) < s.segments * s.key_heads;) s.attend(task / s.key_heads, task % s.key_heads);
+    }
+
+    void gather(const T *states, int64_t stride, int64_t segment, int64_t head, float *rows, float *columns,
+                int64_t padded) const {
+        int64_t first = offsets[segment], count = offsets[segment + 1] - first;
+        for (int64_t i = 0; i < padded; i++) {
+            const T *state = i < count ? states + indices[first + i] * stride + head * width : nullptr;
+            for (int64_t x = 0; x < width; x += WIDTH) {
+                Lanes part = state ? load(state + x) : Lanes{};
+                if (rows) store(rows + i * width + x, part);
+                if (columns)
+                    for (int lane = 0; lane < WIDTH; lane++) columns[(x + lane) * padded + i] = part[lane];
+            }
+        }
+    }
+
+    // Rows of scores to weights; row r sees `first + r + 1` keys.
+    static void softmax(float *scores, int64_t rows, int64_t limit, int64_t padded, int64_t first) {
+        for (int64_t r = 0; r < rows; r++) {
+            float *x = scores + r * padded;
+            for (int64_t i = first + r + 1; i < limit; i++) x[i] = -INFINITY;
+            float top = largest_of(x, limit);
+            Lanes sums = {};
+            for (int64_t i = 0; i < limit; i += WIDTH) {
+                Lanes weight = exponential(load(x + i) - top);
+                store(x + i, weight);
+                sums += weight;
+            }
+            float inverse = 1.0f / total(sums);
+            for (int64_t i = 0; i < limit; i += WIDTH) store(x + i, load(x + i) * inverse);
+        }
+    }
+
+    void attend(int64_t segment, int64_t head) const {
+        int64_t own = lengths[segment], first = offsets[segment], count = offsets[segment + 1] - first, context = count - own;
+        int64_t padded = (count + 31) / 32 * 32, states = padded * width, heads = key_heads * group;
+        auto *memory = static_cast<float *>(calloc(5 * states + QUERIES * (2 * padded + 3 * width), sizeof(float)));
+        float *key_columns = memory, *value_rows = memory + states, *value_columns = value_rows, *key_rows = memory + 2 * states;
+        float *of_keys = memory + 3 * states, *of_values = memory + 4 * states, *scores = memory + 5 * states;
+        float *slopes = scores + QUERIES * padded, *queries = slopes + QUERIES * padded, *gradients = queries + QUERIES * width;
+        float *sums = gradients + QUERIES * width;
+        gather(keys, key_stride, segment, head, gradient ? key_rows : nullptr, key_columns, padded);
+        gather(values, value_stride, segment, head, gradient ? nullptr : value_rows, gradient ? value_columns : nullptr, padded);
+        for (int64_t of_group = 0; of_group < group; of_group++)
+            for (int64_t block = 0; block < own; block += QUERIES) {
+                int64_t rows = own - block < QUERIES ? own - block : QUERIES, token = starts[segment] + block;
+                int64_t limit = (context + block + rows + 31) / 32 * 32, column = (head * group + of_group) * width;
+                for (int64_t r = 0; r < rows; r++)
+                    for (int64_t x = 0; x < width; x += WIDTH) {
+                        store(queries + r * width + x, load(query + (token + r) * query_stride + column + x) * scale);
+                        if (gradient)
+                            store(gradients + r * width + x, load(gradient + (token + r) * heads * width + column + x));
+                    }
+                small_product(rows, limit, width, queries, width, 1, key_columns, padded, scores, padded, false);
+                softmax(scores, rows, limit, padded, context + block);
+                const float *weights = scores;
+                if (gradient) {
+                    small_product(rows, limit, width, gradients, width, 1, value_columns, padded, slopes, padded, false);
+                    for (int64_t r = 0; r < rows; r++) {
+                        float *of_row = slopes + r * padded, *weight = scores + r * padded;
+                        Lanes along = {};
+                        for (int64_t i = 0; i < limit; i += WIDTH) along += load(weight + i) * load(of_row + i);
+                        float mean = total(along);
+                        for (int64_t i = 0; i < limit; i += WIDTH) store(of_row + i, load(weight + i) * (load(of_row + i) - mean));
+                    }
+                    small_product(limit, width, rows, scores, 1, padded, gradients, width, of_values, width, true);
+                    small_product(limit, width, rows, slopes, 1, padded, queries, width, of_keys, width, true);
+                    weights = slopes;
+                }
+                small_product(rows, width, limit, weights, padded, 1, gradient ? key_rows : value_rows, width, sums, width, false);
+                for (int64_t r = 0; r < rows; r++)
+                    for (int64_t x = 0; x < width; x += WIDTH)
+                        store(out + (token + r) * heads * width + column + x,
+                              load(sums + r * width + x) * (gradient ? scale : 1.0f));
+            }
+        for (int64_t i = 0; gradient && i < count; i++) {
+            float *target = of_states + ((first + i) * 2 * key_heads + head) * width;
+            memcpy(target, of_keys + i * width, width * sizeof(float));
+            memcpy(target + key_heads * width, of_values + i * width, width * sizeof(float));
+        }
+        free(memory);
+    }
+};
+
+// The gradients of keys and values: those of all segments that gathered a token are added up in their order.
+template <class T> struct GatheredSum {
+    const float *of_states;  // [count, 2, row]
+    const int64_t *indices;
+    T *of_keys, *of_values;  // [tokens, row]
+    int64_t count, row;
+
+    static void run(int64_t from, int64_t to, void *self) {
+        const GatheredSum &g = *static_cast<GatheredSum *>(self);
+        auto *sums = static_cast<float *>(calloc((to - from) * 2 * g.row, sizeof(float)));
+        for (int64_t i = 0; i < g.count; i++) {
+            if (g.indices[i] < from || g.indices[i] >= to) continue;
+            float *sum = sums + (g.indices[i] - from) * 2 * g.row;
+            for (int64_t x = 0; x < 2 * g.row; x += WIDTH) store(sum + x, load(sum + x) + load(g.of_states + i * 2 * g.row + x));
+        }
+        for (int64_t token = from; token < to; token++)
+            for (int64_t x = 0; x < g.row; x += WIDTH) {
+                store(g.of_keys + token * g.row + x, load(sums + (token - from) * 2 * g.row + x));
+                store(g.of_values + token * g.row + x, load(sums + ((token - from) * 2 + 1) * g.row + x));
+            }
+        free(sums);
     }
 };
 
@@ -767,6 +1031,10 @@ extern "C" int64_t multiplies_bfloat16() { return 0; }
         Gate<T> all = {gate, up, gradient, out, of_up};                                                               \
         run(0, count / WIDTH, 4096, run_gate_backward<T>, &all);                                                      \
     }                                                                                                                 \
+    extern "C" void add_##SUFFIX(ParallelFor run, const T *values, float *sums, int64_t count) {                      \
+        Addition<T> all = {values, sums};                                                                             \
+        run(0, count, 1 << 15, Addition<T>::run, &all);                                                               \
+    }                                                                                                                 \
     extern "C" void rotate_##SUFFIX(T *rows, const T *cosines, const T *sines, const T *query_weight,                 \
                                     const T *key_weight, int64_t num_rows, int64_t angle_rows, int64_t query_heads,   \
                                     int64_t key_heads, int64_t heads_of_row, int64_t width, float epsilon) {          \
@@ -795,6 +1063,34 @@ extern "C" int64_t multiplies_bfloat16() { return 0; }
                                     double *sums, int64_t rows, int64_t vocabulary) {                                 \
         Sampling<T> all = {logits, temperatures, uniforms, ends, tokens, logprobs, sums, vocabulary};                 \
         run(0, rows, 1, run_sampling<T>, &all);                                                                       \
+    }                                                                                                                 \
+    extern "C" void score_forward_##SUFFIX(ParallelFor run, T *logits, const int64_t *targets, const int64_t *ends,   \
+                                           float *logprobs, float *entropies, float *normalizers, int64_t rows,       \
+                                           int64_t vocabulary, float inverse) {                                       \
+        Scores<T> all = {logits, targets, ends, logprobs, entropies, normalizers, nullptr, nullptr, vocabulary, inverse}; \
+        run(0, rows, 1, Scores<T>::forward, &all);                                                                    \
+    }                                                                                                                 \
+    extern "C" void score_backward_##SUFFIX(ParallelFor run, T *logits, const int64_t *targets, const int64_t *ends,  \
+                                            float *logprobs, float *entropies, float *normalizers,                    \
+                                            const float *by_logprob, const float *by_entropy, int64_t rows,           \
+                                            int64_t vocabulary, float inverse) {                                      \
+        Scores<T> all = {logits,     targets,    ends,       logprobs, entropies, normalizers,                        \
+                         by_logprob, by_entropy, vocabulary, inverse};                                                \
+        run(0, rows, 1, Scores<T>::backward, &all);                                                                   \
+    }                                                                                                                 \
+    extern "C" void segments_##SUFFIX(ParallelFor run, const T *query, const T *keys, const T *values,                \
+                                      const T *gradient, T *out, T *of_keys, T *of_values, float *of_states,          \
+                                      const int64_t *starts, const int64_t *lengths, const int64_t *offsets,          \
+                                      const int64_t *indices, int64_t segments, int64_t key_heads, int64_t group,     \
+                                      int64_t width, int64_t query_stride, int64_t key_stride, int64_t value_stride,  \
+                                      int64_t tokens, float scale) {                                                  \
+        SegmentAttention<T> all = {query,   keys,     values,    gradient, out,   of_states,    starts,     lengths,      offsets, \
+                                   indices, segments, key_heads, group,    width, query_stride, key_stride, value_stride, scale,   \
+                                   {0}};                                                                              \
+        run(0, segments *key_heads, 1, SegmentAttention<T>::run, &all);                                               \
+        if (!gradient) return;                                                                                        \
+        GatheredSum<T> sum = {of_states, indices, of_keys, of_values, offsets[segments], key_heads * width};          \
+        run(0, tokens, 16, GatheredSum<T>::run, &sum);                                                                \
     }                                                                                                                 \
     extern "C" void sample_nucleus_##SUFFIX(ParallelFor run, const T *logits, const double *temperatures,             \
                                             const double *top_ps, const double *uniforms, const int64_t *ends,        \

@@ -1,6 +1,11 @@
-"""Functions with gradients, for the update: RMSNorm, and the gate of a feed-forward block."""
+"""Functions with gradients, for the update.
+
+RMSNorm, the gate of a feed-forward block, attention over a packed stream, and log-probabilities and entropies from
+logits.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -62,6 +67,119 @@ class SiluGate(torch.autograd.Function):
         of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
         call("gate_backward", gate, up, gradient.contiguous(), of_gate, of_up, gate.numel())
         return of_gate, of_up
+
+
+def add_gradient_(sums: Tensor, gradient: Tensor) -> None:
+    """Add a gradient of any type, dense or of some rows of an embedding, to sums."""
+    if gradient.is_sparse:
+        sums.index_add_(0, gradient._indices()[0], gradient._values().to(sums.dtype))
+    elif sums.dtype == torch.float32 and serves(gradient) and sums.is_contiguous() and gradient.is_contiguous():
+        call("add", gradient, sums, gradient.numel())
+    else:
+        sums += gradient
+
+
+def use_sparse_embeddings(model: nn.Module) -> None:
+    """Give embeddings on a CPU gradients of the rows that were read; an embedding that is sharded stays as it is."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and type(module.weight) is nn.Parameter:
+            module.sparse = module.weight.device.type == "cpu"
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The parts of a packed stream that attend as one sequence each; all tensors are int64, on the CPU.
+
+    Attributes:
+        starts: `[n]` the first token of each, in the stream; its own tokens are consecutive.
+        lengths: `[n]` the number of its own tokens.
+        offsets: `[n + 1]` where its keys begin in `indices`, and where the last one's end.
+        indices: the tokens of its keys in the order of their positions; the last ones are its own tokens.
+    """
+
+    starts: Tensor
+    lengths: Tensor
+    offsets: Tensor
+    indices: Tensor
+
+
+def can_attend_to_segments(query: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Whether `SegmentAttention` serves queries, keys and values of these types and widths."""
+    same = keys.shape == values.shape and query.dtype == keys.dtype == values.dtype
+    return same and query.shape[-1] == keys.shape[-1] and serves(query, query.shape[-1])
+
+
+class SegmentAttention(torch.autograd.Function):
+    """The causal attention of each segment; `apply(query, keys, values, segments, scale)`.
+
+    `query`, like the result, is `[tokens, heads, width]`, `keys` and `values` are `[tokens, kv_heads, width]`. Every
+    token is in one segment. It keeps its inputs only: the backward computes the weights again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
+        query, keys, values = map(_with_joined_heads, (query, keys, values))
+        ctx.save_for_backward(query, keys, values)
+        ctx.segments, ctx.scale = segments, scale
+        out = query.new_empty(query.shape)
+        _attend((query, keys, values), (None, out, None, None, None), segments, scale)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, keys, values = ctx.saved_tensors
+        of_query, of_keys, of_values = (each.new_empty(each.shape) for each in (query, keys, values))
+        gathered = torch.empty(len(ctx.segments.indices), 2, *keys.shape[1:], dtype=torch.float32)
+        others = gradient.contiguous(), of_query, of_keys, of_values, gathered
+        _attend((query, keys, values), others, ctx.segments, ctx.scale)
+        return of_query, of_keys, of_values, None, None
+
+
+def _attend(
+    inputs: tuple[Tensor, Tensor, Tensor], others: tuple[Tensor | None, ...], segments: Segments, scale: float
+) -> None:
+    (tokens, heads, width), key_heads = inputs[0].shape, inputs[1].shape[1]
+    of_segments = segments.starts, segments.lengths, segments.offsets, segments.indices
+    sizes = len(segments.starts), key_heads, heads // key_heads, width, *(each.stride(0) for each in inputs), tokens
+    call("segments", *inputs, *others, *of_segments, *sizes, scale)
+
+
+def _with_joined_heads(states: Tensor) -> Tensor:
+    """`[tokens, heads, width]` whose tokens may lie apart, but not their heads."""
+    return states if states.stride()[1:] == (states.shape[2], 1) else states.contiguous()
+
+
+class TokenScores(torch.autograd.Function):
+    """Log-probabilities `[n]` of targets and entropies `[m]` in nats, float32, both of softmax(logits / temperature).
+
+    `apply(logits, targets, ends, temperature, with_entropy)`: `logits` are `[m, vocabulary]`, contiguous, `targets`
+    `[n]` token ids in the order of the rows, and `ends` `[m]` int64 the number of targets of the rows up to each. The
+    backward runs once: it writes the gradient over the logits. Entropies carry a gradient if `with_entropy`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, ends: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        m, vocabulary = logits.shape
+        logprobs, entropies, normalizers = (torch.empty(n, dtype=torch.float32) for n in (len(targets), m, 2 * m))
+        tensors = targets, ends, logprobs, entropies, normalizers
+        call("score_forward", logits, *tensors, m, vocabulary, 1 / temperature)
+        ctx.save_for_backward(*tensors)
+        ctx.logits, ctx.temperature, ctx.with_entropy = logits, temperature, with_entropy  # not saved: overwritten
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        logits = ctx.logits
+        del ctx.logits
+        slopes = by_logprob.contiguous(), by_entropy.contiguous() if ctx.with_entropy else None
+        call("score_backward", logits, *ctx.saved_tensors, *slopes, *logits.shape, 1 / ctx.temperature)
+        return logits, None, None, None, None
 
 
 def fuse_layers(model: nn.Module) -> int:

@@ -21,9 +21,14 @@ from cpu_kernels import (
     Prompts,
     RMSNorm,
     Rows,
+    SegmentAttention,
+    Segments,
     SiluGate,
+    TokenScores,
+    add_gradient_,
     attend,
     can_attend,
+    can_attend_to_segments,
     can_multiply,
     can_sample,
     fuse_layers,
@@ -34,6 +39,7 @@ from cpu_kernels import (
     rotate_,
     sample,
     store_positions_,
+    use_sparse_embeddings,
 )
 from cpu_kernels.build import SOURCE, find_compiler
 
@@ -368,6 +374,111 @@ def test_the_gradients_of_a_gate_are_autograds_also_far_from_zero(dtype: torch.d
         compared = [(out, expected), *((one.grad, other.grad) for one, other in zip(ours, exact, strict=True))]
         for got, right in compared:
             torch.testing.assert_close(got.double(), right, atol=ROUNDING[dtype], rtol=4 * ROUNDING[dtype])
+
+
+def packed_segments(shared: int, lengths: list[int]) -> Segments:
+    """A prompt, and responses to its first `shared` tokens; the first length is the prompt's."""
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    own = [torch.arange(a, b) for a, b in itertools.pairwise(starts.tolist())]
+    keys = [own[0], *(torch.cat((torch.arange(shared), each)) for each in own[1:])]
+    offsets = torch.tensor([0, *map(len, keys)]).cumsum(0)
+    return Segments(starts[:-1].contiguous(), torch.tensor(lengths), offsets, torch.cat(keys))
+
+
+def attention_by_hand(query: Tensor, keys: Tensor, values: Tensor, segments: Segments, scale: float) -> Tensor:
+    out, group = torch.zeros_like(query), query.shape[1] // keys.shape[1]
+    for i, (start, length) in enumerate(zip(segments.starts.tolist(), segments.lengths.tolist(), strict=True)):
+        of_segment = segments.indices[segments.offsets[i] : segments.offsets[i + 1]]
+        k, v = (states[of_segment].repeat_interleave(group, 1) for states in (keys, values))
+        scores = torch.einsum("qhd,khd->hqk", query[start : start + length], k) * scale
+        hidden = torch.ones(length, len(of_segment)).triu(len(of_segment) - length + 1).bool()
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[start : start + length] = torch.einsum("hqk,khd->qhd", weights, v)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "width"), [((9, 3), 64), ((4, 4), 32), ((2, 1), 96)])
+@pytest.mark.parametrize("lengths", [[1], [50], [33, 1, 7, 100], [64, 31, 32, 33]])
+def test_the_gradients_of_attention_in_segments_are_autograds(
+    lengths: list[int], heads: tuple[int, int], width: int, dtype: torch.dtype
+):
+    with torch.inference_mode(False):
+        segments, tokens = packed_segments(min(30, lengths[0]), lengths), sum(lengths)
+        joined = torch.randn(tokens, sum(heads) + heads[1], width).to(dtype)  # heads of a token lie together
+        query, keys, values = joined.split([heads[0], heads[1], heads[1]], 1)
+        gradient = torch.randn(query.shape).to(dtype)
+        assert can_attend_to_segments(query, keys, values)
+        exact = [each.double().requires_grad_() for each in (query, keys, values)]
+        expected = attention_by_hand(*exact, segments, 0.2)
+        expected.backward(gradient.double())
+        before, found = torch.get_num_threads(), []
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                ours = [each.detach().requires_grad_() for each in (query, keys, values)]
+                out = SegmentAttention.apply(*ours, segments, 0.2)
+                out.backward(gradient)
+                found.append((out, *(each.grad for each in ours)))
+        finally:
+            torch.set_num_threads(before)
+        for one, other in itertools.pairwise(found):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        for got, right in zip(found[0], (expected, *(each.grad for each in exact)), strict=True):
+            assert got.dtype == dtype
+            torch.testing.assert_close(got.double(), right, atol=8 * ROUNDING[dtype], rtol=8 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("vocabulary", "temperature", "with_entropy"), [(7, 1.0, True), (1_003, 0.7, True), (512, 2.0, False)]
+)
+def test_scores_of_tokens_and_their_gradients_are_autograds(
+    vocabulary: int, temperature: float, with_entropy: bool, dtype: torch.dtype
+):
+    with torch.inference_mode(False):
+        counts = torch.tensor([1, 0, 3, 1, 64, 1])  # a row may predict several targets, equal ones too, or none
+        ends, rows = counts.cumsum(0), torch.repeat_interleave(torch.arange(6), counts)
+        targets, by_logprob = torch.randint(0, vocabulary, (70,)), torch.randn(70)
+        logits = (4 * torch.randn(6, vocabulary)).to(dtype)
+        logits[3, 0] = -1e4  # a token of probability zero
+        targets[4] = 0
+        by_entropy = torch.randn(6) * with_entropy
+        exact = logits.double().requires_grad_()
+        log_p = (exact / temperature).log_softmax(1)
+        expected = log_p[rows, targets], -(log_p.exp() * log_p).sum(1)
+        (expected[0] @ by_logprob.double() + expected[1] @ by_entropy.double()).backward()
+        ours = logits.clone().requires_grad_()
+        logprobs, entropies = TokenScores.apply(ours * 1, targets, ends, temperature, with_entropy)
+        assert entropies.requires_grad == with_entropy
+        (logprobs @ by_logprob + (entropies @ by_entropy if with_entropy else 0)).backward()
+        for got, right in zip((logprobs, entropies), expected, strict=True):
+            torch.testing.assert_close(got.double(), right, atol=4e-6, rtol=4e-6)
+        torch.testing.assert_close(ours.grad.double(), exact.grad, atol=ROUNDING[dtype] / 2, rtol=ROUNDING[dtype] / 2)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_scores_of_logits_that_are_not_finite_are_nan(broken: float):
+    logits = torch.zeros(2, 40)
+    logits[1, 37] = broken
+    logprobs, entropies = TokenScores.apply(logits, torch.tensor([3, 3]), torch.tensor([1, 2]), 1.0, False)
+    assert torch.isnan(logprobs).tolist() == torch.isnan(entropies).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_gradients_are_added_up_in_float32_whole_and_by_rows(dtype: torch.dtype):
+    with torch.inference_mode(False):
+        embedding = torch.nn.Embedding(9, 40, dtype=dtype)
+        use_sparse_embeddings(embedding)
+        ids, slopes = torch.tensor([3, 1, 3, 8]), torch.randn(4, 40).to(dtype)
+        embedding(ids).backward(slopes)
+        sums, dense = torch.randn(9, 40), torch.randn(9, 40).to(dtype)
+        expected = sums.double() + dense.double()
+        expected.index_add_(0, ids, slopes.double())
+        add_gradient_(sums, dense)
+        add_gradient_(sums, embedding.weight.grad)
+        assert embedding.weight.grad.is_sparse
+        torch.testing.assert_close(sums.double(), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_gradients_do_not_depend_on_the_number_of_threads():

@@ -1,6 +1,9 @@
 """The native engine with `cpu_kernels` between its products: the same distributions, prompts read once, recorded."""
 
 import copy
+import gc
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,6 +115,24 @@ def test_a_response_is_the_same_alone_and_among_others(options: dict):
         assert alone.token_ids == together[each.id].token_ids
         # the products of a layer may round differently for another number of rows
         assert alone.logprobs == pytest.approx(together[each.id].logprobs, abs=1e-5)
+
+
+@needs_compiler
+def test_dropped_weights_are_freed_with_those_of_all_layers_in_one_call():
+    model = tiny_model("llama", dtype=torch.float32)
+    compiled = KERNELS | {shape_name(*shape): COMPILED for shape in linear_shapes(model)}
+    engine = NativeEngine(model, NativeConfig(slots=4, kernels=compiled))
+    decoder = engine._forward._decoder
+    assert decoder is not None
+    assert decoder.layers is not None
+    packed = [weakref.ref(weight) for layer in decoder.layers._layers for weight in layer if weight is not None]
+    engine.drop_weights()
+    gc.collect()
+    kept = {id(weight) for weight in model.parameters()}
+    assert [weight for each in packed if (weight := each()) is not None and id(weight) not in kept] == []
+    tensors = {name: weight.detach().clone() for name, weight in model.named_parameters(remove_duplicate=False)}
+    engine.load_weights(SimpleNamespace(named_tensors=tensors.items), version=1)
+    assert decoder.layers is not None
 
 
 @needs_compiler

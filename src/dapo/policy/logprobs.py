@@ -13,6 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from cpu_kernels import DTYPES, TokenScores, is_compiled
+from cpu_kernels.compiled import serves
 from dapo.policy.packing import Microbatch
 
 CHUNK_LOGITS = 2**26  # logits in memory at a time: 256 MB in float32, 1,365 positions of a vocabulary of 49,152
@@ -37,7 +39,7 @@ def hidden_states(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
 
 def score_tokens(
     hidden: Tensor,
-    head: torch.nn.Module,
+    head: Any,
     targets: Tensor,
     rows: Tensor | None = None,
     *,
@@ -57,13 +59,20 @@ def score_tokens(
     in nats over the whole vocabulary, which carries a gradient for the policy alone. Entries of one vocabulary that the
     other lacks, which pad it and belong to no token, count as equally probable in both.
     """
+    found: tuple[Tensor, ...]
+    if reference is None and serves(hidden) and hidden.dtype == head.weight.dtype:
+        of_row = torch.arange(len(hidden)) if rows is None else rows
+        ends = torch.bincount(of_row, minlength=len(hidden)).cumsum(0)
+        logits = linear(hidden, head.weight, getattr(head, "bias", None))
+        found = TokenScores.apply(logits, targets, ends, temperature, differentiable_entropy)
+        return found
     reference_logits = None  # [m, V of the reference]
     if reference is not None:
         states, layer = reference
         with torch.no_grad():
             reference_logits = linear(states, layer.weight, getattr(layer, "bias", None))
     settings = _Settings(temperature, differentiable_entropy, reference_logits)
-    found: tuple[Tensor, ...] = _Score.apply(hidden, head.weight, getattr(head, "bias", None), targets, rows, settings)
+    found = _Score.apply(hidden, head.weight, getattr(head, "bias", None), targets, rows, settings)
     return found
 
 
@@ -76,9 +85,11 @@ def chunk_bytes(vocabulary: int, device_type: str, dtype: torch.dtype) -> int:
     """The peak bytes per position of a chunk, reached in the forward: all tensors as wide as the vocabulary.
 
     These are the logits in the weights' type `dtype`, the probabilities (in the logits' memory, unless that type is
-    narrower than float32), and on a GPU also their logarithms; a CPU computes those block by block. The backward needs
-    no more.
+    narrower than float32), and on a GPU also their logarithms; a CPU computes those block by block, and its compiled
+    kernel also the probabilities. The backward needs no more.
     """
+    if device_type == "cpu" and dtype in DTYPES and is_compiled():
+        return vocabulary * dtype.itemsize
     wide = torch.promote_types(dtype, torch.float32)
     tensors = [dtype] if wide == dtype else [dtype, wide]
     if device_type == "cuda":
@@ -106,12 +117,8 @@ def hidden_logprobs(hidden: Tensor, head: Any, microbatch: Microbatch, temperatu
     """`[S]` log-probabilities of the microbatch's targets from the hidden states `[M]` that predict them."""
     scores = []
     for part in chunks(len(hidden), len(head.weight), hidden.device.type):
-        logits = linear(hidden[part], head.weight, getattr(head, "bias", None))
-        for block in _blocks(logits):
-            start, stop = part.start + block.start, part.start + block.stop
-            of_block = microbatch.target_slice(slice(start, stop))
-            log_p = _log_softmax(logits[block], temperature)
-            scores.append(log_p[microbatch.rows[of_block] - start, microbatch.targets[of_block]])
+        targets, rows = microbatch.targets[microbatch.target_slice(part)], microbatch.local_rows(part)
+        scores.append(score_tokens(hidden[part], head, targets, rows, temperature=temperature)[0])
     return torch.cat(scores)
 
 

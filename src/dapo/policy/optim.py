@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from cpu_kernels import add_gradient_, use_sparse_embeddings
 from dapo.config import OptimConfig
 from dapo.core.errors import NumericsError
 from dapo.policy.hf_io import tied_names
@@ -91,6 +92,8 @@ class MasterAdamW:
         self.tied = {name: stored for name, stored in tied_names(model).items() if stored in self.model_weights}
         pairs = zip(self.model_weights.values(), self.master_weights.values(), strict=True)
         self._copies = [(working, master) for working, master in pairs if working is not master]
+        if self._copies:
+            use_sparse_embeddings(model)  # `_move_gradient` adds their rows
         for working, master in self._copies:
             working.register_post_accumulate_grad_hook(partial(_move_gradient, master))
         trained, decay = list(self.master_weights.values()), config.weight_decay
@@ -212,7 +215,7 @@ def _move_gradient(master: torch.nn.Parameter, working: Tensor) -> None:
     """Add a weight's new gradient to its master weight's, in that type, and free it."""
     assert working.grad is not None
     if master.grad is None:
-        master.grad = working.grad.to(master.dtype)
+        master.grad = working.grad.to_dense().to(master.dtype)
     else:
-        master.grad += working.grad
+        add_gradient_(master.grad, working.grad)
     working.grad = None

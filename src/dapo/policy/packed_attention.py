@@ -4,9 +4,10 @@ The other parts of a transformer work on single tokens, so they run on the flat 
 to its own sequence. A prefix that several sequences share is stored once; the tokens after it form a segment, whose
 keys and values are gathered from anywhere in the stream.
 
-16-bit types on a GPU attend by the kernel of `varlen_attention`. Other types, and CPUs, attend by PyTorch's
-`scaled_dot_product_attention`: queries, keys and values are gathered into padded batches of similar lengths. Gradients
-on a GPU are not reproducible to the bit in either case: threads add them up in the order in which they finish.
+16-bit types on a GPU attend by the kernel of `varlen_attention`, CPUs by the compiled one of `cpu_kernels`. Other
+types, and sliding windows on a CPU, attend by PyTorch's `scaled_dot_product_attention`: queries, keys and values are
+gathered into padded batches of similar lengths. Gradients on a GPU are not reproducible to the bit in either case:
+threads add them up in the order in which they finish.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
+from cpu_kernels import SegmentAttention, Segments, can_attend_to_segments
 from dapo.core.errors import ConfigError
 from dapo.policy.segments import Segment, bucket_by_length
 from dapo.policy.transfer import to_device
@@ -102,10 +104,21 @@ class PackedAttentionPlan:
     key_multiple: int = 1  # the divisor of the number of keys of a masked batch
     _varlen: dict[int | None, VarlenPlan] = field(default_factory=dict, repr=False)
 
+    def needed(self, window: int | None) -> int | None:
+        """The window, None where all keys of a segment are within it."""
+        return None if window is None or window >= max(len(each.keys) for each in self.segments) else window
+
+    @cached_property
+    def compiled(self) -> Segments:
+        """The segments for the compiled kernel of a CPU."""
+        keys = [segment.keys for segment in self.segments]
+        starts, lengths = np.array([(segment.start, segment.length) for segment in self.segments]).T.copy()
+        offsets = np.cumsum([0, *map(len, keys)])
+        return Segments(*map(torch.from_numpy, (starts, lengths, offsets, np.concatenate(keys))))
+
     def varlen(self, window: int | None) -> VarlenPlan:
         """The plan for the kernel of variable lengths; `window` limits the keys that a query sees (None: no limit)."""
-        if window is not None and window >= max(len(segment.keys) for segment in self.segments):
-            window = None
+        window = self.needed(window)
         if window not in self._varlen:
             self._varlen[window] = build_varlen_plan(self.segments, self.device, window)
         return self._varlen[window]
@@ -213,6 +226,10 @@ def packed_attention(
     q, k, v = (states[0].transpose(0, 1) for states in (query, key, value))
     if attends_by_varlen(q, v):
         out = varlen_attention(q, k, v, packed_attention_plan.varlen(sliding_window), scale=scaling)
+        return out.unsqueeze(0), None
+    if can_attend_to_segments(q, k, v) and packed_attention_plan.needed(sliding_window) is None:
+        scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+        out = SegmentAttention.apply(q, k, v, packed_attention_plan.compiled, scale)  # type: ignore[no-untyped-call]
         return out.unsqueeze(0), None
     padded = packed_attention_plan.padded
     outputs = [_attend(block, q, k, v, scaling, sliding_window) for block in padded.blocks]

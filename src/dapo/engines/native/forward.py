@@ -62,7 +62,6 @@ class Forward:
         self.shares_prompts = _shares_prompts(model, model_kernels)
         """Whether a decode step can read a prompt once for several rows."""
         self._decoder = CompiledDecoder.of(self.backbone) if self.shares_prompts else None
-        self._decodes = self._decoder is not None and self._decoder.refresh()
         self.position_bytes = 0
         """The size of the keys and values of one position in all layers; 0 before the first cache."""
         self._dropped: list[tuple[torch.UntypedStorage, int]] = []
@@ -105,7 +104,7 @@ class Forward:
         """
         cache.begin_step(positions if rows is None else rows.lengths - 1, longest, rows)
         of_step = cache.get_query_offset()
-        if self._decoder is not None and self._decodes and isinstance(of_step, Rows):
+        if self._decoder is not None and self._decoder.layers is not None and isinstance(of_step, Rows):
             return self.head(self._decoder(ids, positions, cache, of_step))
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
 
@@ -117,13 +116,15 @@ class Forward:
         copy_weights(source, self.model)
         for layer in self._fused_layers:
             layer.refresh()
-        self._decodes = self._decoder is not None and self._decoder.refresh()
+        if self._decoder is not None:
+            self._decoder.refresh()
 
     def drop_weights(self) -> None:
         """Free the memory of the weights that `load_weights` fills: prepacked weights, on a GPU all weights."""
         for layer in prepacked_weights(self.model).values():
             layer.drop()
-        self._decodes = False
+        if self._decoder is not None:
+            self._decoder.layers = None
         if self.model_kernels.fuses_weights and not self._dropped:
             storages = {p.untyped_storage()._cdata: p.untyped_storage() for p in self.model.parameters()}
             self._dropped = [(storage, storage.nbytes()) for storage in storages.values()]

@@ -149,7 +149,7 @@ class CompiledDecoder:
     def __init__(self, backbone: nn.Module, layers: Sequence[PrepackedKernels]) -> None:
         self._backbone: Any = backbone
         self._kernels = layers
-        self._layers: DecoderLayers | None = None
+        self.refresh()
 
     @classmethod
     def of(cls, backbone: nn.Module) -> "CompiledDecoder | None":
@@ -161,29 +161,28 @@ class CompiledDecoder:
             return None
         return cls(backbone, kernels) if len(kernels) == len(layers) else None
 
-    def refresh(self) -> bool:
-        """Take the weights that are packed now; False if they are not compiled in every layer."""
+    def refresh(self) -> None:
+        """Take the weights that are packed now; `layers` is None if they are not compiled in every layer."""
         weights, backbone = [kernels.weights() for kernels in self._kernels], self._backbone
         compiled = [layer for layer in weights if layer is not None]
         inner = backbone.layers[0].mlp.down_proj.in_features
-        if len(compiled) < len(weights) or not can_decode(compiled, inner):
-            return False
-        self._layers = DecoderLayers(
-            compiled,
-            inner=inner,
-            query_heads=backbone.config.num_attention_heads,
-            epsilon=backbone.config.rms_norm_eps,
-            scaling=backbone.layers[0].self_attn.scaling,
-        )
-        return True
+        self.layers: DecoderLayers | None = None
+        if len(compiled) == len(weights) and can_decode(compiled, inner):
+            self.layers = DecoderLayers(
+                compiled,
+                inner=inner,
+                query_heads=backbone.config.num_attention_heads,
+                epsilon=backbone.config.rms_norm_eps,
+                scaling=backbone.layers[0].self_attn.scaling,
+            )
 
     def __call__(self, ids: Tensor, positions: Tensor, cache: SlotCache, rows: Rows) -> Tensor:
         """`[n, hidden]` states of the step's tokens, `[n]`, at `positions` in their sequences."""
-        assert self._layers is not None
+        assert self.layers is not None
         backbone, half = self._backbone, len(cache.tensors) // 2
         hidden = backbone.embed_tokens(ids)
         angles = backbone.rotary_emb(hidden[:, None], positions[:, None])
         normed: Tensor = backbone.norm(
-            decode_(hidden, self._layers, (cache.tensors[:half], cache.tensors[half:]), angles, rows)
+            decode_(hidden, self.layers, (cache.tensors[:half], cache.tensors[half:]), angles, rows)
         )
         return normed
