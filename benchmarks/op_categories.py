@@ -21,7 +21,7 @@ PRODUCTS = (
     f"{COMPILED}product",
 )
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("log-softmax and entropy", ("_Score", "aten::_log_softmax", "aten::xlogy")),
+    ("log-softmax and entropy", ("_Score", "TokenScores", f"{COMPILED}score", "aten::_log_softmax", "aten::xlogy")),
     ("gradients and optimiser", ("AccumulateGrad", "Optimizer", "_fused_adamw", "aten::_foreach")),
 )
 """Kinds by a part of an operation's name, or of one that called it."""
@@ -55,9 +55,8 @@ def _recorded(name: str, function: Any) -> Any:
 def kind_of(names: Sequence[str]) -> str:
     """The category of an operation, by its name and the names of its callers, nearest first."""
     # inside of attention a product is attention's
-    if any(
-        part in name for name in names for part in ("scaled_dot_product", "flash_attention", f"{COMPILED}attention")
-    ):
+    parts = "scaled_dot_product", "flash_attention", "SegmentAttention", f"{COMPILED}segments", f"{COMPILED}attention"
+    if any(part in name for name in names for part in parts):
         return ATTENTION
     if names[0] in PRODUCTS:
         return MATMULS

@@ -169,7 +169,7 @@ FAULTS = (
     Case("a model that marks four answers", "many_answers", rows="S" * 12),
     Case("a learning rate 100 times too high", "lr_too_high", ("optim.lr=0.1",)),
     Case("a learning rate far too low", "lr_too_low", ("optim.lr=1e-11",)),
-    Case("one update per step", "inert_clipping", ("train.minibatch_groups=4",)),
+    Case("one update per step", "idle_techniques", ("train.minibatch_groups=4",)),
     Case("an engine that keeps its first weights", "sampler_gap", ("optim.lr=0.01",), change=use_stale_engine),
     Case("a bonus for entropy that outweighs the reward", "entropy_explosion",
          ("loss.entropy_coef=1", "optim.lr=0.003", "train.num_steps=10")),

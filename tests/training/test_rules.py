@@ -442,7 +442,52 @@ def test_a_gradient_is_a_spike_from_ten_times_the_usual_one(norm: float, is_spik
 def test_one_update_per_step_leaves_clipping_without_effect_and_is_a_note():
     config = options(train__minibatch_groups=4)
     (note,) = found({"loss/approx_kl": 0.0, "loss/clip_high_fraction": 0.0, "loss/clip_low_fraction": 0.0}, config)
-    assert (note.name, note.severity, note.change) == ("inert_clipping", "note", ("train.minibatch_groups=2",))
+    assert (note.name, note.severity, note.change) == ("idle_techniques", "note", ("train.minibatch_groups=2",))
+
+
+KEPT = {"rollout/groups_trained": 9, "rollout/groups_all_correct": 1, "rollout/groups_all_wrong": 0}
+KEPT |= {"rollout/keep_rate": 0.9, "rollout/zero_advantage_fraction": 0.0}
+BUFFER = {"overlong__buffer_tokens": 10, "rollout__max_response_tokens": 50}
+IDLE = {
+    "clip-higher": ({"loss/clip_high_fraction": 0.0009, "loss/movement": 0.01}, {"loss/clip_high_fraction": 0.0011}, {}),
+    "dynamic sampling": (KEPT, KEPT | {"rollout/groups_trained": 8, "rollout/groups_all_correct": 2}, {}),
+    "overlong.mode=filter": (
+        {"rollout/truncated_fraction": 0.019},
+        {"rollout/truncated_fraction": 0.021},
+        {"overlong__mode": "filter"},
+    ),
+    "overlong.mode=soft": (
+        {"rollout/truncated_fraction": 0.0, "rollout/response_tokens_max": 40.0},
+        {"rollout/truncated_fraction": 0.0, "rollout/response_tokens_max": 41.0},
+        BUFFER,
+    ),
+    "the token-level loss": (
+        {"rollout/response_tokens_max": 29.0},
+        {"rollout/response_tokens_max": 31.0},
+        {"overlong__mode": "off"},
+    ),
+}
+
+
+@pytest.mark.parametrize("technique", IDLE)
+def test_a_technique_with_nothing_to_act_on_is_idle_which_is_a_note(technique: str):
+    idle, acting, changes = IDLE[technique]
+    (note,) = found(idle, options(**changes))
+    assert (note.name, note.severity, note.change) == ("idle_techniques", "note", ())
+    assert note.cause.startswith(f"nothing to act on for {technique} (")
+    assert ";" not in note.cause
+    assert found(acting, options(**changes)) == []
+
+
+def test_an_idle_clip_is_shown_with_the_movement_that_it_needs():
+    (note,) = found({"loss/clip_high_fraction": 0.0, "loss/movement": 0.0123}, options(loss__clip_high=0.28))
+    assert "movement per step is 0.012 nats per token, and a token is stopped from 0.25 on" in note.cause
+
+
+def test_all_idle_techniques_are_one_note():
+    lengths = {"rollout/response_tokens_max": 21.0, "rollout/truncated_fraction": 0.0}
+    (note,) = found(KEPT | lengths | {"loss/clip_high_fraction": 0.0}, options(**BUFFER))
+    assert note.cause.count(";") == 3
 
 
 @pytest.mark.parametrize(

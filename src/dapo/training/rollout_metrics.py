@@ -1,5 +1,6 @@
 """Computes the metrics of a step from its groups and updates, which `dapo.runs.metric_table` describes."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -181,7 +182,10 @@ def mean_of_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for name, value in update.items():
             values.setdefault(name, []).append(value)
             weights.setdefault(name, []).append(_weight(metric_of(name).over_updates, update))
-    return {name: _combine(metric_of(name).over_updates, found, weights[name]) for name, found in values.items()}
+    means = {name: _combine(metric_of(name).over_updates, found, weights[name]) for name, found in values.items()}
+    if updates and "loss/approx_kl" in updates[-1]:  # half the mean square of the log ratios, where they are small
+        means["loss/movement"] = math.sqrt(2 * max(updates[-1]["loss/approx_kl"], 0.0))
+    return means
 
 
 def _weight(over_updates: str, update: Mapping[str, float]) -> float:

@@ -83,7 +83,7 @@ RULES = (
     Rule("gradient_spike", "warning", update_rules.gradient_spike),
     Rule("slow_verifier", "warning", outcome_rules.slow_verifier),
     Rule("lr_too_low", "warning", update_rules.lr_too_low),
-    Rule("inert_clipping", "note", update_rules.inert_clipping, needs_rewards=True),
+    Rule("idle_techniques", "note", update_rules.idle_techniques, needs_rewards=True),
 )
 
 

@@ -8,6 +8,7 @@ from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import Config
 from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, MetricHistory
+from dapo.training.rules.sampling_rules import signal_rate
 
 ENTROPY_FRACTION = 0.1  # the fraction of the first steps' entropy below which it has collapsed
 LOW_ENTROPY = 0.01  # nats per token below which it has collapsed, whatever it was at first
@@ -16,6 +17,9 @@ FALL_STEPS = 16  # steps of a mean accuracy that is compared: five steps of few 
 ENTROPY_GROWTH, ENTROPY_RISE = 1.5, 0.5
 """The factor over the first steps' entropy, and the nats above it, that are an explosion."""
 MAX_LOGPROB_GAP = 0.1  # nats per token between sampler and trainer, mean over a step's tokens, above which a run warns
+IDLE_CLIPPED, IDLE_KEPT, IDLE_TRUNCATED, IDLE_LENGTHS = 1e-3, 0.9, 0.02, 1.5
+"""The fraction of tokens at the upper clip, of groups with a signal and of truncated responses, and the longest response
+over the mean one, at which clip-higher, dynamic sampling, the overlong treatment and the token-level loss are idle."""
 SPIKE = 10.0  # the factor over the usual gradient norm (the median of the last steps) that is a spike
 SPIKE_STEPS = 6  # steps from which a norm is usual
 HIGH_KL, HIGH_CLIPPED = 0.1, 0.2
@@ -98,20 +102,37 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     )
 
 
-def inert_clipping(history: MetricHistory, config: Config) -> Symptom | None:
-    """With one update per step every ratio is 1."""
-    clips = SURROGATES[config.loss.surrogate].bounds and not config.loss.function
-    if config.reuses_samples or not clips or history.mean("loss/ratio_mean") is None:
+def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
+    """A technique of the paper that is on has nothing to act on."""
+    loss, overlong, groups = config.loss, config.overlong, config.rollout.prompts_per_step
+    means = history.means("loss/clip_high_fraction", "loss/movement", "rollout/truncated_fraction")
+    means |= history.means("rollout/response_tokens_max", "rollout/response_tokens_mean", "loss/ratio_mean")
+    stopped, moved, truncated, longest, usual, ratio = means.values()
+    clips = SURROGATES[loss.surrogate].bounds and not loss.function and ratio is not None
+    idle: list[str] = []
+    change: tuple[str, ...] = ()
+    if clips and not config.reuses_samples:
+        idle.append("clipping (with one update per step every ratio is 1)")
+        change = tuple(f"train.minibatch_groups={n}" for n in range(groups - 1, 0, -1) if groups % n == 0)[:1]
+    elif config.clips_high and stopped is not None and stopped < IDLE_CLIPPED:
+        movement = "" if moved is None else f"movement per step is {moved:.2g} nats per token, and "
+        bound = f"a token is stopped from {math.log1p(loss.clip_high):.2g} on"
+        idle.append(f"clip-higher (the upper clip stops {stopped:.2g} of the tokens: {movement}{bound})")
+    kept = signal_rate(history, config)
+    if config.dynamic_sampling.enabled and not config.predicts_signal and kept is not None and kept >= IDLE_KEPT:
+        idle.append(f"dynamic sampling ({kept:.0%} of the groups carry a signal)")
+    reached = overlong.mode == "soft" and overlong.buffer_tokens + (longest or 0) > config.rollout.max_response_tokens
+    if overlong.mode != "off" and truncated is not None and truncated < IDLE_TRUNCATED and not reached:
+        idle.append(f"overlong.mode={overlong.mode} ({truncated:.1%} of the responses reach the limit)")
+    if loss.aggregate == "token" and longest is not None and usual and longest < IDLE_LENGTHS * usual:
+        idle.append(f"the token-level loss (the longest response has {longest / usual:.2g} times the mean length)")
+    if not idle:
         return None
-    groups = config.rollout.prompts_per_step
-    divisors = [size for size in range(1, groups) if groups % size == 0]
-    change = (f"train.minibatch_groups={divisors[-1]}",) if divisors else ()
     return Symptom(
-        "clipping has no effect: with one update per step every ratio is 1, so loss.clip_low and loss.clip_high "
-        "(clip-higher) change nothing",
-        history.means("loss/ratio_mean", "loss/clip_high_fraction"),
+        f"nothing to act on for {'; '.join(idle)}",
+        means,
         change,
-        advice="the paper updates 16 times per step; one update is a choice, too",
+        advice="it costs little and may act later; docs/lab/when.md has the conditions",
     )
 
 
