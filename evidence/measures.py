@@ -13,8 +13,15 @@ import numpy as np
 from dapo.analysis.ablate.experiment import ACCURACY
 from dapo.analysis.ablate.results import Results, read_results, steps_at_the_end
 from dapo.analysis.ablate.table import judged_everywhere
-from dapo.evaluation.intervals import student_p_value, student_quantile
-from dapo.evaluation.two_way import ROUNDING, mean_over_seeds, two_way_difference, two_way_mean, variance_of_mean
+from sample_intervals import (
+    ROUNDING,
+    mean_over_seeds,
+    student_p_value,
+    student_quantile,
+    two_way_difference,
+    two_way_mean,
+    variance_of_mean,
+)
 
 FOLDER = Path(__file__).parent
 STORED = FOLDER / "results"

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.machine import describe_commit
 from benchmarks.worker_session import ROOT
-from dapo.evaluation.intervals import mean_interval
+from sample_intervals import mean_interval
 
 BASE, OURS = "base", "ours"
 COPIED = ("src", "configs")

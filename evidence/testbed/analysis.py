@@ -35,12 +35,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.evaluation.intervals import student_p_value, student_quantile
-from dapo.evaluation.two_way import ROUNDING, variance_of_mean
 from evidence.claims import adjust
 from evidence.testbed.plan import NAMES, load, of_level
 from evidence.testbed.runs import SHARE, TOKENS, stored_runs
 from evidence.testbed.tabular import Choice, crossing, simulate
+from sample_intervals import ROUNDING, student_p_value, student_quantile, variance_of_mean
 
 LEVEL = 0.05
 PILOT_SEEDS = 100

@@ -20,7 +20,6 @@ from dapo.cli.check.probe import describe_probe
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import DataError
-from dapo.evaluation.intervals import mean_interval
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import truncate_after
@@ -30,6 +29,7 @@ from helpers.commands import run as run_command
 from helpers.paths import CONFIGS
 from helpers.run_files import log_metrics
 from helpers.tiny_runs import metrics, tiny
+from sample_intervals import mean_interval
 
 OPTIONS = ("data.eval=null", "train.num_steps=2", "rollout.prompts_per_step=8", "rollout.max_response_tokens=12")
 

@@ -324,6 +324,7 @@ ALLOWED = {
     "cpu_kernels": {"torch"},
     "foreign_options": {"yaml"},
     "gated_store": {"torch"},
+    "sample_intervals": {"numpy"},
     "vllm_weights": {"torch"},
 }
 """Other packages that a library imports; those of `code_sandbox` are scripts beside the one that a process runs."""

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from dapo.config import Config, build_config
-from dapo.evaluation.intervals import difference_interval
 from dapo.training.rules.all_rules import RULES, LiveRules, active_findings
 from dapo.training.rules.finding import Finding
 from dapo.training.rules.history import AUDIT_GAP, FIRST, WINDOW, MetricHistory
@@ -19,6 +18,7 @@ from dapo.training.rules.mean_test import STAKES, MeanTest
 from dapo.training.rules.outcome_rules import AUDIT_EVIDENCE
 from dapo.training.rules.update_rules import FALL_STEPS
 from helpers.paths import ROOT
+from sample_intervals import difference_interval
 
 HEALTHY: Mapping[str, float] = {
     "rollout/groups_generated": 10,
@@ -449,7 +449,11 @@ KEPT = {"rollout/groups_trained": 9, "rollout/groups_all_correct": 1, "rollout/g
 KEPT |= {"rollout/keep_rate": 0.9, "rollout/zero_advantage_fraction": 0.0}
 BUFFER = {"overlong__buffer_tokens": 10, "rollout__max_response_tokens": 50}
 IDLE = {
-    "clip-higher": ({"loss/clip_high_fraction": 0.0009, "loss/movement": 0.01}, {"loss/clip_high_fraction": 0.0011}, {}),
+    "clip-higher": (
+        {"loss/clip_high_fraction": 0.0009, "loss/movement": 0.01},
+        {"loss/clip_high_fraction": 0.0011},
+        {},
+    ),
     "dynamic sampling": (KEPT, KEPT | {"rollout/groups_trained": 8, "rollout/groups_all_correct": 2}, {}),
     "overlong.mode=filter": (
         {"rollout/truncated_fraction": 0.019},

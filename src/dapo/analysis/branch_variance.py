@@ -11,10 +11,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from dapo.analysis.compare import final_evaluation
-from dapo.evaluation.intervals import mean_interval
 from dapo.evaluation.pairing import EVALUATION_OPTIONS, paired
 from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
+from sample_intervals import mean_interval
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dapo.core.errors import DataError
-from dapo.evaluation.intervals import difference_interval, student_interval
+from sample_intervals import difference_interval, student_interval
 
 MUST_MATCH = (
     *("name", "temperature", "top_p", "max_response_tokens", "binary"),

@@ -13,9 +13,9 @@ from dapo.analysis.ablate.experiment import ACCURACY, Panel, file_name
 from dapo.analysis.ablate.results import Results
 from dapo.analysis.ablate.table import make_table
 from dapo.core.errors import DataError
-from dapo.evaluation.intervals import student_quantile
 from dapo.runs.curves import BLUE, GREEN, INK, ORANGE, RED, frame, new_figure, plain_text, save_figure, smoothed
 from dapo.runs.metric_table import metric_of
+from sample_intervals import student_quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

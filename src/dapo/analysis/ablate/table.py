@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dapo.analysis.ablate.results import ENDED, Results
-from dapo.evaluation.two_way import mean_over_seeds, two_way_difference, two_way_mean
+from sample_intervals import mean_over_seeds, two_way_difference, two_way_mean
 
 FIGURES = ("tokens", "seconds", "steps", "length", "truncated", "entropy", "skipped")
 """The numbers of a run that the table shows as means over seeds."""

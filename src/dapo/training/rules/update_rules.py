@@ -18,8 +18,9 @@ ENTROPY_GROWTH, ENTROPY_RISE = 1.5, 0.5
 """The factor over the first steps' entropy, and the nats above it, that are an explosion."""
 MAX_LOGPROB_GAP = 0.1  # nats per token between sampler and trainer, mean over a step's tokens, above which a run warns
 IDLE_CLIPPED, IDLE_KEPT, IDLE_TRUNCATED, IDLE_LENGTHS = 1e-3, 0.9, 0.02, 1.5
-"""The fraction of tokens at the upper clip, of groups with a signal and of truncated responses, and the longest response
-over the mean one, at which clip-higher, dynamic sampling, the overlong treatment and the token-level loss are idle."""
+"""The fraction of tokens at the upper clip, of groups with a signal, and of truncated responses, and the longest
+response over the mean one, from which on clip-higher, dynamic sampling, the overlong treatment and the token-level loss
+are idle."""
 SPIKE = 10.0  # the factor over the usual gradient norm (the median of the last steps) that is a spike
 SPIKE_STEPS = 6  # steps from which a norm is usual
 HIGH_KL, HIGH_CLIPPED = 0.1, 0.2

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dapo.evaluation.intervals import (
+from dapo.evaluation.scores import pass_at_k
+from sample_intervals import (
     Interval,
     difference_interval,
     difference_variance,
     mean_interval,
     student_quantile,
 )
-from dapo.evaluation.scores import pass_at_k
 
 TRIALS = 10_000
 """The standard error of a coverage of 95 % is then 0.22 %."""

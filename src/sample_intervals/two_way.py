@@ -11,7 +11,7 @@ With the mean squares of the two-way table, P var_s(y_s.), S var_p(y_.p) and the
 
 with Satterthwaite's degrees of freedom, v^2 / (MS_seeds^2/(S-1) + MS_problems^2/(P-1) + MS_rest^2/((S-1)(P-1))), where
 v is the sum in the numerator, at least the larger of the first two. A mean of proportions has Wilson's interval, with
-the trials that explain this variance; a difference has Student's. tests/evaluation/test_two_way.py measures their
+the trials that explain this variance; a difference has Student's. tests/sample_intervals/test_two_way.py measures their
 coverage.
 """
 
@@ -24,8 +24,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dapo.evaluation import intervals
-from dapo.evaluation.intervals import Interval, difference_interval, mean_interval, student_interval, student_quantile
+from sample_intervals.means import (
+    Interval,
+    difference_interval,
+    mean_interval,
+    proportions_interval,
+    student_interval,
+    student_quantile,
+)
 
 Table: TypeAlias = Sequence[Sequence[float]] | NDArray[np.float64]  # [seeds, problems]
 ROUNDING = 1.0e-12  # equal numbers have variances below it
@@ -54,7 +60,7 @@ def two_way_mean(values: Table, *, proportions: bool = True) -> Estimate:
         interval = mean_interval(table.mean(axis=0).tolist(), proportions=proportions)
     elif proportions and 0 < mean < 1:
         trials = mean * (1 - mean) / variance
-        interval = intervals.proportions_interval(mean, trials, student_quantile(freedom), table.shape[1])
+        interval = proportions_interval(mean, trials, student_quantile(freedom), table.shape[1])
     else:
         interval = student_interval(mean, variance, freedom)
     return _estimate(mean, interval, table)

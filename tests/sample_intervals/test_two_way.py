@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dapo.evaluation.intervals import difference_interval, mean_interval, student_p_value, student_quantile
-from dapo.evaluation.two_way import mean_over_seeds, two_way_difference, two_way_mean, variance_of_mean
+from sample_intervals import (
+    difference_interval,
+    mean_interval,
+    mean_over_seeds,
+    student_p_value,
+    student_quantile,
+    two_way_difference,
+    two_way_mean,
+    variance_of_mean,
+)
 
 TRIALS = 2000
 """The standard error of a coverage of 95 % is then 0.5 %."""
