@@ -20,11 +20,12 @@ from helpers.tiny_runs import tiny
 
 STEP: dict[str, Any] = {
     "rollout/groups_generated": 4,
-    "rollout/groups_trained": 4,
-    "rollout/keep_rate": 1.0,
-    "rollout/all_correct_fraction": 0.0,
+    "rollout/groups_trained": 3,
+    "rollout/groups_all_correct": 1,
+    "rollout/keep_rate": 0.75,
+    "rollout/all_correct_fraction": 0.25,
     "rollout/all_wrong_fraction": 0.0,
-    "rollout/truncated_fraction": 0.0,
+    "rollout/truncated_fraction": 0.05,
     "rollout/response_tokens_mean": 5.0,
     "rollout/verifier_errors": 0,
     "reward/accuracy": 0.5,

@@ -478,7 +478,7 @@ def test_a_technique_with_nothing_to_act_on_is_idle_which_is_a_note(technique: s
     idle, acting, changes = IDLE[technique]
     (note,) = found(idle, options(**changes))
     assert (note.name, note.severity, note.change) == ("idle_techniques", "note", ())
-    assert note.cause.startswith(f"nothing to act on for {technique} (")
+    assert note.cause.startswith(f"these techniques have nothing to act on: {technique} (")
     assert ";" not in note.cause
     assert found(acting, options(**changes)) == []
 

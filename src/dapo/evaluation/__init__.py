@@ -1,3 +1,3 @@
-"""Evaluation: k samples per problem, their verdicts, and scores with intervals."""
+"""Evaluation: k samples per problem, their verdicts, and scores with intervals (`sample_intervals`)."""
 
-__all__ = ["evaluate", "intervals", "pairing", "scores", "server"]
+__all__ = ["evaluate", "pairing", "scores", "server"]

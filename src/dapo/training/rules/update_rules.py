@@ -130,10 +130,10 @@ def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
     if not idle:
         return None
     return Symptom(
-        f"nothing to act on for {'; '.join(idle)}",
+        f"these techniques have nothing to act on: {'; '.join(idle)}",
         means,
         change,
-        advice="it costs little and may act later; docs/lab/when.md has the conditions",
+        advice="an idle technique costs little and may act later; dapo docs doctor has the conditions",
     )
 
 
