@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cpu_kernels.compiled import DTYPES, MAX_WIDTH, call, library, serves
 from cpu_kernels.training import (
+    OneDnnLinear,
     RMSNorm,
     SegmentAttention,
     Segments,
@@ -22,6 +23,7 @@ from cpu_kernels.training import (
     add_gradient_,
     can_attend_to_segments,
     fuse_layers,
+    linear,
     normalize,
     use_sparse_embeddings,
 )
@@ -29,6 +31,7 @@ from cpu_kernels.training import (
 __all__ = [
     "DTYPES",
     "DecoderLayers",
+    "OneDnnLinear",
     "Prompts",
     "RMSNorm",
     "Rows",
@@ -46,6 +49,7 @@ __all__ = [
     "decode_",
     "fuse_layers",
     "is_compiled",
+    "linear",
     "multiply",
     "pack_panels",
     "rms_norm",

@@ -6,7 +6,8 @@ logits.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,6 +68,53 @@ class SiluGate(torch.autograd.Function):
         of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
         call("gate_backward", gate, up, gradient.contiguous(), of_gate, of_up, gate.numel())
         return of_gate, of_up
+
+
+class OneDnnLinear(torch.autograd.Function):
+    """x W^T + b by oneDNN in float32, and its gradients; `apply(x, weight, bias)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _multiply(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        return (
+            _multiply(gradient, weight.T) if of_x else None,
+            _multiply(rows.T, x.reshape(len(rows), -1).T) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b: in float32 on an AMD processor by oneDNN, elsewhere by PyTorch's function.
+
+    PyTorch multiplies float32 by MKL, which leaves the wide vectors of AMD's processors unused.
+    """
+    if x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and x.numel() and prefers_onednn():
+        out: Tensor = OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return out
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+@lru_cache(1)
+def prefers_onednn() -> bool:
+    """Whether `linear` multiplies float32 by oneDNN on this machine: on AMD's processors under Linux."""
+    try:
+        vendor = "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return vendor and torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
 
 
 def add_gradient_(sums: Tensor, gradient: Tensor) -> None:
@@ -183,11 +231,11 @@ class TokenScores(torch.autograd.Function):
 
 
 def fuse_layers(model: nn.Module) -> int:
-    """Make the norms and gates of a transformers model compute by these functions; returns the number of both.
+    """Make a transformers model compute by these functions; returns the number of its norms and gates that do.
 
     Norms are modules named `...RMSNorm` that multiply by `weight` with `variance_epsilon`, gates those with
     `gate_proj`, `up_proj`, `down_proj` and the activation SiLU. Inputs of other types or widths, or on another device,
-    take a module's own forward.
+    take a module's own forward. Linear layers compute by `linear`.
     """
     fused = 0
     for module in model.modules():
@@ -197,12 +245,18 @@ def fuse_layers(model: nn.Module) -> int:
         elif all(hasattr(module, f"{name}_proj") for name in ("gate", "up", "down")) and _is_silu(module):
             module.forward = partial(_feed_forward, module, module.forward)
             fused += 1
+        elif type(module) is nn.Linear:
+            module.forward = partial(_linear, module)  # type: ignore[method-assign]
     return fused
 
 
 def _is_silu(module: Any) -> bool:
     activation = getattr(module, "act_fn", None)
     return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
+
+
+def _linear(module: nn.Linear, x: Tensor) -> Tensor:
+    return linear(x, module.weight, module.bias)
 
 
 def _norm(module: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

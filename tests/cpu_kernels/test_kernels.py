@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 import cpu_kernels.compiled as loading
 from cpu_kernels import (
     DTYPES,
+    OneDnnLinear,
     Prompts,
     RMSNorm,
     Rows,
@@ -33,6 +34,7 @@ from cpu_kernels import (
     can_sample,
     fuse_layers,
     is_compiled,
+    linear,
     multiply,
     pack_panels,
     rms_norm,
@@ -463,6 +465,40 @@ def test_scores_of_logits_that_are_not_finite_are_nan(broken: float):
     logits[1, 37] = broken
     logprobs, entropies = TokenScores.apply(logits, torch.tensor([3, 3]), torch.tensor([1, 2]), 1.0, False)
     assert torch.isnan(logprobs).tolist() == torch.isnan(entropies).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("shape", [(1,), (7,), (3, 5)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_product_by_onednn_has_autograds_gradients_and_the_same_bits_again(shape: tuple[int, ...], with_bias: bool):
+    with torch.inference_mode(False):
+        x, weight, bias = torch.randn(*shape, 40), torch.randn(24, 40), torch.randn(24)
+        tensors = [x, weight, bias][: 3 if with_bias else 2]
+        gradient, found = torch.randn(*shape, 24), []
+        for _ in range(2):
+            ours = [each.clone().requires_grad_() for each in tensors]
+            out = OneDnnLinear.apply(*ours, *([] if with_bias else [None]))
+            out.backward(gradient)
+            found.append([out.detach(), *(each.grad for each in ours)])
+        assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        exact = [each.double().requires_grad_() for each in tensors]
+        expected = torch.nn.functional.linear(*exact)
+        expected.backward(gradient.double())
+        for got, right in zip(found[0], (expected, *(each.grad for each in exact)), strict=True):
+            torch.testing.assert_close(got.double(), right, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("is_preferred", [False, True])
+def test_float32_is_multiplied_by_onednn_where_that_is_preferred(is_preferred: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("cpu_kernels.training.prefers_onednn", lambda: is_preferred)
+    calls: list[Tensor] = []
+    multiply_ = torch.ops.mkldnn._linear_pointwise
+    monkeypatch.setattr(
+        "cpu_kernels.training._multiply", lambda *given: calls.append(given[0]) or multiply_(*given, "none", [], "")
+    )
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x, weight = torch.randn(3, 8).to(dtype), torch.randn(4, 8).to(dtype)
+        torch.testing.assert_close(linear(x, weight), torch.nn.functional.linear(x, weight))
+    assert [each.dtype for each in calls] == [torch.float32] * is_preferred
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])

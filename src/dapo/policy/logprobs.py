@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from cpu_kernels import DTYPES, TokenScores, is_compiled
+from cpu_kernels import DTYPES, TokenScores, is_compiled, linear
 from cpu_kernels.compiled import serves
 from dapo.policy.packing import Microbatch
 
