@@ -231,7 +231,7 @@ def made_runs(name: str, arm: str, scale: float, *, delivered: bool = True) -> l
     bound = facts["measure"]["until"]["above"]
     for level, predicted in zip(facts["levels"], facts["predicted"], strict=True):
         for base in (1000, 1001, 1002):
-            for seed in (0, 1, 2):
+            for seed in facts["seeds"]:
                 for row in (first, second):
                     factor = predicted**scale if row == first else 1.0
                     steps = 8 * factor * math.exp(rng.normal(0, 0.01))

@@ -147,4 +147,73 @@ def steps() -> Family:
     )
 
 
-FAMILIES = {"minibatch": minibatches, "step": steps}
+# --- how fast a choice is learned -------------------------------------------------------------------------------------
+
+
+def speeds() -> Family:
+    """The techniques' formulas as exact ratios of cases: those of docs/lab/when.md."""
+    of_20 = {
+        "chooses_b": [True] * 5 + [False] * 15,
+        "groups": [0] * 20,
+        "truncated": [False] * 20,
+        "p": 0.25,
+        "p_old": 0.25,
+    }
+    of_20["rewards"] = [1.0] * 4 + [-1.0] + [1.0] * 5 + [-1.0] * 10
+    b_is_cut, a_is_right = [True] * 6 + [False] * 4, [True] * 5 + [False] * 5
+    cut = {"chooses_b": [True] * 10 + [False] * 10, "groups": [0] * 20, "lengths": [8] * 20, "p": 0.5, "p_old": 0.5}
+    cut |= {"truncated": b_is_cut + [False] * 10}
+    cut["rewards"] = [-1.0 if each else 1.0 for each in b_is_cut] + [1.0 if each else -1.0 for each in a_is_right]
+    plain = {"aggregate": "token", "filter_truncated": False, "clip_low": 0.2, "clip_high": 0.28}
+    moved = of_20 | {"lengths": [8] * 20, "p": 0.31}  # the ratio of B's token is 1.24
+    one_group = of_20 | {"lengths": [8] * 20}
+    flat = {name: values * 2 if isinstance(values, list) else values for name, values in one_group.items()}
+    flat |= {"rewards": [*of_20["rewards"], *[1.0] * 20], "groups": [0] * 20 + [1] * 20}
+    rows = [
+        (
+            f"{aggregate}, B {rho} times as long",
+            f"token over sequence: {rho} / (1 + p ({rho} - 1))^2",
+            inputs,
+            parameters,
+        )
+        for rho in (1, 4, 16)
+        for aggregate in ("sequence", "token")
+        for inputs in [of_20 | {"lengths": [8 * rho] * 5 + [8] * 15}]
+        for parameters in [plain | {"aggregate": aggregate}]
+    ]
+    why = "six of ten responses of the better B are cut off: without a filter A grows, with it B does"
+    rows += [("truncated responses train", why, cut, plain), ("filtered", why, cut, plain | {"filter_truncated": True})]
+    why = "a ratio of 1.24 is between both clips: .2 stops B's right responses, .28 does not"
+    rows += [(f"clip of {clip}", why, moved, plain | {"clip_high": clip}) for clip in (0.2, 0.28)]
+    why = "a second group of equal rewards halves the speed of the first: 1 - s"
+    rows += [("a group with a signal", why, one_group, plain), ("and one without", why, flat, plain)]
+    cases = [
+        case(name, why, DAPO, inputs, parameters, {"speed": naive.speed_of_choice(**inputs, **parameters)})
+        for name, why, inputs, parameters in rows
+    ]
+    return family(
+        "How fast an update raises the logit z of a choice between A and B that each response makes by its first "
+        "token, p = sigmoid(z) the probability of B: minus the derivative of the loss of minibatch.json by z, through "
+        "the first tokens alone; advantages are those of group_advantages.json with std, and truncated responses count "
+        "in them.",
+        {
+            "chooses_b": "[N] whether the first token is B",
+            "rewards": "[N]",
+            "groups": "[N] equal numbers are one group",
+            "lengths": "[N] tokens",
+            "truncated": "[N]",
+            "p": "the probability of B now",
+            "p_old": "at the start of the step, when the responses were sampled",
+        },
+        {
+            "aggregate": "of the weights",
+            "filter_truncated": "whether truncated responses leave the loss",
+            "clip_low": "as in policy_loss.json",
+            "clip_high": "as there",
+        },
+        {"speed": "number"},
+        cases=cases,
+    )
+
+
+FAMILIES = {"minibatch": minibatches, "step": steps, "choice_speed": speeds}

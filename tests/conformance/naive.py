@@ -22,6 +22,12 @@ def exp(x: float) -> float:
         return float(Decimal(x).exp())
 
 
+def log(x: float) -> float:
+    """The natural logarithm, correctly rounded."""
+    with localcontext(prec=DIGITS):
+        return float(Decimal(x).ln())
+
+
 def exp_minus_1_minus_x(x: float) -> float:
     """e^x - 1 - x without the loss of digits near 0."""
     with localcontext(prec=DIGITS):
@@ -241,6 +247,37 @@ def policy_loss(
             row[t] = -weights[i] * slope  # for gspo: each of n tokens adds slope / n to each of n terms
         gradient.append(row)
     return math.fsum(terms), gradient
+
+
+def speed_of_choice(
+    chooses_b: Sequence[bool],
+    rewards: Sequence[float],
+    groups: Sequence[int],
+    lengths: Sequence[int],
+    truncated: Sequence[bool],
+    p: float,
+    p_old: float,
+    *,
+    aggregate: str,
+    filter_truncated: bool,
+    clip_low: float,
+    clip_high: float,
+) -> float:
+    """sum_i w_i f'(r_i) d log pi_i / dz over the first tokens, with log pi_i = log p or log(1 - p), p = sigmoid(z)."""
+    advantages = [0.0] * len(rewards)
+    for group in set(groups):
+        members = [i for i in range(len(groups)) if groups[i] == group]
+        of_group = group_advantages([rewards[i] for i in members], "std")
+        for i, advantage in zip(members, of_group, strict=True):
+            advantages[i] = advantage
+    trained = [0 if filter_truncated and cut else n for n, cut in zip(lengths, truncated, strict=True)]
+    weights = aggregation_weights(trained, groups, aggregate, None)
+    terms = []
+    for is_b, advantage, weight in zip(chooses_b, advantages, weights, strict=True):
+        now, old = (p, p_old) if is_b else (1 - p, 1 - p_old)
+        _, slope = clip_surrogate(log(now) - log(old), advantage, clip_low, clip_high)
+        terms.append(weight * slope * (1 - p if is_b else -p))
+    return math.fsum(terms)
 
 
 def kl_estimate(difference: float, estimator: str) -> tuple[float, float]:

@@ -268,6 +268,22 @@ def of_overlong_penalty(inputs: Case, parameters: Case) -> Found:
     return {"penalties": [overlong_penalty(length, **parameters) for length in inputs["lengths"]]}
 
 
+def of_choice_speed(inputs: Case, parameters: Case) -> Found:
+    """Minus the derivative of the loss by the logit, by autograd."""
+    is_b, groups, rewards = (torch.tensor(inputs[name]) for name in ("chooses_b", "groups", "rewards"))
+    advantages = torch.zeros(len(rewards), dtype=torch.float64)
+    for group in groups.unique():
+        advantages[groups == group] = group_advantages(rewards[groups == group].double())
+    trains = ~(torch.tensor(inputs["truncated"]) & parameters["filter_truncated"])
+    weights = aggregation_weights(torch.tensor(inputs["lengths"]) * trains, groups, aggregate=parameters["aggregate"])
+    sign = torch.where(is_b, 1.0, -1.0).double()
+    z, old = (torch.tensor(inputs[name], dtype=torch.float64).logit().requires_grad_() for name in ("p", "p_old"))
+    now, before = (torch.nn.functional.logsigmoid(sign * each)[:, None] for each in (z, old.detach()))
+    clips = {name: parameters[name] for name in ("clip_low", "clip_high")}
+    loss, _ = policy_loss(now, before, advantages, trains[:, None], weights, **clips)
+    return {"speed": -torch.autograd.grad(loss, z)[0].item()}
+
+
 def of_aggregation_weights(inputs: Case, parameters: Case) -> Found:
     lengths, groups = torch.tensor(inputs["lengths"]), torch.tensor(inputs["groups"])
     return {"weights": aggregation_weights(lengths, groups, **parameters).tolist()}
