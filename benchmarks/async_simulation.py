@@ -2,7 +2,8 @@
 
 Responses have log-normal lengths, and one group of three carries a signal. An engine without a model counts the
 seconds that it would take: a decode step in 12 ms and 20 us per running sequence, all sequences running at once. An
-update takes as long as generation does with `sync`, on other hardware. A simulated token stands for TOKENS of them.
+update takes as long as generation does with `sync`, or `--update-share` of it, on other hardware. A simulated token
+stands for TOKENS of them.
 """
 
 import time
@@ -87,8 +88,8 @@ class Row:
     controller_s: float  # of this machine's time, per close
 
 
-def simulate(eta: int, *, prompts: int, steps: int, update_s: float | None) -> Row:
-    """Sample `steps` batches under a bound; `update_s` None: an update takes as long as generation."""
+def simulate(eta: int, *, prompts: int, steps: int, update_s: float | None = None, update_share: float = 1.0) -> Row:
+    """Sample `steps` batches under a bound; `update_s` None: an update takes that share of the generation's time."""
     lengths = LengthDistribution(20480, 5000.0)
     engine = ClockedEngine(lengths)
     sampling = Sampling(
@@ -105,13 +106,13 @@ def simulate(eta: int, *, prompts: int, steps: int, update_s: float | None) -> R
     controller: list[float] = []
     for step in range(1, steps + 1):
         engine.load_weights(None, max(0, step - 1 - min(eta, 1)))  # type: ignore[arg-type]
-        sampling.lookahead = max(0, min(eta - 1, steps - step))
+        sampling.lookahead = max(0, min(eta // 2, steps - step))
         before, began = engine.seconds, time.process_time()
         batches.append(collect(sampling, step=step))
         controller.append(time.process_time() - began)
         generation.append(engine.seconds - before)
     counted = range(UNCOUNTED, steps - max(1, eta))
-    update = update_s if update_s is not None else fmean(generation[i] for i in counted)
+    update = update_s if update_s is not None else update_share * fmean(generation[i] for i in counted)
     together = [generation[i] + update if eta == 0 else max(generation[i], update) for i in counted]
     ages = [staleness_metrics(batches[i].groups, version=i) for i in counted]
     tokens = sum(batches[i].num_generated_tokens for i in counted)
@@ -127,12 +128,11 @@ def simulate(eta: int, *, prompts: int, steps: int, update_s: float | None) -> R
     )
 
 
-def table(etas: Sequence[int], *, prompts: int, steps: int) -> str:
-    """A row for each bound, as Markdown. An update takes as long as generation with a bound of 0."""
-    first = simulate(0, prompts=prompts, steps=steps, update_s=None)
-    rows = [
-        first if eta == 0 else simulate(eta, prompts=prompts, steps=steps, update_s=first.step_s / 2) for eta in etas
-    ]
+def table(etas: Sequence[int], *, prompts: int, steps: int, update_share: float = 1.0) -> str:
+    """A row for each bound, as Markdown. An update takes that share of the generation's time with a bound of 0."""
+    first = simulate(0, prompts=prompts, steps=steps, update_share=update_share)
+    update_s = first.step_s - first.generation_s
+    rows = [first if eta == 0 else simulate(eta, prompts=prompts, steps=steps, update_s=update_s) for eta in etas]
     lines = [
         "| max_staleness | s per step | times sync | generation, s | mean staleness | largest "
         "| tokens read again per generated one | given up | controller, s per step |",

@@ -112,6 +112,9 @@ def main() -> int:
         nargs="+",
         help="print how long a step takes with each of these bounds (async_simulation.py), and nothing else",
     )
+    parser.add_argument(
+        "--update-share", type=float, default=1.0, help="with --max-staleness: an update's time over generation's"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -121,7 +124,8 @@ def main() -> int:
     if arguments.max_staleness:
         for prompts in [96] if arguments.prompts == parser.get_default("prompts") else arguments.prompts:
             print(f"{prompts} prompts x {GROUP_SIZE} responses, {ASYNC_STEPS} steps\n")
-            print(table(arguments.max_staleness, prompts=prompts, steps=ASYNC_STEPS))
+            share = arguments.update_share
+            print(table(arguments.max_staleness, prompts=prompts, steps=ASYNC_STEPS, update_share=share))
         return 0
     is_shared = arguments.scale is not None
     wanted = [round(PROMPTS * arguments.scale)] if is_shared else arguments.prompts

@@ -10,7 +10,7 @@ Let theta_s be the policy after s steps, theta_0 the initial one, and eta = `max
         evaluate theta_s and save, where due
 
 A batch closes with its last group, in the order of the stream. Weights change only then. With eta = 1 later groups are
-dropped and come again, so a batch has the tokens of one policy. With eta >= 2 the engine works (eta - 1) batches ahead:
+dropped and come again, so a batch has the tokens of one policy. With eta >= 2 the engine works eta // 2 batches ahead:
 a group that is undecided when B_b closes is kept if its first token was sampled by theta_v with b - v <= eta, and goes
 on under the next weights; an older one begins again in its place. So the staleness of every trained token, s - 1 less
 the version that sampled it, is 0 to eta: a group begun during B_b was begun by theta_{b-2}, and trains in step b at
