@@ -176,4 +176,4 @@ messages: install-dev
 
 # makes the committed 20-step run anew: only with a change of numerics, and with the reason in the commit
 golden: install-dev
-	$(VENV)/bin/python tests/training/test_train.py $$(mktemp -d)/run
+	PYTHONPATH=tests $(VENV)/bin/python tests/training/test_train.py $$(mktemp -d)/run

@@ -137,7 +137,7 @@ def test_one_step_off_with_two_engines_resumes_to_the_byte(tmp_path: Path):
 
 
 def test_async_episodes_go_on_across_closes_and_resume_to_the_byte(tmp_path: Path):
-    options = ("schedule=async", "max_staleness=3", "rollout.engines=2", "train.num_steps=4", "train.save_every=1")
+    options = ("schedule=async", "max_staleness=4", "rollout.engines=2", "train.num_steps=4", "train.save_every=1")
     whole = trained(tmp_path / "whole", *options, "train.keep_checkpoints=9", "train.eval_every=0")
     kept = [json.loads(path.read_text()) for path in sorted(whole.glob("checkpoints/*/kept_groups.json"))]
     waiting = [lag for each in kept for group in each["groups"] for lag in group["lags"] if lag is not None]

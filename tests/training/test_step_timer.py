@@ -22,7 +22,8 @@ def test_the_asked_steps_are_traced_and_nothing_else_changes(tmp_path: Path, cap
     assert [path.name for path in (traced / "profile").iterdir()] == ["step_000002.json.gz"]
     with gzip.open(traced / "profile" / "step_000002.json.gz") as file:
         names = {event["name"] for event in json.load(file)["traceEvents"]}
-    assert {"phase: generate", "phase: update", "aten::mm"} <= names
+    assert {"phase: generate", "phase: update"} <= names
+    assert names & {"aten::mm", "mkldnn::_linear_pointwise"}  # by processor (cpu_kernels.linear)
 
     printed = capsys.readouterr().out
     assert "trace of step 2: " in printed
