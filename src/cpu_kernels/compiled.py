@@ -50,8 +50,8 @@ def library() -> Any:
         functions: dict[Any, Any] = {"run": ctypes.cast(torch_library.torch_parallel_for, ctypes.c_void_p)}
     except (OSError, AttributeError):
         _LOG.warning(
-            "%s is missing: PyTorch's functions stand in, and generation is slower; install a C++ compiler (g++), then "
-            "run python -m cpu_kernels",
+            "%s is missing: PyTorch's functions stand in, and generation and updates are slower; install a C++ "
+            "compiler (g++), then run python -m cpu_kernels",
             path,
         )
         return None

@@ -283,7 +283,7 @@ def test_a_lost_engine_costs_the_batch_and_not_the_kept_groups(tmp_path: Path):
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
     assert max(row["rollout/staleness_max"] for row in rows) <= 3
     rows = [each for table in rows_of_steps(run) for each in table if each["sample"] == 0]
-    decided = [each["group_id"] for each in rows if each["outcome"] != "excess"]  # of the last step, or aborted
+    decided = [each["group_id"] for each in rows if each["outcome"] != "excess"]  # the rest of the last batch
     assert decided == list(range(len(decided)))
 
 

@@ -133,7 +133,7 @@ class Config(Section):
     def lookahead(self, step: int) -> int:
         """The number of batches after a step's own whose groups are begun while its batch is sampled.
 
-        It is half of the bound: with more, long responses run beside so many that they become too old.
+        It is half of the bound: with more, so many responses share the engine that long ones become too old.
         """
         ahead = min(self.max_staleness // 2, self.train.num_steps - step)
         return max(0, ahead) if self.samples_ahead else 0
