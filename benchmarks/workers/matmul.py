@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.protocol import serve
-from dapo.engines.native.prepacked_linear import KERNELS, multiplies
+from cpu_kernels.prepacked import KERNELS, multiplies
 
 
 @torch.inference_mode()

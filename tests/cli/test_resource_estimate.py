@@ -381,7 +381,7 @@ def test_processes_and_their_order_are_described():
 
     assert engines() == []
     assert engines("rollout.engines=2") == ["  engines      2 x native, in lockstep, on this machine's cores"]
-    assert engines("rollout.engines=2", "rollout.reproducible=false") == [
+    assert engines("rollout.engines=2", "rollout.clock=load") == [
         "  engines      2 x native, by load, on this machine's cores"
     ]
 

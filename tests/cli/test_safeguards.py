@@ -39,7 +39,7 @@ NO_DIFFERENCE = {
     *("loss.engine_ratio", "loss.engine_over_cap"),
     # where and how fast it runs, and what is computed is the same up to rounding
     *("model.dtype", "launcher", "train.microbatch_tokens", "train.recompute", "train.threads", "train.device"),
-    *("rollout.engine", "rollout.engines", "rollout.reproducible"),
+    *("rollout.engine", "rollout.engines", "rollout.clock"),
     *("rollout.native.slots", "rollout.native.kernels", "rollout.vllm.cache_gib"),
     *("rollout.vllm.tensor_parallel", "rollout.vllm.python"),
     *("distributed.trainer_ranks", "distributed.gpus_per_process"),

@@ -590,22 +590,22 @@ def test_every_option_of_the_other_engine_is_reported():
 @pytest.mark.parametrize(
     ("overrides", "on_gpu", "expected"),
     [
-        (["rollout.engine=vllm"], True, False),
-        (["rollout.engine=vllm"], False, True),
-        (["rollout.engine=vllm", "rollout.reproducible=true"], True, True),
+        (["rollout.engine=vllm"], True, "load"),
+        (["rollout.engine=vllm"], False, "history"),
+        (["rollout.engine=vllm", "rollout.clock=history"], True, "history"),
         (["rollout.engine=native", "rollout.engines=2"], True, None),
-        (["rollout.engine=vllm", "model.dtype=float32", "train.device=cuda"], True, False),
+        (["rollout.engine=vllm", "model.dtype=float32", "train.device=cuda"], True, "load"),
     ],
 )
 def test_only_vllm_on_a_gpu_gives_up_lockstep_and_the_start_reports_it(
-    overrides: list[str], on_gpu: bool, expected: bool | None
+    overrides: list[str], on_gpu: bool, expected: str | None
 ):
     lines: list[str] = []
     sizes = ["train.microbatch_tokens=64", "train.recompute=false"]
     found = resolve_auto(config(*sizes, *overrides), cuda=on_gpu, log=lines.append)
-    assert found.rollout.reproducible is expected
-    line = "auto: rollout.reproducible=false: runs on a GPU are not equal, and vLLM schedules the next step ahead"
-    assert lines == ([line] if expected is False else [])
+    assert found.rollout.clock == expected
+    line = "auto: rollout.clock=load: runs on a GPU are not equal, and vLLM schedules the next step ahead"
+    assert lines == ([line] if expected == "load" else [])
 
 
 def test_auto_is_settled_by_machine_and_data():

@@ -587,11 +587,11 @@ def test_engines_take_the_gpus_that_trainers_leave_or_share_all_of_them() -> Non
 
 
 def test_check_says_which_options_have_no_effect() -> None:
-    unused = ["rollout.reproducible=false", "rollout.vllm.cache_gib=1", "distributed.gpus_per_process=1"]
+    unused = ["rollout.vllm.cache_gib=1", "distributed.gpus_per_process=1"]
     names = [line.partition(":")[0] for line in ignored_options(tiny(*unused))]
-    for name in ("rollout.reproducible", "rollout.vllm.*", "distributed.gpus_per_process"):
+    for name in ("rollout.vllm.*", "distributed.gpus_per_process"):
         assert name in names
-    used = ["rollout.engines=1", "rollout.reproducible=false", "distributed.gpus_per_process=1", "launcher=ray"]
+    used = ["rollout.engines=1", "rollout.clock=load", "distributed.gpus_per_process=1", "launcher=ray"]
     assert not [
         line for line in ignored_options(tiny(*used)) if line.startswith(("rollout", "distributed", "launcher"))
     ]

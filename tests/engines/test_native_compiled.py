@@ -11,12 +11,12 @@ import torch
 
 import cpu_kernels
 from cpu_kernels.build import find_compiler
+from cpu_kernels.prepacked import COMPILED, LAYERS, shape_name
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.errors import EngineError
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.linear_probe import linear_shapes, resolve_kernels
-from dapo.engines.native.prepacked_linear import COMPILED, LAYERS, shape_name
 from dapo.types import GenerationRequest
 from helpers import tiny_models
 from helpers.fake_engines import answers

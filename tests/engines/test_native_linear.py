@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dapo.engines.native import linear_probe
-from dapo.engines.native.cache import MaskedSlots
-from dapo.engines.native.compatibility import patch_model
-from dapo.engines.native.model_kernels import ModelKernels
-from dapo.engines.native.prepacked_linear import (
+from cpu_kernels.prepacked import (
     KERNELS,
     LAYERS,
     FusedQKVLinear,
@@ -24,6 +20,10 @@ from dapo.engines.native.prepacked_linear import (
     prepack_linears,
     prepacked_weights,
 )
+from dapo.engines.native import linear_probe
+from dapo.engines.native.cache import MaskedSlots
+from dapo.engines.native.compatibility import patch_model
+from dapo.engines.native.model_kernels import ModelKernels
 from helpers.tiny_models import SERVED, tiny_model
 
 FLOAT32 = pytest.mark.skipif(not can_prepack(nn.Linear(1, 1)), reason="this torch has no packed matmul for float32")

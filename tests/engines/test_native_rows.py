@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpu_kernels.build import find_compiler
+from cpu_kernels.prepacked import COMPILED, LAYERS
 from dapo.config.rollout_options import NativeConfig
 from dapo.engines.native.cache import BLOCK
 from dapo.engines.native.cache_rows import Row, RowCopies, Rows
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.engine import EngineStats, NativeEngine
 from dapo.engines.native.forward import PromptPrefix, common_prefix
-from dapo.engines.native.prepacked_linear import COMPILED, LAYERS
 from dapo.engines.native.scheduler import MIN_SHARED_PROMPT, RunningSequence
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.types import Generation, GenerationRequest

@@ -215,7 +215,7 @@ PAPER = {
         (["rollout.vllm.cache_gib=auto"], PAPER | {"cache_bytes": None, "memory": 0.9}),
         (["launcher=local"], PAPER | {"transfer": "ipc", "sleeps": True}),
         (
-            ["rollout.vllm={tensor_parallel: 1, cache_gib: auto}", "rollout.reproducible=true"],
+            ["rollout.vllm={tensor_parallel: 1, cache_gib: auto}", "rollout.clock=history"],
             PAPER
             | {"executor": "uni", "tensor_parallel": 1}
             | {"cache_bytes": None, "memory": 0.9, "async_scheduling": False, "seed": 0},
@@ -235,7 +235,7 @@ def test_vllms_own_classes_take_the_papers_layout_as_it_is_meant(
     found = json.loads(done.stdout.splitlines()[-1])
     assert {name: found[name] for name in expected} == expected
     # engines that draw without seeds of requests must not draw the same
-    assert (found["seed"] == 0) == config.rollout.reproducible
+    assert (found["seed"] == 0) == config.rollout.is_reproducible
     weights = 2 * PARAMETERS / found["tensor_parallel"]
     assert found["cache_bytes"] is None or weights + found["cache_bytes"] < 0.9 * 80 * 2**30
 

@@ -112,7 +112,7 @@ def test_memory_and_graphs_are_chosen_by_the_device_where_no_option_says_it() ->
 
 def test_only_a_reproducible_run_has_seeds_per_request_and_steps_that_wait_for_each_other() -> None:
     request = GenerationRequest("a", (1, 2), 3, 1.0, 1.0, 5, ())
-    slow, fast = (vllm_options(tiny(f"rollout.reproducible={value}")) for value in ("true", "false"))
+    slow, fast = (vllm_options(tiny(f"rollout.clock={value}")) for value in ("history", "load"))
     assert engine_arguments(slow, "folder", on_cpu=False)["async_scheduling"] is False
     assert engine_arguments(fast, "folder", on_cpu=False)["async_scheduling"] is None
     # else the engines of a run would draw the same numbers

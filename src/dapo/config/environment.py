@@ -56,8 +56,8 @@ class EnvironmentConfig(Section):
     workers: Processes = option(2, "Processes that run environments.", only_with="plays_episodes", unit="processes")
     lag_polls: Int = option(
         2,
-        "Tokens that the engine samples for other episodes before an environment's answer counts. Higher values keep "
-        "the engine busy while slow environments answer.",
+        "Tokens that the engine samples for other episodes before an environment's answer counts, with "
+        "rollout.clock=history. Higher values keep the engine busy while slow environments answer.",
         ge=1,
         le=10**6,
         only_with="plays_episodes",

@@ -130,6 +130,11 @@ class Config(Section):
         """Whether responses are sampled while the policy updates: `schedule: async`, with a staleness from 1 on."""
         return self.schedule == "async" and self.max_staleness > 0
 
+    @property
+    def suspends_responses(self) -> bool:
+        """Whether responses go on under newer weights."""
+        return self.samples_ahead and (self.max_staleness > 1 or self.rollout.clock in ("arrival", "load"))
+
     def lookahead(self, step: int) -> int:
         """The number of batches after a step's own whose groups are begun while its batch is sampled.
 

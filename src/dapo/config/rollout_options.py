@@ -18,6 +18,7 @@ from dapo.config.section import (
     Tokens,
     option,
 )
+from dapo.core.clock import ClockKind
 
 if TYPE_CHECKING:
     EngineName: TypeAlias = str
@@ -65,12 +66,13 @@ class RolloutConfig(Section):
         le=MAX_PROCESSES,
         unit="processes",
     )
-    reproducible: Annotated[bool | None, Auto] = option(
+    clock: Annotated[ClockKind | None, Auto] = option(
         None,
-        "Distribute requests to several engines by key and advance the engines in lockstep, so that two runs on CPUs "
-        "are equal. false: distribute by load; with vllm also sample without a seed per request and schedule steps "
-        "ahead, which is faster. none or auto: false for vllm on a GPU, where runs are not equal, else true.",
-        only_with="engine_processes",
+        "When verdicts, answers of environments and new weights (schedule=async) take effect. history: a fixed number "
+        "of tokens after their cause, and weights when a batch closes; two runs on CPUs are equal. arrival: as soon as "
+        "they are there; RUN/clock.jsonl records it, so that a resumed run is equal. load: as arrival, without a "
+        "record; engines get requests by load, and vllm samples without a seed per request and schedules steps ahead. "
+        "none or auto: load for vllm on a GPU, where runs are not equal, else history.",
     )
     native: NativeConfig = option(NativeConfig(), only_with="rollout.engine=native")
     vllm: VllmConfig = option(VllmConfig(), only_with="rollout.engine=vllm")
@@ -92,6 +94,11 @@ class RolloutConfig(Section):
     @property
     def engine_kind(self) -> EngineKind:
         return ENGINES[self.engine]
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether an engine gets the same requests, and samples the same from them, in a resumed run."""
+        return self.clock != "load"
 
     @property
     def engine_options(self) -> Any:

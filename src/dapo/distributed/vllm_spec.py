@@ -72,7 +72,7 @@ def vllm_options(config: Config) -> VllmOptions:
         weight_shapes=weight_shapes(meta_model),
         dtype="float32" if model.dtype == "float64" else model.dtype,  # vLLM has nothing wider
         max_tokens=min(tokens, getattr(meta_model.config, "max_position_embeddings", None) or tokens),
-        reproducible=rollout.reproducible is not False,
+        reproducible=rollout.is_reproducible,
         trust_remote_code=model.trust_remote_code,
         temperatures=rollout.engine_kind.temperatures,
         **rollout.vllm.model_dump(exclude={"python"}),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from dapo.config.environment import EnvironmentConfig
+from dapo.core.clock import Clock
 from dapo.core.errors import ConfigError, DataError, EngineError
 from dapo.core.rng import keyed_seed
 from dapo.engines.continuation import SuspendableEngine, Unfinished, Versions, extended
@@ -99,7 +100,8 @@ class EpisodeEngine:
     The tokens that are trained are those that were sampled: the prompt of turn k + 1 is the prompt of turn k, the ids
     sampled in turn k, and the ids of the rendered observation. Turn k draws from the seed of the request and k. An
     environment's answer counts `environment.lag_polls` polls after its turn has ended, and is waited for if it is
-    late, so that episodes do not depend on the environment's speed.
+    late, so that episodes do not depend on the environment's speed; with `rollout.clock: arrival` it counts when it
+    has arrived.
 
     `max_new_tokens` of a request bounds the tokens sampled in all turns. A turn that is cut at a limit is not
     answered: the episode ends, with `finish` `length`.
@@ -115,8 +117,11 @@ class EpisodeEngine:
         config: EnvironmentConfig,
         *,
         seed: int,
+        clock: Clock | None = None,
     ) -> None:
         """`seed` is the run's: an episode's environment gets a seed that depends on it and on the problem.
+
+        `clock` decides at which poll an answer counts; None: `environment.lag_polls` after its turn has ended.
 
         Raises ConfigError if `environment.max_observation_tokens` has no room for a text in the chat template.
         """
@@ -127,6 +132,7 @@ class EpisodeEngine:
                 f"{renderer.name} puts {renderer.overhead} tokens around it"
             )
         self._engine, self._pool, self._renderer, self._config, self._seed = engine, pool, renderer, config, seed
+        self._clock = clock or Clock()
         self._polls = 0
         self._running: dict[str, _Running] = {}
         self._sampling: dict[str, _Running] = {}
@@ -158,15 +164,27 @@ class EpisodeEngine:
         if self._sampling:
             for generation in self._engine.poll():
                 self._answer_turn(self._sampling.pop(generation.request_id), generation)
-        elif self._answering:
+        elif self._answering and not self._clock.is_by_arrival:
             self._polls = self._answering[0][0]
         ended: list[Generation] = []
         turns: list[GenerationRequest] = []
-        while self._answering and self._answering[0][0] <= self._polls:
-            _, running, future = self._answering.popleft()
+        for running, future in self._due_answers():
             self._use_answer(running, future.result(), turns, ended)
         self._engine.submit(turns)
         return ended
+
+    def _due_answers(self) -> "list[tuple[_Running, Future[Answer]]]":
+        """Remove the answers that count at this poll from those that are waited for."""
+        if self._clock.is_by_arrival:
+            waiting = {f"{each.request.id}/{each.handle.num_calls}": future for _, each, future in self._answering}
+            taken = {id(waiting[name]) for name in self._clock.take("environment", waiting, is_idle=not self._sampling)}
+            due = [(running, future) for _, running, future in self._answering if id(future) in taken]
+            self._answering = deque(each for each in self._answering if id(each[2]) not in taken)
+            return due
+        due = []
+        while self._answering and self._answering[0][0] <= self._polls:
+            due.append(self._answering.popleft()[1:])
+        return due
 
     def abort(self, request_ids: Sequence[str]) -> list[Generation]:
         chosen = {id(self._running[name]) for name in request_ids}

@@ -19,7 +19,11 @@ from dapo.runs.metrics_file import read_metrics, truncate_after
 
 _LOCK_ATTEMPTS, _LOCK_INTERVAL_S = 5, 0.05
 _LOCK_BYTES = 40
-_FILES = (*("config.yaml", "manifest.json", "summary.json", "lock", "curves.png"), METRICS_FILE, PROBLEM_STATS_FILE)
+_FILES = (
+    *("config.yaml", "manifest.json", "summary.json", "clock.jsonl", "lock", "curves.png"),
+    METRICS_FILE,
+    PROBLEM_STATS_FILE,
+)
 _FOLDERS = ("checkpoints", "rollouts", "eval", "configs", "logs", "profile", "code", "data", "tokenizer")
 SUMMARY_FIELDS = ("steps", "wall_s", "tokens_generated", "tokens_trained", "eval_first", "eval_last", "exit_reason")
 
@@ -44,6 +48,7 @@ class RunDirectory:
     metrics = _Entry(METRICS_FILE)  # one JSON object per step
     problem_stats = _Entry(PROBLEM_STATS_FILE)  # statistics per problem, as of the newest checkpoint
     summary = _Entry("summary.json")  # facts and last evaluation, written at the end
+    clock = _Entry("clock.jsonl")  # the poll at which each event took effect (rollout.clock=arrival)
     curves = _Entry("curves.png")  # the plot of the metrics
     profile = _Entry("profile")  # the directory of the traces of `profile.steps`
     logs = _Entry("logs")  # the directory of the other processes' output

@@ -36,14 +36,15 @@ no prefetched batch and begins, like the first, by sampling from the newest poli
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from threading import Event
+from typing import Any
 
 from dapo.core.errors import EngineError, ShortfallError
 from dapo.training.checkpointing import save_if_due, save_now
 from dapo.training.prefetched_batch import PrefetchedBatch
-from dapo.training.rollout import Batch, collect
+from dapo.training.rollout import Batch, NewWeights, collect
 from dapo.training.rollout_metrics import staleness_metrics
 from dapo.training.state import Run
 from dapo.training.step_metrics import evaluate_and_log, report_step, rollouts_in_background
@@ -129,7 +130,7 @@ def bounded_staleness(run: Run, batch: Batch) -> dict[str, float]:
             f"the tokens of the batch are {metrics['rollout/staleness_min']:g} to {metrics['rollout/staleness_max']:g} "
             f"steps stale, expected 0 to {most} (max_staleness)"
         )
-    if most > 1:
+    if run.config.suspends_responses:
         metrics["rollout/recomputed_tokens"] = batch.recomputed_tokens
         return metrics
     return {name: value for name, value in metrics.items() if not name.endswith("_min")}
@@ -167,7 +168,7 @@ def await_batch(run: Run, pending: "PendingBatch | None") -> PrefetchedBatch | N
     if pending is None:
         return None
     with run.phase("trainer_idle", total=run.config.rollout.prompts_per_step) as on_progress:
-        batch = pending.result(on_progress)
+        batch = pending.result(on_progress, run.sync_engine)
     run.sampling.start = None
     run.timer.add("generate", pending.seconds)
     run.state.closed_at = pending.closed_at
@@ -187,6 +188,8 @@ class PendingBatch:
     def __init__(self, run: Run, *, step: int) -> None:
         self._is_cancelled = Event()
         self._progress = (0, run.sampling.sampler.prompts_per_step, "")
+        self._new_weights = NewWeights(step - 1)
+        run.sampling.new_weights = None if run.sampling.clock.kind == "history" else self._new_weights
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"dapo-batch-{step}")
         self._future = self._pool.submit(self._sample, run, step)
 
@@ -195,9 +198,19 @@ class PendingBatch:
         if self._future.done():
             self._future.result()
 
-    def result(self, on_progress: Callable[[int, int, str], None]) -> PrefetchedBatch:
-        """Wait for the batch. Raises the thread's error if it has failed."""
-        while not wait([self._future], timeout=_POLL_INTERVAL_S).done:
+    def result(self, on_progress: Callable[[int, int, str], None], load_weights: Callable[[], None]) -> PrefetchedBatch:
+        """Wait for the batch. Raises the thread's error if it has failed.
+
+        The step's updates are made: `load_weights` is called if the thread wants their weights before its end.
+        """
+        new = self._new_weights
+        new.exist.set()
+        while not self._future.done():
+            if new.wanted.done() and not new.are_loaded.is_set():
+                load_weights()
+                new.are_loaded.set()
+            awaited: list[Future[Any]] = [self._future] if new.wanted.done() else [self._future, new.wanted]
+            wait(awaited, timeout=_POLL_INTERVAL_S, return_when=FIRST_COMPLETED)
             on_progress(*self._progress)
         return self._future.result()
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any, NamedTuple, cast
 
 from dapo.config import RolloutConfig
+from dapo.core.clock import Clock
 from dapo.core.errors import DapoError, RewardError
 from dapo.core.rng import keyed_seed
 from dapo.data.prompts import Encoder
@@ -22,7 +24,8 @@ from dapo.training.selection import Decision, Prediction, ProblemSelector
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 
 VERDICT_LAG_POLLS = 2
-"""Polls from a group's last token to its decision: the engine works while verifiers do, and no clock is read."""
+"""Polls from a group's last token to its decision (`rollout.clock: history`): the engine works while verifiers do."""
+_CHECK_INTERVAL_S = 0.5
 TOP_P = 1.0  # training samples from the whole distribution, which the trainer's log-probabilities describe
 
 
@@ -150,6 +153,23 @@ class _Pending:
         )
 
 
+class NewWeights:
+    """The weights that updates make while a thread samples; the engine takes them in the middle of a batch."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+        self.exist = Event()
+        self.wanted: Future[None] = Future()
+        """Has a result once nothing is in flight: the trainer's thread may load the weights."""
+        self.are_loaded = Event()
+
+    def take(self, check: Callable[[], None]) -> None:
+        """Let the trainer's thread load them, and wait for it; `check` may end the wait by an error."""
+        self.wanted.set_result(None)
+        while not self.are_loaded.wait(_CHECK_INTERVAL_S):
+            check()
+
+
 @dataclass
 class Sampling:
     """The parts that sample a training batch."""
@@ -173,6 +193,10 @@ class Sampling:
     """Number of batches after the present one whose groups are begun already, set before each step is sampled."""
     kept: Kept = Kept()
     """The groups that were undecided when the last batch closed."""
+    clock: Clock = field(default_factory=Clock)
+    """Decides at which poll verdicts, environments' answers and new weights take effect."""
+    new_weights: NewWeights | None = None
+    """The weights that the engine takes in the middle of the batch; None: it keeps its weights."""
     has_suspended: bool = False
     """Whether the engine has suspended responses since its weights were loaded."""
     judge_wait_s: float = 0.0
@@ -272,7 +296,6 @@ class _Collector:
     judged: list[tuple[Group, Outcome]] = field(default_factory=list)
     accepted: list[Group] = field(default_factory=list)
     submitted: int = 0
-    polls: int = 0
     counts: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     tokens: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     decisions: list[Decision] = field(default_factory=list)
@@ -295,6 +318,7 @@ class _Collector:
         self.sampling.tokens_since_start = max(0, tokens - self.sampling.start.kept.num_tokens)
 
     def sample(self) -> Batch:
+        self.clock.begin(self.step)
         self.go_on()
         while self.is_open:
             self.refill()
@@ -302,9 +326,11 @@ class _Collector:
                 break
             if self.by_request:
                 self.check_or_abort()
+                self.take_new_weights()
                 self.receive(self.sampling.engine.poll())
-                self.polls += 1
+                self.clock.poll += 1
             self.classify()
+        self.clock.end()
         shortfall, end = self.shortfall, self.judged[-1][0].id + 1
         if self.sampling.lookahead:
             self.keep(end)
@@ -356,11 +382,49 @@ class _Collector:
             position, problem = self.next_problem()
             self.submit_group(position, problem, self.sampling.encoder.encode(problem))
 
+    @property
+    def clock(self) -> Clock:
+        return self.sampling.clock
+
+    def take_new_weights(self) -> None:
+        """Go on with the weights that the trainer has made in the meantime, if there are any at this poll."""
+        new = self.sampling.new_weights
+        if new is None or not self.clock.takes("weights", new.version, has_arrived=new.exist.is_set):
+            return
+        self.sampling.new_weights = None
+        parts = self.suspend()
+        try:
+            new.take(self.check)
+        except BaseException:
+            for part in parts:  # the engine knows none of them
+                pending, i = self.by_request.pop(part.generation.request_id)
+                pending.generations[i] = part.generation
+                part.close()
+            raise
+        self.resume(parts)
+
+    def suspend(self) -> list[Unfinished]:
+        """Stop everything that runs, receive the responses that have just ended, and return the others."""
+        found = self.engine.suspend(list(self.by_request))
+        self.receive([each for each in found if not isinstance(each, Unfinished)])
+        return [each for each in found if isinstance(each, Unfinished)]
+
+    def resume(self, parts: Sequence[Unfinished]) -> None:
+        """Go on with suspended responses of the groups in `by_request`; their tokens so far are read again."""
+        requests = []
+        for part in parts:
+            pending, i = self.by_request[part.generation.request_id]
+            prompt_ids = pending.prompt_ids
+            requests.append(self.sampling.request(pending.step, pending.position, i, pending.problem, prompt_ids))
+            tokens = len(part.generation.token_ids)
+            self.recomputed_tokens += (len(prompt_ids) + tokens) if tokens else 0
+        if requests:
+            self.engine.resume(requests, parts)
+
     def go_on(self) -> None:
         """Go on with the kept groups; those that are too old, or do not fit the options any more, begin again."""
         kept, self.sampling.kept = self.sampling.kept, Kept()
         self.decisions.extend(kept.decisions)
-        requests: list[GenerationRequest] = []
         parts: list[Unfinished] = []
         for group in kept.groups:
             if not self.can_go_on(group):
@@ -372,15 +436,10 @@ class _Collector:
             for i, response in enumerate(group.responses):
                 pending.generations.append(None if isinstance(response, Unfinished) else response)
                 if isinstance(response, Unfinished):
-                    request = self.sampling.request(group.step, group.position, i, group.problem, group.prompt_ids)
-                    self.by_request[request.id] = pending, i
+                    self.by_request[response.generation.request_id] = pending, i
                     pending.missing += 1
-                    requests.append(request)
                     parts.append(response)
-                    tokens = len(response.generation.token_ids)
-                    self.recomputed_tokens += (len(group.prompt_ids) + tokens) if tokens else 0
-        if requests:
-            self.engine.resume(requests, parts)
+        self.resume(parts)
 
     def can_go_on(self, group: KeptGroup) -> bool:
         """Whether a kept group fits the bound on staleness and the sizes, which a resumed run may have changed."""
@@ -429,13 +488,13 @@ class _Collector:
             ids = [each.token_ids for each in responses]
             pending.texts = tuple(each.text(self.sampling.encoder.decode) for each in responses)
             pending.verdicts = self.sampling.judge.submit(pending.problem, pending.texts, ids)
-            pending.due_poll = self.polls + VERDICT_LAG_POLLS
+            pending.due_poll = self.clock.poll + VERDICT_LAG_POLLS
 
     def classify(self) -> None:
         """Decide groups from the head of the queue; wait for verdicts where nothing is left to generate."""
         while self.undecided and self.is_open:
             head = self.undecided[0]
-            if head.missing or (self.by_request and head.due_poll > self.polls):
+            if head.missing or (self.by_request and not self.is_due(head)):
                 return
             self.undecided.popleft()
             started = time.perf_counter()
@@ -452,14 +511,18 @@ class _Collector:
             note = f"{len(self.judged)} judged: {dropped}" if dropped else ""
             self.on_progress(len(self.accepted), self.sampling.sampler.prompts_per_step, note)
 
+    def is_due(self, head: _Pending) -> bool:
+        """Whether the verdicts of a finished group count at this poll."""
+        if not self.clock.is_by_arrival:
+            return head.due_poll <= self.clock.poll
+        assert head.verdicts is not None
+        return self.clock.takes("verdict", head.position, has_arrived=head.verdicts.done)
+
     def keep(self, end: int) -> None:
         """Suspend the undecided groups for the next batch, where those whose first token is too old begin again."""
-        for response in self.engine.suspend(list(self.by_request)):
-            if isinstance(response, Unfinished):
-                pending, i = self.by_request.pop(response.generation.request_id)
-                pending.suspended[i] = response
-            else:
-                self.receive([response])
+        for response in self.suspend():
+            pending, i = self.by_request.pop(response.generation.request_id)
+            pending.suspended[i] = response
         groups = []
         for group in map(self.kept_group, self.undecided):
             if self.is_fresh(group.version, self.step):
@@ -485,7 +548,7 @@ class _Collector:
             min(versions, default=None),
             pending.texts,
             pending.verdicts,
-            max(0, pending.due_poll - self.polls),
+            max(0, pending.due_poll - self.clock.poll),
         )
 
     def count_stale(self, group: KeptGroup) -> None:

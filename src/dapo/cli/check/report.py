@@ -108,7 +108,7 @@ def _processes(estimate: ResourceEstimate) -> Iterator[str]:
                 f"takes {_gib(estimate.load_host_bytes)} of a node's main memory"
             )
     if config.engine_processes:
-        order = ", by load" if config.rollout.reproducible is False else ", in lockstep"
+        order = ", in lockstep" if config.rollout.is_reproducible else ", by load"
         shared = "" if config.engine_processes == 1 else order
         each = _each(estimate, config.gpus_per_engine)
         yield f"  engines      {config.engine_processes} x {config.rollout.engine}{shared}, {each}"

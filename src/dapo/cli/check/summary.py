@@ -288,13 +288,17 @@ def _run(config: Config) -> Iterator[str]:
             f"  schedule    async: while a step trains, the engine samples with the weights from its start; each "
             f"token's loss is multiplied by {factor}"
         )
-        if eta == 1:
+        least = 1
+        if rollout.clock in ("arrival", "load"):
+            least = 0
+            yield f"              rollout.clock {rollout.clock}: the engine takes new weights in the middle of a batch"
+        elif eta == 1:
             yield "              max_staleness 1: every token but the first batch's is 1 step stale"
             return
-        responses = eta * rollout.prompts_per_step * rollout.group_size
+        responses = (1 + config.lookahead(1)) * rollout.prompts_per_step * rollout.group_size
         tokens = responses * rollout.max_response_tokens
         yield (
-            f"              max_staleness {eta}: tokens are 1 to {eta} steps stale, expected {(1 + eta) / 2:g}; in "
-            f"flight {responses:,} responses / keep rate, of at most {tokens:,} tokens / keep rate with "
+            f"              max_staleness {eta}: {least} to {eta} steps stale, expected {(least + eta) / 2:g}, "
+            f"in flight {responses:,} responses / keep rate, of at most {tokens:,} tokens / keep rate with "
             f"{_TOKEN_BYTES} bytes each"
         )

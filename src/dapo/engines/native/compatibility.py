@@ -8,6 +8,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from cpu_kernels import is_compiled
+from cpu_kernels.prepacked import COMPILED, DEFAULT_KERNELS, LAYERS, prepack_linears
 from dapo.core.errors import EngineError
 from dapo.core.rng import keyed_uniforms
 from dapo.engines.native import attention
@@ -15,7 +16,6 @@ from dapo.engines.native.forward import Forward
 from dapo.engines.native.fused_layers import fuse_prepacked_layers
 from dapo.engines.native.fused_weight_layers import fuse_weight_layers
 from dapo.engines.native.model_kernels import ModelKernels, model_kernels_for
-from dapo.engines.native.prepacked_linear import COMPILED, DEFAULT_KERNELS, LAYERS, prepack_linears
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}

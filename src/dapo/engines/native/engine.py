@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import cpu_kernels
+from cpu_kernels.prepacked import DEFAULT_KERNELS
 from dapo.config.rollout_options import NativeConfig, RolloutConfig
 from dapo.core.memory import explain_out_of_memory
 from dapo.engines.engine import WeightSource
@@ -24,7 +25,6 @@ from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.device_memory import CudaMemory, cache_token_bound, step_bytes, upload
 from dapo.engines.native.forward import Prefilled, PromptPrefix, common_prefix
 from dapo.engines.native.model_kernels import ModelKernels
-from dapo.engines.native.prepacked_linear import DEFAULT_KERNELS
 from dapo.engines.native.scheduler import RunningSequence, Scheduler
 from dapo.engines.native.token_sampling import SamplingSettings, UniformDraws, sample
 from dapo.engines.request_checks import EngineState, require_finite
@@ -401,7 +401,7 @@ class NativeEngine(EngineState):
 def open_native_engine(rollout: RolloutConfig, model: PreTrainedModel, gpu_processes: float = 1) -> NativeEngine:
     """Open the engine of `rollout.engine: native` (`config.engines.EngineKind.open`)."""
     memory = CudaMemory(model.device, processes=gpu_processes) if model.device.type == "cuda" else None
-    reproducible = rollout.reproducible is not False or not rollout.engines  # the option is for engine processes only
+    reproducible = rollout.is_reproducible or not rollout.engines  # one process has no load to balance
     return NativeEngine(model, rollout.native, reproducible=reproducible, memory=memory)
 
 

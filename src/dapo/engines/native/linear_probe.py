@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 import cpu_kernels
+from cpu_kernels.prepacked import COMPILED, KERNELS, LAYERS, default_kernel, multiplies, shape_name
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.files import atomic_write_json, cache_folder, open_no_link
 from dapo.core.processor import cpu_model, vector_extensions
-from dapo.engines.native.prepacked_linear import COMPILED, KERNELS, LAYERS, default_kernel, multiplies, shape_name
 
 MIN_ELEMENTS = 2**18
 """The smallest weight that is timed. Smaller ones use the default kernel: a call takes longer than the product."""

@@ -13,6 +13,7 @@ import torch
 from dapo.algo.sampling import ScoreThresholds
 from dapo.config import Config, ScoreThresholdsConfig
 from dapo.config.run_options import START_TIMEOUT_S
+from dapo.core.clock import Clock
 from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder
 from dapo.data.stream import ProblemStream
@@ -62,12 +63,16 @@ def build_run(
     judge.log_to(display.message)
     with ExitStack() as stack:
         launcher = stack.enter_context(open_launcher(config, directory.logs, display.message))
-        engine = build_engine(config, inputs.loaded, launcher, episodes=inputs.episodes, log=display.message)
+        clock = Clock(config.rollout.clock or "history", directory.clock, first_step=first_step)
+        stack.callback(clock.close)
+        engine = build_engine(
+            config, inputs.loaded, launcher, episodes=inputs.episodes, log=display.message, clock=clock
+        )
         stack.callback(engine.close)
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
         yield Run(
             config=config,
-            sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids, test),
+            sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids, test, clock),
             policy=policy,
             tracker=Tracker(build_sinks(config, directory, first_step=first_step), display, listeners),
             directory=directory,
@@ -87,6 +92,7 @@ def build_sampling(
     encoder: PromptEncoder,
     stop_ids: tuple[int, ...],
     reward_test: str | None = None,
+    clock: Clock | None = None,
 ) -> Sampling:
     """Build the parts that sample batches, at the stream's first problem. Raises ConfigError for the user's filter."""
     return Sampling(
@@ -98,6 +104,7 @@ def build_sampling(
         plan=sampling_plan(config.rollout, stop_ids, seed=config.train.seed),
         reward=partial(shaped_reward, config=config),
         max_staleness=config.max_staleness if config.samples_ahead else 0,
+        clock=clock or Clock(),
     )
 
 
@@ -150,6 +157,7 @@ def build_engine(
     *,
     episodes: Episodes | None = None,
     log: Callable[[str], None] = print,
+    clock: Clock | None = None,
 ) -> RolloutEngine:
     """Build the rollout engine, in this process or in processes of `launcher`; all its answers are checked.
 
@@ -164,7 +172,7 @@ def build_engine(
             launcher,
             specs,
             log=log,
-            reproducible=config.rollout.reproducible is not False,
+            reproducible=config.rollout.is_reproducible,
             shares_gpus=shares.is_shared,
             transfer=kind and WeightTransfer(kind, WeightSender(), processes_per_engine=config.gpus_per_engine),
         )
@@ -172,9 +180,9 @@ def build_engine(
         engine = open_in_process(config.rollout, copy.deepcopy(loaded.model), shares.sampling)
     vocabulary = next(loaded.model.get_input_embeddings().parameters()).shape[0]
     checked: RolloutEngine = CheckedEngine(engine, vocabulary=vocabulary)
-    if config.samples_ahead and config.max_staleness > 1:
+    if config.suspends_responses:
         checked = ContinuingEngine(checked)
-    return checked if episodes is None else episodes.play_in(checked, log)
+    return checked if episodes is None else episodes.play_in(checked, log, clock)
 
 
 def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from transformers import PreTrainedTokenizerBase
 
 from dapo.config import Config
+from dapo.core.clock import Clock
 from dapo.core.errors import DataError
 from dapo.engines.engine import RolloutEngine
 from dapo.environments.engine import EpisodeEngine, environment_seed
@@ -25,10 +26,11 @@ class Episodes:
     renderer: TurnRenderer
     config: Config
 
-    def play_in(self, engine: RolloutEngine, log: Callable[[str], None]) -> RolloutEngine:
+    def play_in(self, engine: RolloutEngine, log: Callable[[str], None], clock: Clock | None = None) -> RolloutEngine:
         """An engine that plays episodes, whose turns `engine` samples; closing it closes both."""
         self.pool.log_to(log)
-        return EpisodeEngine(engine, self.pool, self.renderer, self.config.environment, seed=self.config.train.seed)
+        options, seed = self.config.environment, self.config.train.seed
+        return EpisodeEngine(engine, self.pool, self.renderer, options, seed=seed, clock=clock)
 
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems with the prompts with which the environment begins their episodes.

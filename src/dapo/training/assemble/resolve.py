@@ -68,7 +68,7 @@ def resolve_auto(
     not fit on the GPU.
     """
     has_sizes = not training or None not in (config.train.microbatch_tokens, config.train.recompute)
-    chooses_order = config.rollout.engine == "vllm" and config.rollout.reproducible is None
+    chooses_order = config.rollout.engine == "vllm" and config.rollout.clock is None
     is_open = config.model.dtype == "auto" or not has_sizes or (config.train.device == "auto" and not config.uses_ray)
     if not (is_open or chooses_order):
         return resolve_auto_verifier(config)  # nothing depends on the device, which may be elsewhere
@@ -80,9 +80,9 @@ def resolve_auto(
         if device.type == "cuda" and not device.multiplies_bfloat16:
             log(f"auto: model.dtype=float32: the GPU ({device.name}) has no bfloat16 units, which begin with 8.0")
     if chooses_order:
-        config = config.changed("rollout", reproducible=device.type == "cpu")
+        config = config.changed("rollout", clock="history" if device.type == "cpu" else "load")
         if device.type == "cuda":
-            log("auto: rollout.reproducible=false: runs on a GPU are not equal, and vLLM schedules the next step ahead")
+            log("auto: rollout.clock=load: runs on a GPU are not equal, and vLLM schedules the next step ahead")
     config = resolve_auto_verifier(config)
     if not has_sizes:
         dimensions = None

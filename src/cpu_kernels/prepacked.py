@@ -2,7 +2,7 @@
 
 A decode step multiplies few rows by every weight of the model. An ordinary matmul first reorders each weight into
 blocks, which at 64 rows takes about as long as the arithmetic. Weights change once per training step but are read for
-every token, so they are reordered when they are loaded. Unless `linear_probe` chooses otherwise, float32 uses MKL's
+every token, so they are reordered when they are loaded. By default float32 uses MKL's
 blocks (oneDNN's if there is no MKL) and bfloat16 oneDNN's. Blocks work for any number of rows, and best for the given
 one.
 """
