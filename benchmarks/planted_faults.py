@@ -5,6 +5,7 @@ A fault is planted where it would arise: in the reward, the options, the data or
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -115,6 +116,31 @@ def use_stale_engine(run: Run) -> None:
     run.sampling.engine = StaleEngine(run.sampling.engine)  # type: ignore[assignment]
 
 
+def slow_updates(run: Run) -> None:
+    """Make each update of a run take longer."""
+    update = run.policy.update
+
+    def slow(minibatch: Any, *, step: int) -> dict[str, float]:
+        time.sleep(1)
+        return update(minibatch, step=step)
+
+    run.policy.update = slow  # type: ignore[method-assign]
+
+
+def slow_polls(run: Run) -> None:
+    """Make each token of a run's engine take longer."""
+    poll = run.sampling.engine.poll
+
+    def slow() -> Any:
+        time.sleep(0.05)
+        return poll()
+
+    run.sampling.engine.poll = slow  # type: ignore[method-assign]
+
+
+_ASYNC = ("schedule=async", "rollout.engines=1")
+
+
 @dataclass(frozen=True)
 class Case:
     """A run and what the doctor should say of it."""
@@ -185,6 +211,11 @@ FAULTS = (
          (_reward("as_the_row_says"), "preset=grpo", "optim.lr=0.003", "train.eval_every=2"), held_out="Q" * 40),
     Case("a reward that pays for length", "length_explosion",
          (_reward("length"), "optim.lr=0.003"), rows="QQL" * 4),
+    Case("updates that take longer than the next batch", "idle_engine", _ASYNC, change=slow_updates),
+    Case("an engine that takes longer than the updates", "idle_trainer", _ASYNC, change=slow_polls),
+    Case("a learning rate too high for responses of older policies", "too_stale", (*_ASYNC, "optim.lr=0.01")),
+    Case("batches of one group with several in flight", "stale_work",
+         (*_ASYNC, "rollout.prompts_per_step=1", "train.minibatch_groups=1", "train.num_steps=24"), rows="QE" * 6),
     Case("a verifier as slow as a distant judge", "slow_verifier", (_reward("slow"), "train.num_steps=2"),
          in_processes=True),
 )  # fmt: skip

@@ -7,7 +7,8 @@ those of the runs), `set` (options) and `metrics` (stored besides the shares). A
       NAME:
         base_model: {strategies: {A: [0.9, 8, 8], B: [0.1, 8, 8]}, updates: 130}
         set: [...]
-        levels: [{name: "0.5", at: 0.5, set: [...], base_model: {...}, tabular: {...}}, ...]
+        levels: [{name: "0.5", at: 0.5, set: [...], base_model: {...}, tabular: {...},
+                  rows: {on: {set: [...], tabular: {...}}}}, ...]       # rows: what a row has at this level alone
         rows: {off: [...], on: [...]}
 
 and what evidence.testbed.analysis reads: measure, predicted, delivered and others.
@@ -78,7 +79,8 @@ def jobs(
                 for level in facts["levels"]:
                     recipe = parse_recipe({**facts["base_model"], **level.get("base_model", {})}, recipe_seed)
                     for row, own in facts["rows"].items():
-                        options = (*experiment.get("set", ()), *facts.get("set", ()), *level.get("set", ()), *own)
+                        here = level.get("rows", {}).get(row, {}).get("set", ())
+                        options = (*experiment.get("set", ()), *facts.get("set", ()), *level.get("set", ()), *own, *here)
                         metrics = tuple(experiment["metrics"])
                         is_primary = bool(facts.get("primary"))
                         yield Job(name, arm, level["name"], row, seed, recipe, options, metrics, is_primary)

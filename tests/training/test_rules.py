@@ -82,6 +82,7 @@ def test_a_healthy_run_has_no_finding():
     assert found({}) == []
 
 
+ASYNC = {"schedule": "async", "rollout__engines": 1}
 KEPT, FLAT = "rollout/groups_trained", "rollout/zero_advantage_fraction"
 FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[str, Any]]] = [
     # rule, metrics just beyond the threshold, just before it, options
@@ -129,6 +130,14 @@ FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[s
     ("no_tool_calls", {"rollout/tool_calls": 0}, {}, {"environment__tools": "[a:b]"}),
     ("tool_errors", {"rollout/tool_calls": 10, "rollout/tool_errors": 9.1},
      {"rollout/tool_calls": 10, "rollout/tool_errors": 9}, {}),
+    ("too_stale", {"loss/engine_weight_truncated_fraction": 0.051},
+     {"loss/engine_weight_truncated_fraction": 0.05}, ASYNC),
+    ("stale_work", {"rollout/tokens_generated": 100, "rollout/tokens_stale": 11},
+     {"rollout/tokens_generated": 100, "rollout/tokens_stale": 10}, ASYNC),
+    ("idle_engine", {"time/engine_idle_s": 5.1}, {"time/engine_idle_s": 5.0}, ASYNC),
+    ("idle_engine", {"time/engine_idle_s": 5.1, "time/step_s": 30.0, "time/evaluate_s": 20.0},
+     {"time/engine_idle_s": 5.1, "time/step_s": 30.0, "time/evaluate_s": 19.0}, ASYNC),
+    ("idle_trainer", {"time/trainer_idle_s": 5.1}, {"time/trainer_idle_s": 5.0}, ASYNC),
     ("slow_verifier", {"time/judge_wait_s": 5.1}, {"time/judge_wait_s": 4.9}, {}),
     ("slow_verifier", {"time/judge_wait_s": 5.1}, {"time/judge_wait_s": 0.9, "time/step_s": 1.0}, {}),
     ("slow_verifier", {"time/judge_wait_s": 5.1, "time/step_s": 30.0, "time/evaluate_s": 20.0},
@@ -262,6 +271,17 @@ def test_a_finding_proposes_no_value_that_an_option_has_and_no_option_without_ef
     waits: dict[str, float | None] = {"time/judge_wait_s": 6.0}
     assert finding("slow_verifier", waits, reward__workers=5).change == ("reward.workers=16",)  # responses per step
     assert finding("slow_verifier", waits, reward__workers=16).change == ()
+
+
+def test_the_remedies_of_async_follow_its_bound_and_do_not_hold_for_sync():
+    over: dict[str, float | None] = {"loss/engine_weight_truncated_fraction": 0.2}
+    assert finding("too_stale", over, **ASYNC, max_staleness=4).change == ("max_staleness=2", "optim.lr=5e-07")
+    assert finding("too_stale", over, **ASYNC, max_staleness=1).change == ("optim.lr=5e-07",)
+    stale: dict[str, float | None] = {"rollout/tokens_generated": 100, "rollout/tokens_stale": 50}
+    assert finding("stale_work", stale, **ASYNC).change == ("max_staleness=4",)
+    assert finding("idle_trainer", {"time/trainer_idle_s": 9.0}, **ASYNC).change == ("rollout.engines=2",)
+    waits = {"time/engine_idle_s": 9.0, "time/trainer_idle_s": 9.0}
+    assert found(over | stale | waits, options(loss__engine_correction="tis")) == []
 
 
 def test_a_longer_time_limit_is_proposed_only_where_calls_last_as_long():
