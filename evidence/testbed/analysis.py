@@ -242,7 +242,7 @@ def predict(facts: Mapping[str, Any], *, seeds: int = 96) -> list[float]:
         for row in measure["rows"]:
             here = level.get("rows", {}).get(row, {}).get("tabular", {})
             choice = Choice(**{**wanted["choice"], **level.get("tabular", {}), **wanted["rows"][row], **here})
-            shares = simulate(choice, steps=wanted["steps"], seeds=seeds)
+            shares = simulate(choice, steps=wanted["steps"], seeds=wanted.get("seeds", seeds))
             numbers.append(fmean(number_of({**measure, "curve": SHARE}, {SHARE: each.tolist()}) for each in shares.T))
         found.append(numbers[0] / numbers[1] if measure.get("as") == "ratio" else numbers[0] - numbers[1])
     return found
