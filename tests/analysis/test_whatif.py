@@ -43,7 +43,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         with new_run(tiny(*OPTIONS, f"data.train={folder / 'problems.jsonl'}", *options), folder / name) as run:
             train(run)
     run_or_resume(folder / "one_step_off", async_config(*OPTIONS))
-    return {name: folder / name for name in (*RUNS, "one_step_off")}
+    run_or_resume(folder / "async", async_config(*OPTIONS, "schedule=async", "max_staleness=4"))
+    return {name: folder / name for name in (*RUNS, "one_step_off", "async")}
 
 
 def rows_of(run: Path, step: int) -> list[dict[str, Any]]:
@@ -54,7 +55,7 @@ def rows_of(run: Path, step: int) -> list[dict[str, Any]]:
 # --- no change
 
 
-@pytest.mark.parametrize("name", ["binary", "graded", "several", "one_step_off"])
+@pytest.mark.parametrize("name", ["binary", "graded", "several", "one_step_off", "async"])
 def test_the_same_options_give_everything_again_to_the_last_bit(runs: dict[str, Path], name: str) -> None:
     found = what_if(runs[name], [])
     assert found["judged_again"]

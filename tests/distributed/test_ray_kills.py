@@ -1,4 +1,4 @@
-"""A run of episodes on Ray that is killed anywhere, and resumed, is the uninterrupted run to the byte."""
+"""A run on Ray that is killed anywhere, and resumed, is the uninterrupted run to the byte."""
 
 import os
 import random
@@ -15,13 +15,24 @@ from helpers.tiny_runs import CONFIGS, contents, differences
 
 KILLS = int(os.environ.get("DAPO_RAY_KILLS", "0"))
 pytestmark = [pytest.mark.ray, pytest.mark.skipif(not KILLS, reason="minutes: set DAPO_RAY_KILLS=10")]
-OPTIONS = (
+EPISODES = (
     "environment=helpers.environments:Digits",
     "environment.max_observation_tokens=24",
     "environment.options={delay_s: 0.05}",
     "rollout.max_response_tokens=48",
     "rollout.engines=1",
     "reward.verifier=auto",
+)
+VARIANTS = {
+    "episodes": EPISODES,
+    "async with two engines": (
+        "schedule=async",
+        "max_staleness=3",
+        "rollout.engines=2",
+        "rollout.max_response_tokens=24",
+    ),
+}
+OPTIONS = (
     "launcher=ray",
     "train.threads=1",
     "train.num_steps=4",
@@ -33,9 +44,9 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 't
 LIMIT_S = 240
 
 
-def begin(run: Path) -> "subprocess.Popen[bytes]":
+def begin(run: Path, variant: str) -> "subprocess.Popen[bytes]":
     """Start or continue the run, in a group of its own."""
-    new = ["train", str(CONFIGS / "tiny.yaml"), *OPTIONS, "--run-dir", str(run)]
+    new = ["train", str(CONFIGS / "tiny.yaml"), *OPTIONS, *VARIANTS[variant], "--run-dir", str(run)]
     arguments = ["resume", str(run)] if (run / "config.yaml").exists() else new
     with run.with_name(f"{run.name}.log").open("ab") as log:
         return subprocess.Popen(
@@ -48,15 +59,16 @@ def lines(run: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_episodes_on_ray_killed_at_random_moments_and_resumed_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    whole = begin(tmp_path / "whole")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened(tmp_path: Path, variant: str) -> None:
+    whole = begin(tmp_path / "whole", variant)
     assert whole.wait(LIMIT_S) == 0, (tmp_path / "whole.log").read_text()
     expected, chance, killed, number = contents(tmp_path / "whole"), random.Random(0), 0, 0
     while killed < KILLS:
         run, number = tmp_path / f"run{number}", number + 1
         code = -1
         while code != 0:
-            process, before = begin(run), lines(run)
+            process, before = begin(run, variant), lines(run)
             wanted, more, until = before + chance.randint(0, 2), chance.uniform(0, 0.6), time.monotonic() + LIMIT_S
             while killed < KILLS and process.poll() is None and lines(run) < wanted:
                 assert time.monotonic() < until

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -22,12 +23,13 @@ from pyarrow.parquet import read_table
 from safetensors.torch import load_file
 
 from benchmarks.scripted_engine import ScriptedEngine
-from dapo.core.errors import EngineError, NumericsError
+from dapo.core.errors import EngineError, NumericsError, ShortfallError
 from dapo.core.rng import keyed_uniforms
 from dapo.policy.model import load_model
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import OUTCOMES
 from dapo.training.checkpointing import is_logged
+from dapo.training.signals import Interrupted
 from dapo.training.state import Run
 from dapo.types import Generation, GenerationRequest, Problem, Verdict
 from helpers.async_runs import async_config, resumed_from, run_or_resume
@@ -285,6 +287,74 @@ def test_a_lost_engine_costs_the_batch_and_not_the_kept_groups(tmp_path: Path):
     rows = [each for table in rows_of_steps(run) for each in table if each["sample"] == 0]
     decided = [each["group_id"] for each in rows if each["outcome"] != "excess"]  # the rest of the last batch
     assert decided == list(range(len(decided)))
+
+
+@pytest.mark.parametrize(("moment", "saved"), [("before", 2), ("during", 3)])
+def test_a_signal_saves_the_kept_groups_and_the_resumed_run_is_equal(tmp_path: Path, moment: str, saved: int):
+    """Two updates a step: a signal before the first of step 3 undoes it, one during it lets it end."""
+    last = "step_000006"
+    long_run(tmp_path / "whole", "train.save_every=0")
+    run, policy = tmp_path / "run", CountingPolicy()
+
+    def with_signal(training_run: Run) -> None:
+        def signal_comes(updates: int) -> None:
+            if updates == (4 if moment == "before" else 5):
+                training_run.stop.signum = signal.SIGTERM
+
+        policy.before_updates = signal_comes if moment == "before" else policy.before_updates
+        policy.on_update = signal_comes if moment == "during" else policy.on_update
+
+    with pytest.raises(Interrupted):
+        long_run(run, "train.save_every=0", policy=policy, change=with_signal)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [f"step_{saved:06d}"]
+    assert (run / f"checkpoints/step_{saved:06d}/kept_groups.json").exists()
+    long_run(run, "train.save_every=0")
+    assert differences(contents(run, checkpoints=last), contents(tmp_path / "whole", checkpoints=last)) == []
+
+
+def test_a_token_budget_ends_the_run_gives_up_the_kept_groups_and_loses_no_problem(tmp_path: Path):
+    long_run(tmp_path / "whole")
+    rows = [row for row in metrics(tmp_path / "whole") if row["step"]]
+    budget = sum(row["rollout/tokens_generated"] for row in rows[:2]) + 1
+    state = long_run(tmp_path / "run", f"train.token_budget={budget}")
+    assert state.state.step == 3
+    assert not state.sampling.kept.groups
+    assert state.sampling.tokens_discarded > 0
+    assert not (tmp_path / "run/checkpoints/step_000003/kept_groups.json").exists()
+    long_run(tmp_path / "run", "train.token_budget=1000000", "train.num_steps=5")
+    found = [each["group_id"] for table in rows_of_steps(tmp_path / "run") for each in table]
+    assert sorted(set(found)) == list(range(max(found) + 1))
+
+
+def test_three_steps_without_groups_stop_a_run_whose_problems_all_come_again(tmp_path: Path):
+    def hopeless(request: GenerationRequest) -> tuple[list[int], str]:
+        script = long_script(60)
+        return ([WRONG, END], "stop") if int(request.id.partition("/")[0]) >= 3 else script(request)
+
+    run = tmp_path / "run"
+    options = ("dynamic_sampling.max_groups_per_step=12",)
+    with pytest.raises(ShortfallError, match="nothing to learn from"):
+        long_run(run, *options, engine=VersionedEngine(hopeless, slots=24))
+    long_run(run, *options)
+    decided = [
+        each["group_id"]
+        for table in rows_of_steps(run)
+        for each in table
+        if each["sample"] == 0 and each["outcome"] != "excess"
+    ]
+    assert decided == list(range(len(decided)))
+    assert [row["step"] for row in metrics(run) if row["step"]] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_batch_of_solved_problems_ends_the_run_well(tmp_path: Path):
+    def easy(request: GenerationRequest) -> tuple[list[int], str]:
+        script = long_script(60)
+        return ([RIGHT, END], "stop") if int(request.id.partition("/")[0]) >= 2 else script(request)
+
+    for _ in range(2):
+        run = long_run(tmp_path / "run", "train.num_steps=20", engine=VersionedEngine(easy, slots=24))
+        assert run.is_solved
+        assert not (run.directory.checkpoints.latest(warn=print) / "kept_groups.json").exists()  # type: ignore[operator]
 
 
 # --- with a model ---------------------------------------------------------------------------------------------------
