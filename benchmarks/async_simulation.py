@@ -7,19 +7,21 @@ stands for TOKENS of them.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.scripted_engine import ScriptedEngine
 from benchmarks.simulation_fakes import LengthDistribution
+from dapo.core.clock import Clock, ClockKind
 from dapo.data.stream import ProblemStream
 from dapo.engines.continuation import ContinuingEngine
 from dapo.training.dynamic_sampling import DynamicSampler
-from dapo.training.rollout import Batch, Sampling, SamplingPlan, collect
+from dapo.training.rollout import Batch, NewWeights, Sampling, SamplingPlan, collect
 from dapo.training.rollout_metrics import staleness_metrics
-from dapo.types import Finish, Generation, Problem, Verdict
+from dapo.types import Finish, Generation, GenerationRequest, Problem, Verdict
 
 TOKENS = 64
 STEP_S, SEQUENCE_S = 0.012, 20e-6
@@ -30,20 +32,51 @@ UNCOUNTED = 4
 
 
 class ClockedEngine(ScriptedEngine):
-    """Counts the seconds of its polls."""
+    """Counts the seconds that its polls would take, and the processor time of its own."""
 
     def __init__(self, lengths: LengthDistribution) -> None:
         super().__init__(lambda request: response(lengths.length(request.seed)))
-        self.seconds = 0.0
+        self.seconds = self.own_s = 0.0
 
     def poll(self) -> list[Generation]:
         self.seconds += TOKENS * (STEP_S + SEQUENCE_S * len(self.in_flight))
-        return super().poll()
+        with self.timed():
+            return super().poll()
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        with self.timed():
+            super().submit(requests)
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        with self.timed():
+            return super().abort(request_ids)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the block as the engine's own, which is elsewhere in a run."""
+        began = time.process_time()
+        try:
+            yield
+        finally:
+            self.own_s += time.process_time() - began
 
 
 def response(length: int) -> tuple[Sequence[int], Finish]:
     """A response of about so many tokens."""
     return [FILL] * (length // TOKENS) + [END], "stop"
+
+
+class SimulatedWeights(NewWeights):
+    """The weights of an update that ends at a moment of the engine's seconds."""
+
+    def __init__(self, engine: ClockedEngine, version: int, at: float) -> None:
+        super().__init__(version)
+        self.engine, self.at = engine, at
+        self.exist.is_set = lambda: engine.seconds >= at  # type: ignore[method-assign]
+
+    def take(self, check: Callable[[], None]) -> None:
+        """Load them."""
+        self.engine.load_weights(None, self.version)  # type: ignore[arg-type]
 
 
 class Judge:
@@ -88,7 +121,15 @@ class Row:
     controller_s: float  # of this machine's time, per close
 
 
-def simulate(eta: int, *, prompts: int, steps: int, update_s: float | None = None, update_share: float = 1.0) -> Row:
+def simulate(
+    eta: int,
+    *,
+    prompts: int,
+    steps: int,
+    update_s: float | None = None,
+    update_share: float = 1.0,
+    clock: ClockKind = "history",
+) -> Row:
     """Sample `steps` batches under a bound; `update_s` None: an update takes that share of the generation's time."""
     lengths = LengthDistribution(20480, 5000.0)
     engine = ClockedEngine(lengths)
@@ -100,6 +141,7 @@ def simulate(eta: int, *, prompts: int, steps: int, update_s: float | None = Non
         encoder=Encoder(),
         plan=SamplingPlan(GROUP_SIZE, 20480 // TOKENS + 1, 1.0, (END,), 0),
         max_staleness=eta,
+        clock=Clock(clock),
     )
     batches: list[Batch] = []
     generation: list[float] = []
@@ -107,9 +149,11 @@ def simulate(eta: int, *, prompts: int, steps: int, update_s: float | None = Non
     for step in range(1, steps + 1):
         engine.load_weights(None, max(0, step - 1 - min(eta, 1)))  # type: ignore[arg-type]
         sampling.lookahead = max(0, min(eta // 2, steps - step))
-        before, began = engine.seconds, time.process_time()
+        before, began, own = engine.seconds, time.process_time(), engine.own_s
+        if clock != "history" and eta and update_s is not None and step > 1:
+            sampling.new_weights = SimulatedWeights(engine, step - 1, before + update_s)
         batches.append(collect(sampling, step=step))
-        controller.append(time.process_time() - began)
+        controller.append(time.process_time() - began - (engine.own_s - own))
         generation.append(engine.seconds - before)
     counted = range(UNCOUNTED, steps - max(1, eta))
     update = update_s if update_s is not None else update_share * fmean(generation[i] for i in counted)
@@ -128,11 +172,16 @@ def simulate(eta: int, *, prompts: int, steps: int, update_s: float | None = Non
     )
 
 
-def table(etas: Sequence[int], *, prompts: int, steps: int, update_share: float = 1.0) -> str:
+def table(
+    etas: Sequence[int], *, prompts: int, steps: int, update_share: float = 1.0, clock: ClockKind = "history"
+) -> str:
     """A row for each bound, as Markdown. An update takes that share of the generation's time with a bound of 0."""
     first = simulate(0, prompts=prompts, steps=steps, update_share=update_share)
     update_s = first.step_s - first.generation_s
-    rows = [first if eta == 0 else simulate(eta, prompts=prompts, steps=steps, update_s=update_s) for eta in etas]
+    rows = [
+        first if eta == 0 else simulate(eta, prompts=prompts, steps=steps, update_s=update_s, clock=clock)
+        for eta in etas
+    ]
     lines = [
         "| max_staleness | s per step | times sync | generation, s | mean staleness | largest "
         "| tokens read again per generated one | given up | controller, s per step |",

@@ -1,7 +1,7 @@
 """A rollout engine without a model: its responses come from a function, so that tests of a loop need no patching."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, KeysView, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -57,8 +57,8 @@ class ScriptedEngine(EngineState):
         self.polls = 0
 
     @property
-    def in_flight(self) -> tuple[str, ...]:
-        return tuple(self._sequences)
+    def in_flight(self) -> KeysView[str]:
+        return self._sequences.keys()
 
     def load_weights(self, weights: WeightSource, version: int) -> None:
         """Record the version; the weights are not read."""

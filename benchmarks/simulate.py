@@ -115,6 +115,9 @@ def main() -> int:
     parser.add_argument(
         "--update-share", type=float, default=1.0, help="with --max-staleness: an update's time over generation's"
     )
+    parser.add_argument(
+        "--clock", choices=("history", "arrival"), default="history", help="with --max-staleness: rollout.clock"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -124,8 +127,8 @@ def main() -> int:
     if arguments.max_staleness:
         for prompts in [96] if arguments.prompts == parser.get_default("prompts") else arguments.prompts:
             print(f"{prompts} prompts x {GROUP_SIZE} responses, {ASYNC_STEPS} steps\n")
-            share = arguments.update_share
-            print(table(arguments.max_staleness, prompts=prompts, steps=ASYNC_STEPS, update_share=share))
+            options = {"update_share": arguments.update_share, "clock": arguments.clock}
+            print(table(arguments.max_staleness, prompts=prompts, steps=ASYNC_STEPS, **options))
         return 0
     is_shared = arguments.scale is not None
     wanted = [round(PROMPTS * arguments.scale)] if is_shared else arguments.prompts

@@ -59,7 +59,7 @@ def assert_account_adds_up(batch: Batch, engine: ScriptedEngine) -> None:
     # of what was submitted and not judged, only groups that had begun are in the account
     assert batch.group_counts["aborted"] <= len(cut_short)
     assert sum(batch.group_counts.values()) == len(batch.judged) + batch.group_counts["aborted"]
-    assert engine.in_flight == ()
+    assert not engine.in_flight
 
 
 def position_of(request: GenerationRequest) -> int:

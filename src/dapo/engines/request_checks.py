@@ -1,7 +1,7 @@
 """Checks that all engines share: repeated or impossible requests, incomplete weights."""
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from typing import NamedTuple
 
 from dapo.core.errors import EngineError
@@ -50,11 +50,12 @@ class EngineState:
         return self._version
 
     def _require_new(self, requests: Sequence[GenerationRequest]) -> None:
-        known = set(self.in_flight)
+        known, new = self.in_flight, set[str]()
+        known = known if isinstance(known, Set) else set(known)  # a controller may have tens of thousands in flight
         for request in requests:
-            if request.id in known:
+            if request.id in known or request.id in new:
                 raise EngineError(f"request id {request.id!r} is in flight already; ids must be unique")
-            known.add(request.id)
+            new.add(request.id)
 
     def _require_in_flight(self, request_ids: Sequence[str]) -> list[str]:
         """The ids, each once. Raises EngineError for one that is not in flight."""
