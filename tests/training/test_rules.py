@@ -273,7 +273,7 @@ def test_a_finding_proposes_no_value_that_an_option_has_and_no_option_without_ef
     assert finding("slow_verifier", waits, reward__workers=16).change == ()
 
 
-def test_the_remedies_of_async_follow_its_bound_and_do_not_hold_for_sync():
+def test_the_fixes_of_async_follow_its_bound_and_do_not_hold_for_sync():
     over: dict[str, float | None] = {"loss/engine_weight_truncated_fraction": 0.2}
     assert finding("too_stale", over, **ASYNC, max_staleness=4).change == ("max_staleness=2", "optim.lr=5e-07")
     assert finding("too_stale", over, **ASYNC, max_staleness=1).change == ("optim.lr=5e-07",)
