@@ -132,7 +132,7 @@ def slow_polls(run: Run) -> None:
     poll = run.sampling.engine.poll
 
     def slow() -> Any:
-        time.sleep(0.05)
+        time.sleep(0.15)
         return poll()
 
     run.sampling.engine.poll = slow  # type: ignore[method-assign]
@@ -212,8 +212,9 @@ FAULTS = (
     Case("a reward that pays for length", "length_explosion",
          (_reward("length"), "optim.lr=0.003"), rows="QQL" * 4),
     Case("updates that take longer than the next batch", "idle_engine", _ASYNC, change=slow_updates),
-    Case("an engine that takes longer than the updates", "idle_trainer", _ASYNC, change=slow_polls),
-    Case("a learning rate too high for responses of older policies", "too_stale", (*_ASYNC, "optim.lr=0.01")),
+    Case("an engine that takes longer than the updates", "idle_trainer", (*_ASYNC, "train.num_steps=6"),
+         change=slow_polls),
+    Case("a learning rate too high for responses of older policies", "too_stale", (*_ASYNC, "max_staleness=4", "optim.lr=0.01")),
     Case("batches of one group with several in flight", "stale_work",
          (*_ASYNC, "rollout.prompts_per_step=1", "train.minibatch_groups=1", "train.num_steps=24"), rows="QE" * 6),
     Case("a verifier as slow as a distant judge", "slow_verifier", (_reward("slow"), "train.num_steps=2"),

@@ -24,6 +24,7 @@ SYSTEMS = {
 }
 """The last has both cores for whichever of the two is at work."""
 
+UNCOUNTED = 2
 WORK = ("generated_tokens", "trained_tokens")
 SECONDS = ("generation_s", "update_s", "load_weights_s", "wait_s")
 
@@ -51,8 +52,9 @@ def measure_schedule(session: Session) -> dict[str, dict[str, Any]]:
             "forced_lengths": True,
         }
         opened[system] = session.ask(name, "open", **config)
-    # the first round is not counted: the keep rate is not known yet, and nothing has been sampled ahead
-    rounds = [_round(session, names, i) for i in range(-1, settings.rounds)][1:]
+    # these are not counted: the keep rate is not known yet, and nothing has been sampled ahead
+    rounds = [_round(session, names, i) for i in range(-UNCOUNTED, settings.rounds)][UNCOUNTED:]
+    _require_equal_work(rounds)
     unit = {"name": f"step, {_format_shape(shape)}", "unit": "s", "better": "lower"}
     labels = {system: "ours" if system == ONE_STEP_OFF else system for system in SYSTEMS}
     return {
@@ -73,15 +75,19 @@ def measure_schedule(session: Session) -> dict[str, dict[str, Any]]:
 
 
 def _round(session: Session, names: dict[str, str], index: int) -> dict[str, dict[str, Any]]:
-    """A step of each; raises ValueError where they did not do the same work."""
+    """A step of each."""
     answers = {system: session.ask(names[system], "step") for system in rotated(list(names), max(index, 0))}
     for system, answer in answers.items():
         seconds = ", ".join(f"{key.removesuffix('_s')} {answer[key]:.2f}" for key in SECONDS)
         session.log(f"  {system}: step {answer['step_s']:.2f} s ({seconds})")
-    work = {system: tuple(answer[key] for key in WORK) for system, answer in answers.items()}
+    return answers
+
+
+def _require_equal_work(rounds: list[dict[str, dict[str, Any]]]) -> None:
+    """Raise ValueError unless all systems did the same work. A group counts in the step that decides it."""
+    work = {system: tuple(sum(each[system][key] for each in rounds) for key in WORK) for system in SYSTEMS}
     if len(set(work.values())) > 1:
         raise ValueError(f"the systems did not do the same work (tokens generated, tokens trained): {work}")
-    return answers
 
 
 def _format_shape(shape: dict[str, int]) -> str:

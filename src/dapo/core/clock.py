@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import CheckpointError
-from dapo.core.files import open_no_link, open_regular
+from dapo.core.files import append_line, open_no_link, open_regular
 
 ClockKind: TypeAlias = Literal["history", "arrival", "load"]
 
@@ -82,7 +82,7 @@ class Clock:
             return
         self._recorded[self._step, event, name] = self.poll
         line = {"step": self._step, "poll": self.poll, "event": event, **({"id": name} if name else {})}
-        self._file.write((json.dumps(line) + "\n").encode())
+        append_line(self._file, json.dumps(line))
 
     def _read(self, path: Path, first_step: int) -> int:
         """Read the polls of an earlier process; return the number of bytes without a last line that is not finished."""

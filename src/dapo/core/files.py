@@ -89,6 +89,17 @@ def open_no_link(
         raise
 
 
+def append_line(file: IO[bytes], line: str) -> None:
+    """Append a line to a file without a buffer, or nothing and raise OSError, for example if the disk is full."""
+    before, left = os.fstat(file.fileno()).st_size, (line + "\n").encode()
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError as error:
+        file.truncate(before)
+        raise OSError(error.errno, error.strerror, file.name) from error
+
+
 def open_regular(path: str | Path) -> IO[bytes]:
     """Open a file, or the one that a link leads to, for reading. Raises OSError if that is not a regular file."""
     return open(path, "rb", opener=_open_regular)

@@ -1,14 +1,13 @@
 """Writes, reads and truncates metrics.jsonl, the records of a run by step. Imports no torch."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from dapo.core.errors import DataError
-from dapo.core.files import atomic_file, open_no_link, open_regular
+from dapo.core.files import append_line, atomic_file, open_no_link, open_regular
 from dapo.core.terminal import to_json
 from dapo.core.text import quoted
 
@@ -28,14 +27,7 @@ class JsonlSink:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line, or nothing and raise OSError, for example if the disk is full."""
-        line = (to_json({"step": step, **metrics}) + "\n").encode()
-        before = os.fstat(self._file.fileno()).st_size
-        try:
-            while line:
-                line = line[self._file.write(line) :]
-        except OSError as error:
-            self._file.truncate(before)
-            raise OSError(error.errno, error.strerror, self._file.name) from error
+        append_line(self._file, to_json({"step": step, **metrics}))
 
     def close(self) -> None:
         self._file.close()
