@@ -233,6 +233,45 @@ def test_only_with_history_a_slow_verifier_holds_up_the_engine(tmp_path: Path, c
     assert (tmp_path / "run" / "clock.jsonl").exists() == (clock == "arrival")
 
 
+@pytest.mark.parametrize(
+    ("clock", "eta", "samples_on"), [("history", 3, False), ("arrival", 3, True), ("arrival", 1, False)]
+)
+def test_the_engine_samples_for_later_batches_until_the_update_has_ended(
+    tmp_path: Path, clock: str, eta: int, samples_on: bool
+):
+    """The last update of step 2 lasts until the engine was polled 15 times behind the end of its batch."""
+    runs: list[Run] = []
+    later, enough = [0], threading.Event()
+
+    def update(number: int) -> None:
+        if number == 4:
+            enough.wait(2)
+
+    class WatchedEngine(ScriptedEngine):
+        def poll(self) -> list[Generation]:
+            found = super().poll()
+            new = runs[0].sampling.new_weights if runs else None
+            if new is not None and new.version == 2 and len(self.submitted) >= 2 * 8 * 4 and not new.exist.is_set():
+                later[0] += 1
+                if later[0] == 60:
+                    enough.set()
+            return found
+
+    def change(run: Run) -> None:
+        runs.append(run)
+
+    options = (*ARRIVAL, f"rollout.clock={clock}", f"max_staleness={eta}")
+    run = scripted_run(
+        tmp_path / "run",
+        *options,
+        engine=WatchedEngine(script, slots=24),
+        policy=CountingPolicy(on_update=update),
+        change=change,
+    )
+    assert enough.is_set() == samples_on
+    assert not run.sampling.kept.groups
+
+
 # --- the clock alone ------------------------------------------------------------------------------------------------
 
 

@@ -330,6 +330,7 @@ class _Collector:
                 self.receive(self.sampling.engine.poll())
                 self.clock.poll += 1
             self.classify()
+        self.sample_until_the_update_ends()
         self.clock.end()
         shortfall, end = self.shortfall, self.judged[-1][0].id + 1
         if self.sampling.lookahead:
@@ -381,6 +382,20 @@ class _Collector:
         for _ in range(min(target - len(self.undecided), most)):
             position, problem = self.next_problem()
             self.submit_group(position, problem, self.sampling.encoder.encode(problem))
+
+    def sample_until_the_update_ends(self) -> None:
+        """Go on with the groups of later batches while the step still updates; decide none of them.
+
+        Only with `rollout.clock: arrival`, because the update's end is no matter of history.
+        """
+        new = self.sampling.new_weights
+        while self.sampling.lookahead and new is not None and not self.is_open:
+            self.refill()
+            if not self.by_request or self.clock.takes("close", "", has_arrived=new.exist.is_set):
+                return
+            self.check_or_abort()
+            self.receive(self.sampling.engine.poll())
+            self.clock.poll += 1
 
     @property
     def clock(self) -> Clock:
