@@ -29,6 +29,10 @@ to itself, with exactly the policy that is evaluated, and the state of a run is 
 batch and the kept groups, which a checkpoint holds. Stream, engine, judge and sampler belong to the sampling thread
 while it runs, and otherwise to the loop. No clock is read: two runs, or a run and its resumption, are equal.
 
+With `rollout.clock: arrival` an engine whose batch has closed samples for later batches until the updates have ended,
+and one whose batch has not takes the weights of theta_s at once. The polls of both are recorded (`core/clock.py`), so a
+run and its resumption are equal, and two runs are not.
+
 A step that fails before its first update undoes both halves, and its batch stays prefetched. After that update the
 other half is always finished, even if a signal comes, because its policy will be gone. If it fails, the next step has
 no prefetched batch and begins, like the first, by sampling from the newest policy.
