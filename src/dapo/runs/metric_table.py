@@ -52,7 +52,7 @@ PHASES = {
                           when="with more than one update per step"),
     "update": Phase("the optimizer updates", "minibatches"),
     "trainer_idle": Phase("waiting for the next batch after the updates", "groups", when="with `schedule: async`"),
-    "engine_idle": Phase("with no batch to sample, from the close of the last one on, the evaluation included",
+    "engine_idle": Phase("with no batch to sample, from the close of the last one on, without the evaluation",
                          when="with `schedule: async`"),
     "evaluate": Phase("evaluation", "problems", when="in steps with an evaluation"),
     "save": Phase("starting a checkpoint", is_logged=False),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -146,8 +147,11 @@ def evaluate_and_log(run: Run) -> None:
     metrics = dict(state.pending_metrics)
     every = run.config.train.eval_every
     if step == 0 or run.is_complete or (every and step % every == 0):
+        began = time.perf_counter()
         run.sync_engine()
         evaluation = _evaluate(run, step)
+        if state.closed_at is not None:  # the engine was at work
+            state.closed_at += time.perf_counter() - began
         if evaluation is not None:
             metrics |= evaluation.metrics()
             if step == 0:

@@ -41,6 +41,10 @@ const CURVE_SPECS = [
     draw: (m, x) => [...View.curve(m, x, "time/peak_memory_gib", { label: "process", smooth: false }), ...View.curve(m, x, "time/peak_gpu_memory_gib", { label: "GPU, of the step", colour: "c1", smooth: false })] },
   { title: "Clipping and truncation", note: "tokens at the lower and upper clip (Eq. 8), responses cut at the length limit", names: ["loss/clip_high_fraction", "rollout/truncated_fraction"], unit: "%",
     draw: (m, x) => [["loss/clip_high_fraction", "upper clip", "c1"], ["loss/clip_low_fraction", "lower clip", "c0"], ["rollout/truncated_fraction", "truncated", "c4"], ["rollout/episodes_cut_fraction", "episodes cut", "c3"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour, scale: 100 })) },
+  { title: "Idle", note: "seconds of a step in which the trainer waits for its batch, and the engine for new weights (schedule: async)", names: ["time/engine_idle_s", "time/trainer_idle_s"], optional: true, unit: "seconds per step",
+    draw: (m, x) => [["time/trainer_idle_s", "trainer", "c1"], ["time/engine_idle_s", "engine", "c0"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour })) },
+  { title: "Staleness", note: "age of the policy that sampled a trained token, in steps (schedule: async)", names: ["rollout/staleness_max"], optional: true, unit: "steps",
+    draw: (m, x) => [["rollout/staleness_mean", "mean", "c0"], ["rollout/staleness_max", "largest", "c1"]].flatMap(([n, label, colour]) => View.curve(m, x, n, { label, colour })) },
   { title: "Turns", note: "mean turns of an episode", names: ["rollout/turns_mean"], optional: true, unit: "turns", draw: (m, x) => View.curve(m, x, "rollout/turns_mean", { label: "mean turns" }) },
   { title: "Observed tokens", note: "answers of the environment, which never train", names: ["rollout/observation_tokens"], optional: true, unit: "tokens per step", draw: (m, x) => View.curve(m, x, "rollout/observation_tokens", { label: "observed" }) },
   { title: "Tools and environment", note: "tool calls, those that failed, and episodes whose environment failed", names: ["rollout/tool_calls", "rollout/environment_errors"], optional: true, unit: "per step",
@@ -50,9 +54,11 @@ const CURVE_SPECS = [
 const specsOf = (m) => CURVE_SPECS.filter((spec) => !(spec.optional || m.columns["loss/nll"]) || [spec.names].flat().some((n) => (typeof n === "function" ? n(m) : [n]).some((each) => (m.columns[each] || []).some(Boolean))));
 
 View.phaseSeries = (m) => {
-  const colours = ["c8", "c0", "c5", "c6", "c3", "c1", "c7", "c2"];
-  return ["load_weights", "generate", "judge_wait", "write_rollouts", "old_logprobs", "update", "wait", "evaluate"].map((p, i) => ({
-    name: `time/${p}_s`, label: p.replaceAll("_", " "), colour: colours[i] }));
+  // with schedule=async the batch is sampled beside the other phases: the trainer's seconds add up to the step
+  const beside = m.columns["time/trainer_idle_s"] ? ["generate", "judge_wait"] : [];
+  const phases = [["load_weights", "c8"], ["generate", "c0"], ["judge_wait", "c5"], ["write_rollouts", "c6"], ["old_logprobs", "c3"], ["update", "c1"], ["trainer_idle", "c7"], ["evaluate", "c2"]];
+  return phases.filter(([p]) => !beside.includes(p)).map(([p, colour]) => ({
+    name: `time/${p}_s`, label: p.replaceAll("_", " "), colour }));
 };
 // Generating includes waiting for verdicts: the areas add up only without it.
 View.withoutJudging = (m) => {
