@@ -68,7 +68,7 @@ def test_a_healthy_run_gets_one_line_with_what_was_looked_at(tmp_path: Path, cap
     path = a_run(tmp_path / "run", [STEP] * 6, {1: [row(1, 0)]})
     code, printed = doctor(capsys, str(path), "--strict")
     assert code == 0
-    assert printed == f"{path}: nothing wrong found in 6 steps, 0 evaluations, 1 table of responses, by 25 rules\n"
+    assert printed == f"{path}: nothing wrong found in 6 steps, 0 evaluations, 1 table of responses, by 29 rules\n"
 
 
 ERRORS = STEP | {"rollout/verifier_errors": 4}
@@ -94,7 +94,7 @@ def test_json_holds_the_same_and_nothing_else_is_printed(tmp_path: Path, capsys:
     path = a_run(tmp_path / "run", [STEP] * 2 + [ERRORS] * 4)
     _, printed = doctor(capsys, str(path), "--json")
     found = json.loads(printed)
-    assert (found["run"], found["steps"], len(found["rules"])) == (str(path), 6, 25)
+    assert (found["run"], found["steps"], len(found["rules"])) == (str(path), 6, 29)
     (finding,) = found["findings"]
     assert (finding["name"], finding["severity"], finding["since"], finding["holds"]) == (
         "verifier_errors",

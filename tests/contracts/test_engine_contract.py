@@ -632,4 +632,4 @@ def test_what_was_asked_of_a_scripted_engine_can_be_read() -> None:
     engine.poll()
     engine.abort(["a2"])
     assert (engine.submitted, engine.aborted, engine.loaded, engine.polls) == (requests, ["a2"], [5], 1)
-    assert engine.in_flight == ("a1",)
+    assert list(engine.in_flight) == ["a1"]

@@ -247,7 +247,7 @@ def test_the_engine_samples_for_later_batches_until_the_update_has_ended(
         if number == 4:
             enough.wait(2)
 
-    class WatchedEngine(ScriptedEngine):
+    class LaterPolls(ScriptedEngine):
         def poll(self) -> list[Generation]:
             found = super().poll()
             new = runs[0].sampling.new_weights if runs else None
@@ -264,7 +264,7 @@ def test_the_engine_samples_for_later_batches_until_the_update_has_ended(
     run = scripted_run(
         tmp_path / "run",
         *options,
-        engine=WatchedEngine(script, slots=24),
+        engine=LaterPolls(script, slots=24),
         policy=CountingPolicy(on_update=update),
         change=change,
     )

@@ -7,7 +7,7 @@ from typing import Any
 from dapo.config import Config
 from dapo.runs.rollout_table import ranges_of
 from dapo.training.rollout_metrics import has_many_answers, last_turn, looping
-from dapo.training.rules import async_rules, outcome_rules, sampling_rules, update_rules
+from dapo.training.rules import outcome_rules, sampling_rules, update_rules
 from dapo.training.rules.finding import SEVERITIES, Finding, Rule
 from dapo.training.rules.history import MetricHistory
 from dapo.training.rules.sampling_rules import starvation
@@ -82,10 +82,10 @@ RULES = (
     Rule("repeated_text", "warning", sampling_rules.repeated_text, _is_looping),
     Rule("gradient_spike", "warning", update_rules.gradient_spike),
     Rule("slow_verifier", "warning", outcome_rules.slow_verifier),
-    Rule("too_stale", "warning", async_rules.too_stale),
-    Rule("stale_work", "warning", async_rules.stale_work),
-    Rule("idle_engine", "note", async_rules.idle_engine),
-    Rule("idle_trainer", "note", async_rules.idle_trainer),
+    Rule("too_stale", "warning", outcome_rules.too_stale),
+    Rule("stale_work", "warning", outcome_rules.stale_work),
+    Rule("idle_engine", "note", outcome_rules.idle_engine),
+    Rule("idle_trainer", "note", outcome_rules.idle_trainer),
     Rule("lr_too_low", "warning", update_rules.lr_too_low),
     Rule("idle_techniques", "note", update_rules.idle_techniques, needs_rewards=True),
 )
