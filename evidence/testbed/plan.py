@@ -80,7 +80,8 @@ def jobs(
                     recipe = parse_recipe({**facts["base_model"], **level.get("base_model", {})}, recipe_seed)
                     for row, own in facts["rows"].items():
                         here = level.get("rows", {}).get(row, {}).get("set", ())
-                        options = (*experiment.get("set", ()), *facts.get("set", ()), *level.get("set", ()), *own, *here)
+                        shared = (*experiment.get("set", ()), *facts.get("set", ()), *level.get("set", ()))
+                        options = (*shared, *own, *here)
                         metrics = tuple(experiment["metrics"])
                         is_primary = bool(facts.get("primary"))
                         yield Job(name, arm, level["name"], row, seed, recipe, options, metrics, is_primary)
