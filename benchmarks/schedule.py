@@ -84,9 +84,13 @@ def _round(session: Session, names: dict[str, str], index: int) -> dict[str, dic
 
 
 def _require_equal_work(rounds: list[dict[str, dict[str, Any]]]) -> None:
-    """Raise ValueError unless all systems did the same work. A group counts in the step that decides it."""
+    """Raise ValueError unless all systems trained the same tokens and generated as many, within those of a step.
+
+    A group counts in the step that decides it, and with max_staleness=2 groups are begun a batch before.
+    """
     work = {system: tuple(sum(each[system][key] for each in rounds) for key in WORK) for system in SYSTEMS}
-    if len(set(work.values())) > 1:
+    generated, trained = zip(*work.values(), strict=True)
+    if len(set(trained)) > 1 or max(generated) - min(generated) > min(generated) / len(rounds):
         raise ValueError(f"the systems did not do the same work (tokens generated, tokens trained): {work}")
 
 

@@ -1,7 +1,9 @@
 """Encoder, judge, problems and scripts for a scripted engine: no model, no tokenizer, no verifier process."""
 
+import random
+import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from dapo.core.rng import keyed_uniforms
 from dapo.data.stream import ProblemStream
@@ -41,6 +43,25 @@ class FakeJudge:
         future: Future[tuple[Verdict, ...]] = Future()
         future.set_result(tuple(self.verdicts[text[0]] for text in responses))
         return future
+
+
+class SlowJudge(FakeJudge):
+    """Answers in threads, each after a random time."""
+
+    def __init__(self, chance: random.Random, *, longest_s: float) -> None:
+        super().__init__()
+        self.pool, self.chance, self.longest_s = ThreadPoolExecutor(8), chance, longest_s
+
+    def submit(
+        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
+    ) -> "Future[tuple[Verdict, ...]]":
+        found, delay = super().submit(problem, responses, token_ids), self.longest_s * self.chance.random()
+
+        def answer() -> tuple[Verdict, ...]:
+            time.sleep(delay)
+            return found.result()
+
+        return self.pool.submit(answer)
 
 
 def problems(count: int) -> list[Problem]:

@@ -6,7 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.training.checkpointing import is_logged
 from dapo.training.state import Run
 from dapo.types import Generation, GenerationRequest, Problem, Verdict
-from helpers.fake_rollout import END, FILL, RIGHT, WRONG, FakeJudge
+from helpers.fake_rollout import END, FILL, RIGHT, WRONG, FakeJudge, SlowJudge
 from helpers.scripted_runs import CountingPolicy, scripted_run
 from helpers.tiny_runs import contents, differences, metrics
 
@@ -69,25 +69,6 @@ class WaitingEngine(SlowEngine):
         return super().poll()
 
 
-class SlowJudge(FakeJudge):
-    """Answers in threads, each after a random time."""
-
-    def __init__(self, chance: random.Random) -> None:
-        super().__init__()
-        self.pool, self.chance = ThreadPoolExecutor(8), chance
-
-    def submit(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> "Future[tuple[Verdict, ...]]":
-        found, delay = super().submit(problem, responses, token_ids), 0.01 * self.chance.random()
-
-        def answer() -> tuple[Verdict, ...]:
-            time.sleep(delay)
-            return found.result()
-
-        return self.pool.submit(answer)
-
-
 def run_with_delays(path: Path, *options: str, seed: int, engine: ScriptedEngine | None = None) -> Run:
     """A run, to its end or on from where it stands, whose engine, verifiers and trainer take random times."""
     chance = random.Random(seed)
@@ -96,7 +77,7 @@ def run_with_delays(path: Path, *options: str, seed: int, engine: ScriptedEngine
         time.sleep(0.02 * chance.random())
 
     def change(run: Run) -> None:
-        run.sampling.judge = SlowJudge(chance)
+        run.sampling.judge = SlowJudge(chance, longest_s=0.01)
         if isinstance(engine, WaitingEngine):
             engine.run = run
 

@@ -8,8 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,9 +30,9 @@ from dapo.training import step_metrics
 from dapo.training.checkpointing import is_logged
 from dapo.training.signals import Interrupted
 from dapo.training.state import Run
-from dapo.types import Generation, GenerationRequest, Problem, Verdict
+from dapo.types import Generation, GenerationRequest
 from helpers.async_runs import async_config, resumed_from, run_or_resume
-from helpers.fake_rollout import END, FILL, RIGHT, WRONG, FakeJudge, random_script
+from helpers.fake_rollout import END, FILL, RIGHT, WRONG, SlowJudge, random_script
 from helpers.paths import TESTS
 from helpers.scripted_runs import CountingPolicy, scripted_run
 from helpers.tiny_runs import EVENTFUL, contents, differences, metrics
@@ -190,25 +188,6 @@ class SlowEngine(VersionedEngine):
         return super().poll()
 
 
-class SlowJudge(FakeJudge):
-    """Answers in threads, each after a random time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool, self.chance = ThreadPoolExecutor(4), random.Random(0)
-
-    def submit(
-        self, problem: Problem, responses: Sequence[str], token_ids: Sequence[Sequence[int]]
-    ) -> "Future[tuple[Verdict, ...]]":
-        found, delay = super().submit(problem, responses, token_ids), 0.02 * self.chance.random()
-
-        def answer() -> tuple[Verdict, ...]:
-            time.sleep(delay)
-            return found.result()
-
-        return self.pool.submit(answer)
-
-
 @pytest.mark.parametrize("options", [(), PREDICTIONS], ids=["", "predictions"])
 def test_no_delay_of_engine_verifiers_or_trainer_changes_a_byte(tmp_path: Path, options: tuple[str, ...]):
     chance = random.Random(1)
@@ -217,7 +196,7 @@ def test_no_delay_of_engine_verifiers_or_trainer_changes_a_byte(tmp_path: Path, 
         time.sleep(0.03 * chance.random())
 
     def change(run: Run) -> None:
-        run.sampling.judge = SlowJudge()
+        run.sampling.judge = SlowJudge(random.Random(0), longest_s=0.02)
 
     long_run(tmp_path / "plain", *options)
     slow = SlowEngine(long_script(60), slots=24)

@@ -80,9 +80,9 @@ class Clock:
     def _record(self, event: str, name: str) -> None:
         if self._file is None or self._step is None or (self._step, event, name) in self._recorded:
             return
-        self._recorded[self._step, event, name] = self.poll
         line = {"step": self._step, "poll": self.poll, "event": event, **({"id": name} if name else {})}
         append_line(self._file, json.dumps(line))
+        self._recorded[self._step, event, name] = self.poll
 
     def _read(self, path: Path, first_step: int) -> int:
         """Read the polls of an earlier process; return the number of bytes without a last line that is not finished."""
