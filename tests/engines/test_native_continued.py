@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from dapo.config.rollout_options import NativeConfig
-from dapo.engines.native.engine import NativeEngine
+from dapo.engines.continuation import ContinuingEngine, Unfinished
+from dapo.engines.native.engine import NativeEngine, resumed_prompts, similar_batches
 from dapo.types import Generation, GenerationRequest
 from helpers.fake_engines import answers
 from helpers.fake_memory import FakeMemory, bytes_for_cache
@@ -147,3 +148,41 @@ def test_within_a_bound_on_memory_rows_and_kept_responses_share_it() -> None:
     kept = sum(len(prefix.token_ids) for prefix in engine._continued.values())
     assert kept <= engine._max_continued_tokens < 400 / 3
     assert len(asked) == len(done) == 24
+
+
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_resumed_responses_read_the_prompt_of_their_group_once(name: str, tokens: int) -> None:
+    requests = [replace(r, max_new_tokens=9, stop_ids=(), is_continued=False) for r in first_turns()]
+    expected = answers(engine_of(name), requests)
+    inner = engine_of(name)
+    engine = ContinuingEngine(inner)
+    engine.submit(requests)
+    for _ in range(tokens):
+        assert engine.poll() == []
+    before = inner.stats.prefill_tokens
+    parts = [part for part in engine.suspend([r.id for r in requests]) if isinstance(part, Unfinished)]
+    engine.resume(requests, parts)
+    found = {generation.request_id: generation for _ in range(9 - tokens) for generation in engine.poll()}
+    for label, generation in expected.items():
+        assert list(found[label].token_ids) == list(generation.token_ids)
+        assert list(found[label].logprobs) == pytest.approx(list(generation.logprobs), abs=1e-9)
+    rests = {(r.prompt_ids, tuple(part.generation.token_ids)) for r, part in zip(requests, parts, strict=True)}
+    long = [rest for prompt, rest in rests if prompt == PROMPTS[1]]
+    short = sum(len(prompt) + len(rest) for prompt, rest in rests if prompt == PROMPTS[0])  # too short for a prefill
+    once = len(PROMPTS[1]) * (1 if len(long) > 1 else len(long))
+    assert inner.stats.prefill_tokens - before == short + once + sum(map(len, long))
+
+
+def test_prompts_of_like_rests_are_prefilled_together_and_beginnings_are_bounded() -> None:
+    rests = {tuple(range(n)): n for n in (3, 200, 5, 150, 160, 4000, 4096)}
+    batches = [[rests[prompt] for prompt in batch] for batch in similar_batches(rests)]
+    assert batches == [[3, 5, 150], [160, 200], [4000], [4096]]
+    long = [tuple(range(n, n + 1500)) for n in range(4)]
+    asked = [
+        GenerationRequest(f"{p}/{i}", (*p, i), 9, 1.0, 1.0, seed=i, stop_ids=(), offset=1)
+        for p in long
+        for i in range(2)
+    ]
+    assert set(resumed_prompts(asked).values()) == set(long[:2])
+    assert resumed_prompts([replace(asked[0], offset=0), *asked[1:2]]) == {}

@@ -426,13 +426,15 @@ class _Collector:
 
     def resume(self, parts: Sequence[Unfinished]) -> None:
         """Go on with suspended responses of the groups in `by_request`; their tokens so far are read again."""
-        requests = []
+        requests, prompts = [], {}
         for part in parts:
             pending, i = self.by_request[part.generation.request_id]
             prompt_ids = pending.prompt_ids
             requests.append(self.sampling.request(pending.step, pending.position, i, pending.problem, prompt_ids))
-            tokens = len(part.generation.token_ids)
-            self.recomputed_tokens += (len(prompt_ids) + tokens) if tokens else 0
+            if tokens := len(part.generation.token_ids):
+                self.recomputed_tokens += tokens
+                prompts[pending.position] = len(prompt_ids)
+        self.recomputed_tokens += sum(prompts.values())
         if requests:
             self.engine.resume(requests, parts)
 

@@ -6,8 +6,10 @@ are equal (`cache_rows`); each samples from the row's logits with its own random
 without gaps: free rows are reused, or the last rows move into them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -31,6 +33,7 @@ from dapo.engines.request_checks import EngineState, require_finite
 from dapo.types import Generation, GenerationRequest
 
 PREFILL_TOKENS = 4096  # positions in a prefill of several prompts, padding included: bounds its activations
+MIN_PREFILL, MAX_PADDING = 128, 1.25  # positions of a prefill beyond which its prompts have similar lengths
 MIN_PREFIX = 8  # positions; a shorter prefix of prompts is not worth a separate forward
 FEWER_SLOTS = "lower rollout.native.slots"
 
@@ -198,9 +201,14 @@ class NativeEngine(EngineState):
                 if prefix is not None and prompt[: len(prefix.token_ids)] == prefix.token_ids:
                     continued[prompt] = prefix
         finished, missing = [], len(groups)
-        new = [prompt for prompt in by_prompt if prompt not in continued]
-        self._share_prefix(new)
-        for prompts in [*prefill_batches(new), *prefill_batches(list(continued))]:
+        others = [prompt for prompt in by_prompt if prompt not in continued]
+        resumed = resumed_prompts([by_prompt[prompt][0][0].request for prompt in others])
+        new, beginnings = [prompt for prompt in others if prompt not in resumed], list(dict.fromkeys(resumed.values()))
+        self._share_prefix([*beginnings, *new])
+        prefixes = self._prefill_beginnings(beginnings)
+        continued |= {prompt: prefixes[beginning] for prompt, beginning in resumed.items()}
+        rests = {prompt: len(prompt) - len(prefix.token_ids) for prompt, prefix in continued.items()}
+        for prompts in [*prefill_batches(new), *similar_batches(rests)]:
             own = [continued[prompt] for prompt in prompts if prompt in continued]
             prefilled = self._forward.prefill(prompts, own or self._prefix)
             common = 0 if self._prefix is None else len(self._prefix.token_ids) * len(prompts)
@@ -214,6 +222,16 @@ class NativeEngine(EngineState):
             missing -= len(entries)
             finished += self._begin(prefilled, entries, missing=missing)
         return finished
+
+    def _prefill_beginnings(self, prompts: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], PromptPrefix]:
+        """Prefill prompts with which several sequences begin, for a second prefill of the rest of each."""
+        found: dict[tuple[int, ...], PromptPrefix] = {}
+        for batch in prefill_batches(prompts):
+            prefilled = self._forward.prefill(batch, self._prefix)
+            common = 0 if self._prefix is None else len(self._prefix.token_ids)
+            self._count(prefills=1, prefill_tokens=sum(len(prompt) - common for prompt in batch))
+            found |= {p: PromptPrefix(p, prefilled.cache.select(at, len(p))) for at, p in enumerate(batch)}
+        return found
 
     def _share_prefix(self, prompts: Sequence[tuple[int, ...]]) -> None:
         """Update the common prefix of all prompts so far.
@@ -412,6 +430,33 @@ def _mask_tokens(logits: Tensor, masked_tokens: Sequence[Sequence[int]]) -> Tens
         rows, tokens = upload(np.array(indices, dtype=np.int64), logits.device).unbind(1)
         logits[rows, tokens] = -torch.inf
     return logits
+
+
+def resumed_prompts(requests: Sequence[GenerationRequest]) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """The prompts of responses that go on after `offset` tokens, each with the prompt before those tokens.
+
+    Only prompts that several responses share, and at most `PREFILL_TOKENS` of their tokens.
+    """
+    before = {each.prompt_ids: each.prompt_ids[: -each.offset] for each in requests if each.offset}
+    count = Counter(before.values())
+    shared = [prompt for prompt in count if count[prompt] > 1 and len(prompt) >= MIN_PREFIX]
+    held = dict(zip(shared, accumulate(map(len, shared)), strict=True))
+    return {ids: prompt for ids, prompt in before.items() if held.get(prompt, PREFILL_TOKENS + 1) <= PREFILL_TOKENS}
+
+
+def similar_batches(rests: Mapping[tuple[int, ...], int]) -> Iterator[list[tuple[int, ...]]]:
+    """Like `prefill_batches`, of prompts by the number of tokens to compute, so that little is padding."""
+    batch: list[tuple[int, ...]] = []
+    width = 0
+    for prompt in sorted(rests, key=lambda prompt: rests[prompt]):
+        is_padded = width >= MIN_PREFILL and rests[prompt] > MAX_PADDING * rests[batch[0]]
+        if batch and (is_padded or max(map(len, (*batch, prompt))) * (len(batch) + 1) > PREFILL_TOKENS):
+            yield batch
+            batch = []
+        batch.append(prompt)
+        width = rests[prompt] * len(batch)
+    if batch:
+        yield batch
 
 
 def prefill_batches(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
