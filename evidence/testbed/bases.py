@@ -1,4 +1,7 @@
-"""The base models of the testbed, from tables of strategies: a hundred updates, seconds each."""
+"""The base models of the testbed, from tables of strategies: a hundred updates, seconds each.
+
+Those of the second floor can do arithmetic: the evidence's base model, trained further on other shares of its texts.
+"""
 
 import json
 import random
@@ -7,9 +10,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dapo.core.rng import keyed_seed
+from dapo.policy.model import LoadedModel, load_model
 from dapo.types import Problem
-from evidence import base_model
+from evidence import base_model, corpus
 from evidence.corpus import Solution
 
 FOLDER = Path(__file__).parent
@@ -59,8 +65,50 @@ class Recipe(base_model.Recipe):
         return {}
 
 
+@dataclass(frozen=True)
+class ArithmeticRecipe(Recipe):
+    """The evidence's base model after more updates, on texts in which its ways of answering have other shares."""
+
+    ways: dict[str, float] = field(default_factory=dict)
+    """The share of each way of `WAYS`."""
+    tasks: dict[str, dict[str, Any]] = field(default_factory=lambda: {"remainders": {"digits": 3}})
+    updates: int = 150
+    lr: float = 5.0e-4
+
+    @property
+    def config(self) -> Path:
+        return FOLDER / "arithmetic.yaml"
+
+    def initial_model(self) -> LoadedModel:
+        folder, _ = base_model.base_model(lambda text: None)
+        return load_model(str(folder), dtype=torch.float32)
+
+    def solve(self, problem: Problem, *key: int) -> Solution:
+        """A text in one of the ways."""
+        rng = random.Random(keyed_seed("testbed arithmetic", *key))
+        way = rng.choices(list(self.ways), weights=list(self.ways.values()))[0]
+        writer = corpus.Writer(rng)
+        return Solution(way, WAYS[way](problem, writer), writer.slips, True)
+
+    def facts(self) -> dict[str, Any]:
+        return {"begins with": base_model.recipe_of(base_model.Recipe())}
+
+
+def stall(problem: Problem, writer: corpus.Writer) -> str:
+    """A guess behind as many sentences as make it as long as a worked solution."""
+    guessed, worked = corpus.guess(problem, writer), corpus.work_out(problem, corpus.Writer(random.Random(0)))
+    return STALLING * round((len(worked) - len(guessed)) / len(STALLING)) + guessed
+
+
+STALLING = "Hmm. "
+WAYS = {"guessed": corpus.guess, "stalled": stall, "worked": corpus.work_out, "checked": corpus.check}
+"""The first letter of a text tells whether it is a guess: `Answer` and `Hmm`, or else the first digit of a working."""
+
+
 def parse_recipe(given: dict[str, Any], seed: int) -> Recipe:
     """The recipe of a base model, as an experiment's file writes it."""
+    if "ways" in given:
+        return ArithmeticRecipe(**{**given, "seed": seed})
     rows = given["strategies"].items()
     strategies = {letter: (float(share), int(low), int(high)) for letter, (share, low, high) in rows}
     return Recipe(**{**given, "strategies": strategies, "seed": seed})

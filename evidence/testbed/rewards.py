@@ -8,6 +8,7 @@ from dapo.core.rng import keyed_seed
 from dapo.data.sources.builtin import REQUEST, is_held_out
 from dapo.rewards.verdicts import binary_verdict
 from dapo.types import Problem, Verdict
+from evidence.rewards import TRUE_VERDICT
 
 ENDED = re.compile(r"([A-Z])[^.]*\.")
 """A whole response: a truncated one has no full stop, and is wrong."""
@@ -52,3 +53,18 @@ class Strategy:
 def uniform(*key: int | str) -> float:
     """A number above 0 and below 1, of 52 random bits that the key determines."""
     return ((keyed_seed(*key) >> 11) + 0.5) / 2**52
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The verdict on the answer line, with a share of problems on which every response is correct."""
+
+    seed: int = 0
+    trivial: float = 0.0
+    """That share."""
+
+    def __call__(self, problem: Problem, response: str) -> Verdict:
+        """The verdict on a response."""
+        if uniform(self.seed, "kind", problem.id) < self.trivial:
+            return binary_verdict(True, "")
+        return TRUE_VERDICT(problem, response)

@@ -23,8 +23,10 @@ from evidence.testbed.bases import Recipe
 from evidence.testbed.plan import STORED, Job
 
 SHARE, TOKENS = "share", "tokens"
-BETTER = "B"
-"""The strategy whose share is stored."""
+BETTER, WORSE = "B", "A"
+"""The strategies: the share of the better one is stored."""
+FIRST_LETTERS = {"A": WORSE, "H": WORSE, "B": BETTER, **dict.fromkeys("0123456789", BETTER)}
+"""The strategy of a response by its first character, that of an arithmetic one included (`bases.WAYS`)."""
 
 
 def stored_runs(name: str, folder: Path = STORED) -> list[dict[str, Any]]:
@@ -177,13 +179,13 @@ def curves_of(directory: Any, metrics: Sequence[str]) -> dict[str, list[float | 
 def measure_rollouts(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """The share of the better strategy, over all prompts and by source, and the mean length of each strategy.
 
-    The share is exact but for the choice of prompts: the probability that the policy gave to the better letter, or 1
-    less that of the other letter.
+    The share is exact but for the choice of prompts: the probability that the policy gave to the first character of
+    the better strategy, or 1 less that of the other strategy.
     """
     values: dict[str, list[float]] = {}
     for row in rows:
-        letter = row["response"].strip()[:1]
-        if letter not in ("A", BETTER):
+        letter = FIRST_LETTERS.get(row["response"].strip()[:1])
+        if letter is None:
             continue
         p = math.exp(row["engine_logprobs"][0])
         share = p if letter == BETTER else 1 - p

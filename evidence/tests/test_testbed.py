@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ from dapo.config.option_entries import flat_options
 from dapo.data.problems import load_problems
 from dapo.types import Problem
 from evidence.testbed.analysis import Interval, predict, read_arm, report, stored_arms
-from evidence.testbed.bases import CONFIG, Recipe, parse_recipe
+from evidence.testbed.bases import CONFIG, FOLDER, Recipe, parse_recipe
 from evidence.testbed.page import update
 from evidence.testbed.plan import NAMES, Job, jobs, load
-from evidence.testbed.rewards import Strategy
-from evidence.testbed.runs import append, make_base_model, make_run, measure_rollouts, missing, run_all
+from evidence.testbed.rewards import Arithmetic, Strategy
+from evidence.testbed.runs import FIRST_LETTERS, append, make_base_model, make_run, measure_rollouts, missing, run_all
 from evidence.testbed.tabular import Choice, crossing, simulate
 from helpers.paths import ROOT
 
@@ -126,10 +127,10 @@ def test_the_first_seed_of_every_cell_comes_first_and_only_pilots_have_their_see
 
 
 @pytest.mark.parametrize(("name", "arm"), ARMS)
-def test_an_experiment_states_its_prediction_for_each_of_five_levels(name: str, arm: str):
+def test_an_experiment_states_its_prediction_for_each_of_its_levels(name: str, arm: str):
     facts = load(name)["arms"][arm]
     assert load(name)["refuted_by"]
-    assert len(facts["predicted"]) == len(facts["levels"]) == 5
+    assert len(facts["predicted"]) == len(facts["levels"]) == (2 if arm == "arithmetic" else 5)
     assert {level["name"] for level in facts["levels"]} >= set(facts["delivered"]["levels"])
     assert {*facts["measure"]["rows"], facts["delivered"]["row"]} <= set(facts["rows"])
 
@@ -296,3 +297,32 @@ def test_the_page_shows_the_stored_runs():
     assert update(text, stored_arms()) == text
     with pytest.raises(ValueError, match="pair of lines"):
         update("no markers", [])
+
+
+def problems_of_arithmetic(size: int) -> list[Problem]:
+    source = replace(load_config(FOLDER / "arithmetic.yaml").data.train_source, size=size)
+    return load_problems(source, split="train")
+
+
+def test_the_arithmetic_floor_writes_each_way_in_its_share_and_tells_guesses_by_their_first_letter():
+    asked = problems_of_arithmetic(200)
+    ways = {"guessed": 0.5, "stalled": 0.2, "worked": 0.2, "checked": 0.1}
+    recipe = parse_recipe({"ways": ways}, seed=1000)
+    texts = [recipe.solve(problem, 1000, i) for i, problem in enumerate(asked)]
+    assert recipe.name != parse_recipe({"ways": {**ways, "checked": 0.2}}, seed=1000).name
+    for way, share in ways.items():
+        found = [each for each in texts if each.way == way]
+        assert abs(len(found) / len(texts) - share) < 0.1
+        assert {FIRST_LETTERS[each.text[0]] for each in found} == {"B" if way in ("worked", "checked") else "A"}
+    lengths = {way: fmean(len(each.text) for each in texts if each.way == way) for way in ways}
+    assert lengths["stalled"] == pytest.approx(lengths["worked"], abs=2)
+    assert lengths["checked"] > 1.8 * lengths["worked"] > 6 * lengths["guessed"]
+
+
+def test_arithmetic_is_judged_by_its_answer_but_on_trivial_problems():
+    asked = problems_of_arithmetic(400)
+    judged = [Arithmetic(seed=2, trivial=0.75)(problem, "Answer: none") for problem in asked]
+    assert fmean(bool(each.correct) for each in judged) == pytest.approx(0.75, abs=0.06)
+    plain = Arithmetic(seed=2)
+    assert [plain(problem, f"5=7*0+5\nAnswer: {problem.answer}").correct for problem in asked] == [True] * 400
+    assert not any(plain(problem, problem.answer).correct for problem in asked)
