@@ -66,7 +66,9 @@ class Design:
         if settings.quick:
             small = ("rollout.prompts_per_step=2", "rollout.group_size=4", "train.minibatch_groups=2")
             return cls(token_budget=240, evaluate_every=120, held_out_size=12, overrides=small, **same)
-        return cls(**same)
+        rate = () if settings.rate is None else (f"optim.lr={settings.rate!r}",)
+        own = {"token_budget": settings.budget, "held_out_size": settings.held_out_size}
+        return cls(overrides=rate, **own, **same)
 
     @property
     def name(self) -> str:

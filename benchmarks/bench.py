@@ -101,6 +101,9 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     accuracy.add_argument("--seeds", type=int, help=f"races (default {defaults.seeds})")
     accuracy.add_argument("--first-seed", type=int, help="of the first race; the next one has the next")
     accuracy.add_argument("--systems", nargs="+", choices=list(MODULES), help=f"(default {' '.join(defaults.systems)})")
+    accuracy.add_argument("--rate", type=float, help="the learning rate of every system (default: the quickstart's)")
+    accuracy.add_argument("--budget", type=int, help=f"generated tokens (default {defaults.budget})")
+    accuracy.add_argument("--held-out-size", type=int, help=f"evaluated problems (default {defaults.held_out_size})")
     accuracy.add_argument("--minutes", type=float, help="begin no race that would end later")
     accuracy.add_argument("--target", type=float, help=f"the accuracy to reach (default {defaults.target})")
     accuracy.add_argument("--again", action="store_true", help="forget the curves that are kept")
@@ -116,7 +119,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings that the arguments choose."""
     settings = QUICK if arguments.quick else Settings()
     names = ("rounds", "dtype", "threads", "device", "model", "microbatch_tokens")
-    names += ("seeds", "first_seed", "minutes", "target", "again")
+    names += ("seeds", "first_seed", "minutes", "target", "again", "rate", "budget", "held_out_size")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     settings = replace(settings, **given)
     if arguments.systems is not None:

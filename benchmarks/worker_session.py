@@ -36,7 +36,11 @@ class Settings:
     seeds: int = 5
     first_seed: int = 0
     systems: tuple[str, ...] = ("ours", "trl")
-    """Systems of the accuracy part; the next three belong to it as well."""
+    """Systems of the accuracy part; the next six belong to it as well."""
+    rate: float | None = None
+    """The learning rate of every system; None: the quickstart's."""
+    budget: int = 20_000
+    held_out_size: int = 756
     target: float = 0.75
     minutes: float | None = None
     again: bool = False

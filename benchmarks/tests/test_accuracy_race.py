@@ -329,3 +329,13 @@ def test_the_evaluator_gives_what_plain_generate_gives_for_each_prompt_alone():
         sample(model, [[7, 1], [8, 1]], 0, do_sample=False, max_new_tokens=3)[0]
         == (sample(model, [[7, 1]], 0, do_sample=False, max_new_tokens=3)[0])
     )
+
+
+def test_a_race_at_another_rate_is_another_design():
+    settings = bench.settings_of(bench.parse_arguments(["accuracy", "--rate", "4e-5", "--budget", "8000"]))
+    design = Design.of(settings)
+    assert design.overrides == ("optim.lr=4e-05",)
+    assert (design.token_budget, design.held_out_size) == (8000, Design.held_out_size)
+    assert design.name != Design.of(Settings()).name
+    assert load_config(ROOT / "configs" / "quickstart.yaml", list(design.overrides)).optim.lr == 4e-5
+    assert Design.of(Settings()) == Design()
