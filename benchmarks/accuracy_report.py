@@ -6,6 +6,7 @@ by their geometric mean, differences by their mean, both with Student's 95 % int
 """
 
 import argparse
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -334,16 +335,64 @@ def _number_of(evaluations: Sequence[Mapping[str, Any]]) -> str:
     return " or ".join(str(count) for count in sorted({found["answers"] for found in evaluations}))
 
 
+PILOT_SEEDS = 100
+"""Seeds from here on chose the learning rates, and are in no comparison."""
+QUICKSTART_RATE = "2e-05"
+
+
+def rates_table(parts: Sequence[Mapping[str, Any]]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """A header, and a row for each learning rate and system: the tokens until the target, in pilots and in races."""
+    rows: list[Sequence[str]] = []
+    for (rate, system), curves in sorted(_by_rate(parts).items(), key=lambda item: (item[0][1], float(item[0][0]))):
+        pilots = [curve for curve in curves if curve.seed >= PILOT_SEEDS]
+        races = [curve for curve in curves if curve.seed < PILOT_SEEDS]
+        cells = [_crossing_cell(own, system, "tokens") if own else "" for own in (pilots, races)]
+        rows.append((rate, LABELS[system], *cells))
+    return ("learning rate", "system", "tokens, pilots", "tokens, races"), rows
+
+
+def rates_ratios(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each pair of rows with common races: how many times the tokens of the second the first takes."""
+    found = {key: {c.seed: c for c in curves if c.seed < PILOT_SEEDS} for key, curves in _by_rate(parts).items()}
+    lines = []
+    for first, second in itertools.permutations(sorted(key for key in found if found[key]), 2):
+        seeds = sorted(set(found[first]) & set(found[second]))
+        if first[1] == "ours" != second[1] and len(seeds) > 1:
+            ours, theirs = ([found[key][seed].at_crossing("tokens") for seed in seeds] for key in (first, second))
+            names = [f"{LABELS[system]} at {rate}" for rate, system in (first, second)]
+            lines.append(f"{names[0]} / {names[1]}: {_format_ratio(Ratio.of(ours, theirs))}, {len(seeds)} races")
+    return lines
+
+
+def _by_rate(parts: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[Curve]]:
+    """The curves by learning rate and system."""
+    found: dict[tuple[str, str], list[Curve]] = {}
+    for part in parts:
+        given = [option for option in part["design"]["overrides"] if option.startswith("optim.lr=")]
+        rate = given[0].partition("=")[2] if given else QUICKSTART_RATE
+        for curve in curves_of(part):
+            found.setdefault((rate, curve.system), []).append(curve)
+    return found
+
+
 def main() -> None:
     """Print the tables, or put them between the markers of a document; and write the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("document", nargs="?", type=Path, help="a Markdown file to rewrite; none: print")
-    parser.add_argument("--results", type=Path, required=True, help="what `make bench` wrote")
+    parser.add_argument(
+        "--results", type=Path, nargs="+", required=True, help="what `make bench` wrote; several: races at other rates"
+    )
     parser.add_argument("--picture", type=Path, help="a PNG file; none: no picture")
     arguments = parser.parse_args()
-    results = json.loads(arguments.results.read_text(encoding="utf-8"))
-    if "accuracy" not in results["parts"]:
-        parser.error(f"{arguments.results} holds no accuracy part: make bench ARGS=accuracy")
+    every = [json.loads(path.read_text(encoding="utf-8")) for path in arguments.results]
+    for path, results in zip(arguments.results, every, strict=True):
+        if "accuracy" not in results["parts"]:
+            parser.error(f"{path} holds no accuracy part: make bench ARGS=accuracy")
+    if len(every) > 1:
+        parts = [results["parts"]["accuracy"] for results in every]
+        print("\n".join([*markdown_rows(*rates_table(parts)), "", *rates_ratios(parts)]))
+        return
+    (results,) = every
     text = document(results)
     if arguments.document is not None:
         before = arguments.document.read_text(encoding="utf-8")

@@ -339,3 +339,24 @@ def test_a_race_at_another_rate_is_another_design():
     assert design.name != Design.of(Settings()).name
     assert load_config(ROOT / "configs" / "quickstart.yaml", list(design.overrides)).optim.lr == 4e-5
     assert Design.of(Settings()) == Design()
+
+
+def test_races_at_several_rates_are_one_table_and_pilots_are_in_no_ratio():
+    results = json.loads((ROOT / "benchmarks" / "results" / "against.json").read_text(encoding="utf-8"))
+    part = results["parts"]["accuracy"]
+    pilots = [leg | {"seed": 100 + leg["seed"]} for leg in part["legs"] if leg["system"] == "trl"]
+    other = {**part, "design": {**part["design"], "overrides": ["optim.lr=4e-05"]}, "legs": pilots}
+    _, rows = accuracy_report.rates_table([part, other])
+    assert [(rate, system) for rate, system, *_ in rows] == [
+        ("2e-05", "ours without dynamic sampling"),
+        ("2e-05", "ours"),
+        ("2e-05", "TRL"),
+        ("4e-05", "TRL"),
+    ]
+    assert [bool(cell) for cell in rows[2][2:]] == [False, True]
+    assert [bool(cell) for cell in rows[3][2:]] == [True, False]
+    assert rows[2][3] == rows[3][2]
+    assert (
+        accuracy_report.rates_ratios([part, other])[1] == "ours at 2e-05 / TRL at 2e-05: 1.44 x (1.25 to 1.67), 5 races"
+    )
+    assert len(accuracy_report.rates_ratios([part, other])) == 2
