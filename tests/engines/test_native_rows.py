@@ -358,6 +358,24 @@ def test_a_prompt_read_once_for_its_group_gives_the_tokens_of_one_in_each_row(
 
 
 @needs_compiler
+@pytest.mark.parametrize("prompts", [1, 3])
+@pytest.mark.parametrize("name", FULL_ATTENTION)
+def test_prompts_without_a_common_beginning_are_each_read_once_for_their_group(
+    name: str, prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [
+        request(f"{p}/{i}", prompt_ids=(p + 1, *LONG[p:], *range(p)), seed=50 * p + i, temperature=0.8)
+        for p in range(prompts)
+        for i in range(4)
+    ]
+    together = answers(compiled_engine(name, 16, monkeypatch), asked)
+    monkeypatch.setattr("dapo.engines.native.scheduler.MIN_SHARED_PROMPT", 10**6)
+    for label, expected in answers(compiled_engine(name, 16, monkeypatch), asked).items():
+        assert together[label].token_ids == expected.token_ids
+        assert together[label].logprobs == pytest.approx(expected.logprobs, abs=2e-5)
+
+
+@needs_compiler
 @pytest.mark.parametrize("name", SERVED)
 def test_a_model_with_windows_keeps_each_prompt_in_its_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled_engine(name, 8, monkeypatch)._forward.shares_prompts == (name in FULL_ATTENTION)

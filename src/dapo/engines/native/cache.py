@@ -70,10 +70,10 @@ class PromptCache(KeyValueCache):
         return self._offset + query_length, 0
 
     def select(self, index: int, length: int) -> "PromptCache":
-        """A copy of one prompt's first positions, so that the whole prefill can be freed."""
-        single = PromptCache()
-        single.keys = [keys[index : index + 1, :, :length].clone() for keys in self.keys]
-        single.values = [values[index : index + 1, :, :length].clone() for values in self.values]
+        """A contiguous copy of one prompt's first positions, so that the whole prefill can be freed."""
+        single, layout = PromptCache(), torch.contiguous_format  # a model's layout would be kept, which `addresses` hides
+        single.keys = [keys[index : index + 1, :, :length].clone(memory_format=layout) for keys in self.keys]
+        single.values = [values[index : index + 1, :, :length].clone(memory_format=layout) for values in self.values]
         return single
 
     @property
