@@ -24,10 +24,13 @@ def update(text: str, arms: Sequence[Arm]) -> str:
 
 
 def figure(arms: Sequence[Arm]) -> Any:
-    """For each primary arm the effect at each level with its interval and the prediction; below, the delivery check."""
+    """For each primary arm the effect at each level with its interval and the prediction; below, the delivery check.
+
+    Dotted lines mark where other settings lie by that check.
+    """
     shown = [arm for arm in arms if arm.facts.get("primary")]
     canvas = new_figure(4.2 * len(shown), 5.0, "", layout="constrained")
-    rows = canvas.subplots(2, len(shown), height_ratios=[4, 1], squeeze=False)
+    rows = canvas.subplots(2, len(shown), height_ratios=[3, 1], squeeze=False)
     for arm, above, below in zip(shown, *rows, strict=True):
         positions = list(range(len(arm.effects)))
         scaled = math.exp if arm.is_ratio else float
@@ -47,6 +50,10 @@ def figure(arms: Sequence[Arm]) -> Any:
         frame(below, title="", unit="")
         below.bar(positions, list(arm.delivery.values()), color=INK, alpha=0.4, width=0.5)
         below.set_title(arm.facts["delivered"].get("text", arm.facts["delivered"]["curve"]), fontsize=8)
+        for name, value in arm.facts.get("marks", {}).items():
+            below.axhline(value, color=ORANGE, linewidth=1.0, linestyle=":")
+            at, side = (-0.55, "left") if name == "quickstart" else (len(positions) - 0.45, "right")
+            below.text(at, value, name, color=ORANGE, fontsize=7, va="bottom", ha=side)
         for axes in (above, below):
             axes.set_xticks(positions, [f"{of_level(arm.facts, level)['at']:g}" for level in arm.effects])
         below.set_xlabel(arm.facts["condition"], color=INK)

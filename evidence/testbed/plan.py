@@ -11,7 +11,9 @@ those of the runs), `set` (options) and `metrics` (stored besides the shares). A
                   rows: {on: {set: [...], tabular: {...}}}}, ...]       # rows: what a row has at this level alone
         rows: {off: [...], on: [...]}
 
-and what evidence.testbed.analysis reads: measure, predicted, delivered and others.
+and what evidence.testbed.analysis reads: measure, predicted, delivered and others. `marks` are the values of
+`delivered` in the first step of the quickstart and in the first ten of evidence/base.yaml, unless their names say
+otherwise.
 """
 
 from collections.abc import Iterator, Mapping
