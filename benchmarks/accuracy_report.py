@@ -337,7 +337,6 @@ def _number_of(evaluations: Sequence[Mapping[str, Any]]) -> str:
 
 PILOT_SEEDS = 100
 """Seeds from here on chose the learning rates, and are in no comparison."""
-QUICKSTART_RATE = "2e-05"
 
 
 def rates_table(parts: Sequence[Mapping[str, Any]]) -> tuple[Sequence[str], list[Sequence[str]]]:
@@ -368,10 +367,9 @@ def _by_rate(parts: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[C
     """The curves by learning rate and system."""
     found: dict[tuple[str, str], list[Curve]] = {}
     for part in parts:
-        given = [option for option in part["design"]["overrides"] if option.startswith("optim.lr=")]
-        rate = given[0].partition("=")[2] if given else QUICKSTART_RATE
+        rates = {(leg["system"], leg["seed"]): leg["steps"][-1]["lr"] for leg in part["legs"]}  # after the warm-up
         for curve in curves_of(part):
-            found.setdefault((rate, curve.system), []).append(curve)
+            found.setdefault((f"{rates[curve.system, curve.seed]:g}", curve.system), []).append(curve)
     return found
 
 

@@ -344,8 +344,12 @@ def test_a_race_at_another_rate_is_another_design():
 def test_races_at_several_rates_are_one_table_and_pilots_are_in_no_ratio():
     results = json.loads((ROOT / "benchmarks" / "results" / "against.json").read_text(encoding="utf-8"))
     part = results["parts"]["accuracy"]
-    pilots = [leg | {"seed": 100 + leg["seed"]} for leg in part["legs"] if leg["system"] == "trl"]
-    other = {**part, "design": {**part["design"], "overrides": ["optim.lr=4e-05"]}, "legs": pilots}
+    pilots = [
+        leg | {"seed": 100 + leg["seed"], "steps": [step | {"lr": 4e-5} for step in leg["steps"]]}
+        for leg in part["legs"]
+        if leg["system"] == "trl"
+    ]
+    other = {**part, "legs": pilots}
     _, rows = accuracy_report.rates_table([part, other])
     assert [(rate, system) for rate, system, *_ in rows] == [
         ("2e-05", "ours without dynamic sampling"),

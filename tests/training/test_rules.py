@@ -284,6 +284,15 @@ def test_the_fixes_of_async_follow_its_bound_and_do_not_hold_for_sync():
     assert found(over | stale | waits, options(loss__engine_correction="tis")) == []
 
 
+def test_where_dynamic_sampling_is_proposed_its_batch_allows_a_higher_learning_rate():
+    flat: dict[str, float | None] = {FLAT: 0.84, "reward/accuracy": 0.9}
+    proposed = finding("too_easy", flat, dynamic_sampling__enabled="false")
+    assert proposed.change[0] == "dynamic_sampling.enabled=true"
+    assert proposed.advice.endswith("with dynamic sampling optim.lr may be up to 2.5 times as high")
+    kept: dict[str, float | None] = {"rollout/groups_trained": 1.6, "rollout/groups_all_correct": 5}
+    assert "optim.lr" not in finding("too_easy", kept).advice
+
+
 def test_a_longer_time_limit_is_proposed_only_where_calls_last_as_long():
     errors: dict[str, float | None] = {"rollout/verifier_errors": 8}  # of 40
     assert finding("verifier_errors", errors | {"time/verifier_call_s": 2.1}).change == ("reward.timeout_s=20",)

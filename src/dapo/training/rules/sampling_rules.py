@@ -64,6 +64,8 @@ def starvation(history: MetricHistory, config: Config, name: str) -> Symptom | N
     sides = history.means("rollout/all_correct_fraction", "rollout/all_wrong_fraction")
     if config.dynamic_sampling.enabled and name in ("too_easy", "too_hard"):
         cause += " (all correct in {:.0%} of the groups, all wrong in {:.0%})".format(*sides.values())
+    if ENABLE in change:  # its batch has 1 / keep_rate times the signal (docs/lab/when.md)
+        advice += f"; with dynamic sampling optim.lr may be up to {keep_rate**-0.5:.1f} times as high"
     bigger = 2 * config.rollout.group_size
     return Symptom(
         f"only {keep_rate:.0%} of the judged groups carry a signal, as {cause}",
@@ -95,6 +97,9 @@ _STARVATION = {
 }
 
 
+ENABLE = "dynamic_sampling.enabled=true"
+
+
 def _is_cut_off(history: MetricHistory, config: Config, name: str) -> bool:
     """Whether groups lack a signal because their responses are truncated, which `truncation` reports."""
     truncated = history.mean("rollout/truncated_fraction") or 0.0
@@ -106,7 +111,7 @@ def _sampling_change(config: Config) -> tuple[str, ...]:
     """The option of dynamic sampling that would leave out problems without a signal, if one is unused."""
     sampling = config.dynamic_sampling
     if not sampling.enabled:
-        return ("dynamic_sampling.enabled=true",)
+        return (ENABLE,)
     return () if config.predicts_signal or sampling.filter is not None else ("dynamic_sampling.predict=proportional",)
 
 
