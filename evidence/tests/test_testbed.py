@@ -304,7 +304,7 @@ def problems_of_arithmetic(size: int) -> list[Problem]:
     return load_problems(source, split="train")
 
 
-def test_the_arithmetic_floor_writes_each_way_in_its_share_and_tells_guesses_by_their_first_letter():
+def test_arithmetic_texts_have_the_shares_of_their_ways_and_guesses_their_first_letters():
     asked = problems_of_arithmetic(200)
     ways = {"guessed": 0.5, "stalled": 0.2, "worked": 0.2, "checked": 0.1}
     recipe = parse_recipe({"ways": ways}, seed=1000)
