@@ -186,3 +186,29 @@ def test_prompts_of_like_rests_are_prefilled_together_and_beginnings_are_bounded
     ]
     assert set(resumed_prompts(asked).values()) == set(long[:2])
     assert resumed_prompts([replace(asked[0], offset=0), *asked[1:2]]) == {}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_resumed_responses_whose_prompts_begin_alike_read_that_beginning_once(name: str) -> None:
+    begin, ends = tuple(range(100, 112)), [(1, 2, 3), (4, 5)]
+    requests = [
+        GenerationRequest(f"{p}/{i}", (*begin, *end), 9, 1.0, 1.0, seed=10 * p + i, stop_ids=())
+        for p, end in enumerate(ends)
+        for i in range(4)
+    ]
+    expected = answers(engine_of(name), requests)
+    inner = engine_of(name)
+    engine = ContinuingEngine(inner)
+    engine.submit(requests)
+    for _ in range(4):
+        engine.poll()
+    before = inner.stats.prefill_tokens
+    parts = [part for part in engine.suspend([r.id for r in requests]) if isinstance(part, Unfinished)]
+    engine.resume(requests, parts)
+    found = {generation.request_id: generation for _ in range(5) for generation in engine.poll()}
+    for label, generation in expected.items():
+        assert list(found[label].token_ids) == list(generation.token_ids)
+        assert list(found[label].logprobs) == pytest.approx(list(generation.logprobs), abs=1e-9)
+    rests = {(r.prompt_ids, tuple(part.generation.token_ids)) for r, part in zip(requests, parts, strict=True)}
+    read = len(begin) + sum(map(len, ends)) + sum(len(rest) for _, rest in rests)
+    assert inner.stats.prefill_tokens - before == read
