@@ -56,7 +56,7 @@ def describe_environment() -> dict[str, Any]:
     found["GPUs"] = _gpus()
     if torch.cuda.is_available():
         found["driver"] = _driver()
-        found["cuDNN"] = torch.backends.cudnn.version()
+        found["cuDNN"] = _cudnn()
         found["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     return found | {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
@@ -70,6 +70,13 @@ def _gpus() -> str:
         gib, capability = properties.total_memory / 2**30, f"{properties.major}.{properties.minor}"
         names.append(f"{properties.name}, {gib:.0f} GiB, compute capability {capability}")
     return "; ".join(names)
+
+
+def _cudnn() -> str:
+    try:
+        return str(torch.backends.cudnn.version())
+    except RuntimeError as error:  # another version than torch's own; no check uses cuDNN
+        return f"unusable: {str(error).splitlines()[0]}"
 
 
 def _driver() -> str:

@@ -36,8 +36,6 @@ from dapo.types import GenerationRequest, Sample
 
 GENERATION_SHARE, UPDATE_SHARE = 0.15, 0.10
 """Shares of the limit: half of the estimate for an H100, and over the share with a cuDNN plan per shape."""
-LAUNCHES = 2000
-"""Launches whose mean time is measured: a host that launches slowly has a lower limit of generation."""
 SYNCS_PER_DECODE_STEP, SYNCS_PER_UPDATE = 2, 2
 """Bounds on synchronizations; that of an update holds for any number of microbatches."""
 PREDICTED_PART = 0.7
@@ -105,7 +103,6 @@ def check_speed(setting: Setting) -> list[Measurement]:
     found = [
         Measurement("rate of large bfloat16 products", rates[0] / 1e3, "TFLOP/s"),
         Measurement("rate of copying memory", rates[1], "GB/s"),
-        Measurement("launch of a kernel", 1e6 * launch_s(setting.device), "us"),
     ]
     for name, geometry in models.items():
         found += _speed_of(name, geometry, work, setting, rates)
@@ -130,7 +127,6 @@ def _speed_of(
     limit = min(
         limit_tokens_per_s(rates[0], parameters, GENERATE_FLOP),
         memory_limit_tokens_per_s(rates[1], rows=rows, weight_bytes=weight_bytes, cache_bytes_per_row=cache_bytes),
-        rows / (launch_s(setting.device) * (KERNELS_PER_LAYER * geometry.layers + KERNELS_PER_STEP)),
     )
     found = _rate(f"{name}: generation, {rows} rows", work.response_tokens / seconds, limit, GENERATION_SHARE, setting)
     config = policy_config(setting.device, microbatch_tokens=work.microbatch_tokens, max_response_tokens=work.tokens)
@@ -142,19 +138,6 @@ def _speed_of(
     rate = work.response_tokens / (perf_counter() - started)
     limit = limit_tokens_per_s(rates[0], parameters, UPDATE_FLOP)
     return found + _rate(f"{name}: update", rate, limit, UPDATE_SHARE, setting)
-
-
-def launch_s(device: str) -> float:
-    """Seconds that this host takes to launch a kernel, the mean over many, while the device falls behind or waits."""
-    number = torch.zeros(1, device=device)
-    for count in (100, LAUNCHES):  # the first warm up
-        started = perf_counter()
-        for _ in range(count):
-            number.add_(1)
-        seconds = perf_counter() - started
-        if device == "cuda":
-            torch.cuda.synchronize()
-    return seconds / LAUNCHES
 
 
 def _rate(what: str, rate: float, limit: float, share: float, setting: Setting) -> list[Measurement]:

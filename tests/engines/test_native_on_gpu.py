@@ -15,6 +15,7 @@ from dapo.config.rollout_options import NativeConfig
 from dapo.engines.native import attention
 from dapo.engines.native.cache import LengthSlots, SlotCache
 from dapo.engines.native.compatibility import patch_model
+from dapo.engines.native.decode_graphs import padded_rows
 from dapo.engines.native.device_memory import CACHE_SHARE, CudaMemory, cache_token_bound, step_bytes
 from dapo.engines.native.engine import NativeEngine
 from dapo.engines.native.forward import Forward
@@ -24,6 +25,7 @@ from dapo.types import Generation, GenerationRequest
 from helpers.fake_cuda import fake_cuda
 from helpers.fake_memory import POSITION_BYTES, FakeMemory, bytes_for_cache
 from helpers.fake_models import fake_model
+from helpers.graph_tape import as_kernel, captured_on_cpu
 from helpers.tiny_models import SERVED, WINDOW, ModelWeights, tiny_model
 from helpers.varlen_operators import decode_attention
 
@@ -213,8 +215,8 @@ def test_a_gpu_computes_fused_layers_and_attends_by_lengths_where_a_kernel_does(
 
     masked = ModelKernels(fuses_weights=True)
     with fake_cuda():
-        assert chosen(torch.bfloat16) == replace(masked, attend=varlen_attn, num_splits=1)
-        assert chosen(torch.float16, reproducible=False) == replace(masked, attend=varlen_attn)
+        assert chosen(torch.bfloat16) == replace(masked, attend=varlen_attn, num_splits=1, captures=True)
+        assert chosen(torch.float16, reproducible=False) == replace(masked, attend=varlen_attn, captures=True)
         assert chosen(torch.float32) == masked
         assert chosen(torch.bfloat16, head_dim=20) == masked  # not a multiple of 8
 
@@ -268,6 +270,59 @@ def test_a_step_needs_the_larger_of_sampling_and_prefill() -> None:
     sizes = {"position_bytes": 100, "hidden": 20, "intermediate": 30, "width": 2}
     assert step_bytes(slots=10, vocabulary=1000, prefill_tokens=1, **sizes) == 3 * 4 * 10 * 1000
     assert step_bytes(slots=1, vocabulary=1, prefill_tokens=7, **sizes) == 7 * (2 * 100 + 4 * 50 * 2)
+
+
+# --- decode steps as graphs -------------------------------------------------------------------------------------------
+
+
+CAPTURED = replace(ON_GPU, attend=as_kernel(decode_attention), captures=True)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_captured_steps_compute_what_the_model_does(name: str) -> None:
+    with captured_on_cpu() as captured:
+        forward = forward_of(name, CAPTURED)
+        assert len(captured) == 1  # where the engine compares its logits with the model's
+        expected = plain_logits(tiny_model(name, dtype=torch.float64))
+        assert distance(decoded(forward), expected) < NORM_ROUNDING
+    assert len(captured) > 1  # the cache has been resized
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2 with windows", "gemma3"])
+def test_the_engine_samples_the_same_tokens_with_captured_steps_after_new_weights(name: str) -> None:
+    asked = [
+        replace(r, prompt_ids=r.prompt_ids * (1 + i % 3), max_new_tokens=9 + 4 * (i % 4))
+        for i, r in enumerate(requests(30))
+    ]
+    found = []
+    for model_kernels in (ON_GPU, CAPTURED):
+        with captured_on_cpu() as captured:
+            model = tiny_model(name, dtype=torch.float64)
+            engine = NativeEngine(model, NativeConfig(slots=20), model_kernels=model_kernels, memory=FakeMemory())
+            first = run(engine, asked)
+            engine.drop_weights()
+            engine.load_weights(ModelWeights(tiny_model(name, dtype=torch.float64, seed=1)), 1)
+            found.append((first, run(engine, asked)))
+        assert bool(captured) == model_kernels.captures
+    assert [{i: g.token_ids for i, g in run.items()} for run in found[0]] == [
+        {i: g.token_ids for i, g in run.items()} for run in found[1]
+    ]
+    assert found[0][0].keys() == found[0][1].keys()
+    assert found[0][0]["r0"].token_ids != found[0][1]["r0"].token_ids
+
+
+def test_a_model_of_which_layers_are_not_fused_is_not_captured() -> None:
+    with captured_on_cpu() as captured:
+        assert not forward_of("gemma", CAPTURED).model_kernels.captures
+    assert captured == []
+
+
+def test_a_graph_serves_up_to_an_eighth_more_rows_than_there_are() -> None:
+    padded = [padded_rows(n) for n in range(1, 1025)]
+    assert all(n <= rows < n + max(8, n / 7) for n, rows in enumerate(padded, 1))
+    assert padded == sorted(padded)
+    assert len(set(padded[:256])) == 24
+    assert len(set(padded)) == 40
 
 
 def test_what_does_not_fit_the_free_memory_waits_and_memory_is_measured_again_each_time() -> None:

@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import dapo
+from dapo.engines.native import decode_graphs
 from helpers import backward_in_python, gpu_kernels
 
 PACKAGE = str(Path(dapo.__file__).parent)
@@ -132,6 +133,14 @@ class FakeCuda(TorchDispatchMode):
             yield trace
         finally:
             self._traces.remove(trace)
+
+    def capture(self, compute: Callable[[], Tensor], pool: object) -> tuple[Callable[[], None], Tensor]:
+        """`decode_graphs.capture`: what is captured launches nothing and may not wait; a graph is one launch."""
+        traces, self._traces = self._traces, [captured := Trace()]
+        output = compute()
+        self._traces = traces
+        assert not captured.syncs + captured.uploads, list(map(str, captured.syncs + captured.uploads))
+        return lambda: self.count_kernel("graph"), output
 
     def sync(self, operator: str) -> None:
         """Note that the host waits for the device."""
@@ -294,6 +303,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
         "max_memory_allocated": lambda device=None: 0,
         "reset_peak_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
+        "graph_pool_handle": lambda: (0, 0),
     }
     with ExitStack() as stack:
         stack.enter_context(_current_device())
@@ -305,6 +315,7 @@ def fake_cuda() -> Iterator[FakeCuda]:
         stack.enter_context(gpu)
         stack.enter_context(gpu_kernels.KernelsOfGpu(gpu.count_kernel))
         stack.enter_context(mock.patch.multiple(torch.cuda, **functions))
+        stack.enter_context(mock.patch.object(decode_graphs, "capture", gpu.capture))
         yield gpu
 
 

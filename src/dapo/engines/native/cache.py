@@ -14,6 +14,7 @@ from transformers import Cache
 
 from cpu_kernels import Rows, can_attend, store_positions_
 from dapo.engines.native.attention import RowLengths, VarlenAttention
+from dapo.engines.native.decode_graphs import DecodeGraphs
 from dapo.engines.native.device_memory import upload
 
 BLOCK = 64  # positions; capacity grows by at least half, in whole blocks, so that copying is rare
@@ -124,8 +125,10 @@ class SlotCache(KeyValueCache):
 
     position_dim: int  # the tensors' dimension of positions
 
-    def __init__(self) -> None:
+    def __init__(self, graphs: DecodeGraphs | None = None) -> None:
+        """`graphs` of decode steps, which this cache clears when its tensors change."""
         super().__init__()
+        self.graphs = graphs
         self.tensors: list[Tensor] = []
         self._positions, self._length = torch.empty(0, dtype=torch.long), 0
         self.rows = self.capacity = 0
@@ -154,6 +157,7 @@ class SlotCache(KeyValueCache):
         else:
             self.capacity = min(self.capacity, max(length, limit))
         self.rows = rows if max_rows is None or rows <= self.rows else max(rows, min(self.rows * 3 // 2, max_rows))
+        self._clear_graphs()
         for index, tensor in enumerate(self.tensors):
             self.tensors[index] = self._resized(tensor)
 
@@ -189,8 +193,13 @@ class SlotCache(KeyValueCache):
         return self._length, 0
 
     def release(self) -> None:
+        self._clear_graphs()
         self.tensors = []
         self.rows = self.capacity = 0
+
+    def _clear_graphs(self) -> None:
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def _as_stored(self, prompts: PromptCache) -> Iterable[Tensor]:
         """The prompts' keys and values, one tensor at a time, in the order and with the dimensions of the slots."""
@@ -285,9 +294,9 @@ class LengthSlots(SlotCache):
 
     position_dim = 1
 
-    def __init__(self, attend: VarlenAttention, *, num_splits: int | None) -> None:
+    def __init__(self, attend: VarlenAttention, *, num_splits: int | None, graphs: DecodeGraphs | None = None) -> None:
         """`attend` and `num_splits` as in `RowLengths`."""
-        super().__init__()
+        super().__init__(graphs)
         self._attend, self._num_splits = attend, num_splits
         self._row_lengths: RowLengths | None = None
         self._flat_indices = torch.empty(0, dtype=torch.long)

@@ -1,6 +1,7 @@
 """Checks whether the engine can serve a model: by its configuration, then by comparing logits."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -62,7 +63,10 @@ def patch_model(
     if not model_kernels.fuses_weights:
         fuse_prepacked_layers(model, rows=rows, kernels=kernels, compiled=compiled)
         prepack_linears(model, rows=rows, kernels=kernels)
-    forward = Forward(model, model_kernels, fuse_weight_layers(model) if model_kernels.fuses_weights else ())
+    fused = fuse_weight_layers(model) if model_kernels.fuses_weights else []
+    if len(fused) < model.config.num_hidden_layers:  # other layers may wait for the device, as no graph can
+        model_kernels = replace(model_kernels, captures=False)
+    forward = Forward(model, model_kernels, fused)
     model.set_attn_implementation(attention.NAME)
     difference, cause = "", None
     try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -102,11 +103,18 @@ class Forward:
 
         `rows`: lengths and prompts for compiled attention; without them the positions in rows are those in sequences.
         """
+        if cache.graphs is not None:
+            compute = partial(self._captured_step, cache)
+            return self.head(cache.graphs.run(ids, positions, compute, max_rows=cache.rows))
         cache.begin_step(positions if rows is None else rows.lengths - 1, longest, rows)
         of_step = cache.get_query_offset()
         if self._decoder is not None and self._decoder.layers is not None and isinstance(of_step, Rows):
             return self.head(self._decoder(ids, positions, cache, of_step))
         return self.head(self._hidden(ids[:, None], positions[:, None], cache)[:, 0])
+
+    def _captured_step(self, cache: SlotCache, ids: Tensor, positions: Tensor) -> Tensor:
+        cache.begin_step(positions, cache.capacity)  # a graph is for all lengths
+        return self._hidden(ids[:, None], positions[:, None], cache)[:, 0]
 
     def load_weights(self, source: WeightSource) -> None:
         """Load new values of every weight. Raises EngineError like `copy_weights`."""

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from dapo.core.processor import BFLOAT16_CAPABILITY
 from dapo.engines.native.attention import VarlenAttention
 from dapo.engines.native.cache import LengthSlots, MaskedSlots, SlotCache
+from dapo.engines.native.decode_graphs import DecodeGraphs
 
 WIDEST_HEAD = 256  # the widest head of the kernel that attends by lengths; it also needs multiples of 8
 
@@ -23,12 +24,13 @@ class ModelKernels:
     """The kernel's number of splits of a row. 1: a row's attention rounds independently of the rest of the batch. None:
     the kernel splits long rows freely, which is faster for few rows."""
     compiled: bool = False  # whether `cpu_kernels` attends in a decode step and samples
+    captures: bool = False  # whether decode steps are CUDA graphs, where all layers use fused weights
 
     def new_slots(self) -> SlotCache:
         """An empty cache of the kind that the attention reads."""
         if self.attend is None:
             return MaskedSlots(compiled=self.compiled)
-        return LengthSlots(self.attend, num_splits=self.num_splits)
+        return LengthSlots(self.attend, num_splits=self.num_splits, graphs=DecodeGraphs() if self.captures else None)
 
 
 def model_kernels_for(model: PreTrainedModel, *, reproducible: bool, compiled: bool = False) -> ModelKernels:
@@ -41,7 +43,7 @@ def model_kernels_for(model: PreTrainedModel, *, reproducible: bool, compiled: b
     from torch.nn.attention.varlen import varlen_attn  # slow to import, and useless on a CPU
 
     attend = cast(VarlenAttention, varlen_attn)  # it returns only a tensor by default
-    return ModelKernels(fuses_weights=True, attend=attend, num_splits=1 if reproducible else None)
+    return ModelKernels(fuses_weights=True, attend=attend, num_splits=1 if reproducible else None, captures=True)
 
 
 def head_width(model: PreTrainedModel) -> int | None:

@@ -1,0 +1,89 @@
+"""Decode steps as CUDA graphs: the host launches all layers at once instead of hundreds of kernels one by one.
+
+Launching the kernels of a step from Python takes several times as long as a GPU takes to run them.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+Compute: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Pool: TypeAlias = Any  # `torch.cuda.graph_pool_handle()`, whose type is private
+MIN_UNIT, UNITS = 8, 8
+"""Graphs are for numbers of rows in multiples of `MIN_UNIT`, beyond 64 for about `UNITS` numbers up to the double."""
+
+
+class DecodeGraphs:
+    """The graphs of one cache, for several numbers of rows.
+
+    A graph reads and writes the tensors with which it was captured: the weights, the cache and its own inputs. So
+    `clear` has to be called when the cache's tensors are replaced, and before weights move.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: dict[int, _Graph] = {}
+        self._pool: Pool | None = None
+
+    def clear(self) -> None:
+        self._graphs, self._pool = {}, None
+
+    def run(self, ids: Tensor, positions: Tensor, compute: Compute, *, max_rows: int) -> Tensor:
+        """`compute(ids, positions)` for `[n]` numbers each, of which it returns one row each, `[n, hidden]`.
+
+        It is called with up to `max_rows` rows, whose ids and positions are those of earlier steps. The result is valid
+        until the next call.
+        """
+        n = len(ids)
+        rows = min(padded_rows(n), max_rows)
+        graph = self._graphs.get(rows)
+        if graph is None:
+            graph = self._graphs[rows] = _Graph(positions.new_zeros(2, rows))
+        graph.inputs[0, :n], graph.inputs[1, :n] = ids, positions
+        return graph.run(compute, self._shared_pool)[:n]
+
+    def _shared_pool(self) -> Pool:
+        """The memory that all graphs use, which is possible because only one runs at a time."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self._pool
+
+
+class _Graph:
+    """A step of a fixed number of rows: computed at first, then captured, then launched."""
+
+    def __init__(self, inputs: Tensor) -> None:
+        self.inputs = inputs  # [2, rows] token ids and positions
+        self._is_warm = False
+        self._captured: tuple[Callable[[], None], Tensor] | None = None
+
+    def run(self, compute: Compute, pool: Callable[[], Pool]) -> Tensor:
+        if not self._is_warm:  # kernels are loaded where they first run, which cannot be captured
+            self._is_warm = True
+            return compute(*self.inputs)
+        if self._captured is None:
+            self._captured = capture(partial(compute, *self.inputs), pool())
+        launch, hidden = self._captured
+        launch()
+        return hidden
+
+
+def capture(compute: Callable[[], Tensor], pool: Pool) -> tuple[Callable[[], None], Tensor]:
+    """Record the kernels of `compute` without running them; returns what runs them and the tensor that they fill."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may go on using the GPU
+        try:
+            output = compute()
+        finally:
+            graph.capture_end()
+    return graph.replay, output
+
+
+def padded_rows(n: int) -> int:
+    """The number of rows of the graph for `n` rows."""
+    unit = max(MIN_UNIT, 2 ** (n - 1).bit_length() // (2 * UNITS))
+    return -(-n // unit) * unit
