@@ -288,8 +288,11 @@ def _crossing_cell(curves: Sequence[Curve], system: str, unit: str) -> str:
 
 
 def _ratio_cell(curves: Sequence[Curve], system: str, unit: str) -> str:
+    return _bounded_ratio(_pairs(curves, system), unit)
+
+
+def _bounded_ratio(pairs: Sequence[tuple[Curve, Curve]], unit: str) -> str:
     """The ratio; a bound where one of the two systems missed the target in a race, and nothing where both did."""
-    pairs = _pairs(curves, system)
     ours_missed = any(not ours.crossing.reached for ours, _ in pairs)
     theirs_missed = any(not theirs.crossing.reached for _, theirs in pairs)
     if not pairs or (ours_missed and theirs_missed):
@@ -357,9 +360,9 @@ def rates_ratios(parts: Sequence[Mapping[str, Any]]) -> list[str]:
     for first, second in itertools.permutations(sorted(key for key in found if found[key]), 2):
         seeds = sorted(set(found[first]) & set(found[second]))
         if first[1] == "ours" != second[1] and len(seeds) > 1:
-            ours, theirs = ([found[key][seed].at_crossing("tokens") for seed in seeds] for key in (first, second))
+            ratio = _bounded_ratio([(found[first][seed], found[second][seed]) for seed in seeds], "tokens")
             names = [f"{LABELS[system]} at {rate}" for rate, system in (first, second)]
-            lines.append(f"{names[0]} / {names[1]}: {_format_ratio(Ratio.of(ours, theirs))}, {len(seeds)} races")
+            lines.append(f"{names[0]} / {names[1]}: {ratio or 'neither is reached'}, {len(seeds)} races")
     return lines
 
 
