@@ -235,7 +235,7 @@ def fuse_layers(model: nn.Module) -> int:
 
     Norms are modules named `...RMSNorm` that multiply by `weight` with `variance_epsilon`, gates those with
     `gate_proj`, `up_proj`, `down_proj` and the activation SiLU. Inputs of other types or widths, or on another device,
-    take a module's own forward. Linear layers compute by `linear`.
+    take a module's own forward, but norms on a GPU PyTorch's kernel. Linear layers compute by `linear`.
     """
     fused = 0
     for module in model.modules():
@@ -260,6 +260,8 @@ def _linear(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _norm(module: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    if x.is_cuda and module.weight.dtype == x.dtype:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], module.weight, module.variance_epsilon)
     if not serves(x, x.shape[-1]) or module.weight.dtype != x.dtype:
         return forward(x)
     out: Tensor = RMSNorm.apply(x, module.weight, module.variance_epsilon)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ Nodes of the graph are PyTorch's, so their formulas, the kernels that they launc
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -18,17 +18,17 @@ from torch.autograd.function import FunctionCtx
 
 
 @contextmanager
-def engine() -> Iterator[None]:
-    """Autograd's engine is the one here while the block runs."""
-    with mock.patch.object(Variable, "_execution_engine", _Engine()), _functions_remember_outputs():
+def engine(mode: AbstractContextManager[Any]) -> Iterator[None]:
+    """Autograd's engine is the one here while the block runs, and runs in a mode, which a call of `backward` leaves."""
+    with mock.patch.object(Variable, "_execution_engine", _Engine(mode)), _functions_remember_outputs():
         yield
 
 
 class _Engine:
     """Stands for `Variable._execution_engine`."""
 
-    def __init__(self) -> None:
-        self._num_runs = 0
+    def __init__(self, mode: AbstractContextManager[Any]) -> None:
+        self._num_runs, self._mode = 0, mode
 
     def run_backward(
         self,
@@ -44,7 +44,7 @@ class _Engine:
             raise NotImplementedError("only backward() without inputs runs on fake CUDA tensors")
         self._num_runs += 1
         task = mock.patch("torch._C._current_graph_task_id", return_value=self._num_runs)
-        with torch.set_grad_enabled(create_graph), task:
+        with torch.set_grad_enabled(create_graph), task, self._mode:
             _run_graph(tensors, gradients)
         return ()
 

@@ -307,13 +307,13 @@ def fake_cuda() -> Iterator[FakeCuda]:
     }
     with ExitStack() as stack:
         stack.enter_context(_current_device())
-        stack.enter_context(backward_in_python.engine())
+        stack.enter_context(backward_in_python.engine(kernels := gpu_kernels.KernelsOfGpu(gpu.count_kernel)))
         for types in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
             stack.callback(types.remove, FakeTensor)
             types.append(FakeTensor)  # as tensors of a GPU: all of a list in one kernel
         stack.enter_context(gpu._fake)
         stack.enter_context(gpu)
-        stack.enter_context(gpu_kernels.KernelsOfGpu(gpu.count_kernel))
+        stack.enter_context(kernels)
         stack.enter_context(mock.patch.multiple(torch.cuda, **functions))
         stack.enter_context(mock.patch.object(decode_graphs, "capture", gpu.capture))
         yield gpu

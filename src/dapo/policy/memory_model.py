@@ -198,10 +198,13 @@ class TrainerMemory:
     def _norm_bytes(self, width: int) -> float:
         """The bytes per token that an RMSNorm keeps: its input, the normed values, and its output for the next product.
 
-        The input is widened to float32; Gemma also multiplies by the weights in float32.
+        The input is widened to float32; Gemma also multiplies by the weights in float32. A GPU's kernel keeps the input
+        and the output (`cpu_kernels.fuse_layers`), but Gemma has none.
         """
         e, wide = self.element_bytes, self.master_bytes
-        return width * (wide + (wide if self.dimensions.gemma_norms else e) + e)
+        if self.dimensions.gemma_norms:
+            return width * (2 * wide + e)
+        return width * (2 * e if self.device_type == "cuda" else wide + 2 * e)
 
     def _repeated_keys(self) -> float:
         """The number of keys per token: a group's prompt is packed once, but each response gathers its keys."""

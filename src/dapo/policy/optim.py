@@ -176,8 +176,9 @@ class MasterAdamW:
     @torch.no_grad()
     def sync_from_master(self) -> None:
         """Round the master weights into the model's, if those are copies."""
-        for working, master in self._copies:
-            working.copy_(master)
+        if self._copies:
+            working, masters = zip(*self._copies, strict=True)
+            torch._foreach_copy_(working, masters)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """`exp_avg` and `exp_avg_sq` by parameter name; empty before the first update."""
