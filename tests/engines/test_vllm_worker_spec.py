@@ -42,14 +42,26 @@ def test_a_missing_package_is_named_with_its_install_command_and_nothing_is_writ
         open_vllm_engine(vllm_options(tiny()))
 
 
+def use_vllm(monkeypatch: pytest.MonkeyPatch, start: Any, *, finds_a_device: bool = True) -> None:
+    """A package vllm whose engines are made by `start`."""
+    vllm = SimpleNamespace(EngineArgs=dict, SamplingParams=dict, LLMEngine=SimpleNamespace(from_engine_args=start))
+    platform = SimpleNamespace(is_cpu=lambda: False, is_unspecified=lambda: not finds_a_device)
+    for name, module in {"vllm": vllm, "vllm.platforms": SimpleNamespace(current_platform=platform)}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_vllm_for_gpus_without_a_gpu_is_told_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_vllm(monkeypatch, None, finds_a_device=False)
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "")
+    with pytest.raises(EngineError, match=r"not built for any device .*nvidia-smi.*dapo docs gpu_server"):
+        open_vllm_engine(vllm_options(tiny()))
+
+
 def test_memory_that_ends_while_vllm_starts_names_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(arguments: dict[str, object]) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has 3 MiB in use.")
 
-    vllm = SimpleNamespace(EngineArgs=dict, SamplingParams=dict, LLMEngine=SimpleNamespace(from_engine_args=start))
-    platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: False))
-    for name, module in {"vllm": vllm, "vllm.platforms": platforms}.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    use_vllm(monkeypatch, start)
     for name in ("VLLM_RPC_BASE_PATH", "TORCH_COMPILE_DISABLE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         monkeypatch.setenv(name, os.environ.get(name, ""))  # what the start changes ends with the test
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")

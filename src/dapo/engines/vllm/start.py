@@ -84,6 +84,11 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         raise EngineError(
             f"rollout.engine=vllm needs the Python package vllm, which cannot be imported here ({error}); {INSTALL}"
         ) from None
+    if current_platform.is_unspecified():
+        raise EngineError(
+            "rollout.engine=vllm: this vLLM is not built for any device that it finds here. `nvidia-smi` shows whether "
+            "there is a GPU; `dapo docs gpu_server` has the steps for a CPU"
+        )
     listen_on_loopback(on_one_machine=options.on_one_machine)
     try:
         # processes of tensor_parallel connect through sockets in this folder, which no other user may enter
