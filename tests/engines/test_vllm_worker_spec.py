@@ -50,7 +50,7 @@ def use_vllm(monkeypatch: pytest.MonkeyPatch, start: Any, *, finds_a_device: boo
         monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_vllm_for_gpus_without_a_gpu_is_told_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_for_gpus_does_not_start_without_one_and_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     use_vllm(monkeypatch, None, finds_a_device=False)
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "")
     with pytest.raises(EngineError, match=r"not built for any device .*nvidia-smi.*dapo docs gpu_server"):

@@ -177,8 +177,8 @@ class MasterAdamW:
     def sync_from_master(self) -> None:
         """Round the master weights into the model's, if those are copies."""
         if self._copies:
-            working, masters = zip(*self._copies, strict=True)
-            torch._foreach_copy_(working, masters)
+            working, master = zip(*self._copies, strict=True)
+            torch._foreach_copy_(working, master)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """`exp_avg` and `exp_avg_sq` by parameter name; empty before the first update."""
