@@ -4,6 +4,7 @@ Launching the kernels of a step from Python takes several times as long as a GPU
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -25,7 +26,8 @@ class DecodeGraphs:
 
     def __init__(self) -> None:
         self._graphs: dict[int, _Graph] = {}
-        self._pool: Pool | None = None
+        self._pool: Pool = None
+        """The memory that all graphs use, which is possible because only one runs at a time."""
 
     def clear(self) -> None:
         self._graphs, self._pool = {}, None
@@ -42,13 +44,9 @@ class DecodeGraphs:
         if graph is None:
             graph = self._graphs[rows] = _Graph(positions.new_zeros(2, rows))
         graph.inputs[0, :n], graph.inputs[1, :n] = ids, positions
-        return graph.run(compute, self._shared_pool)[:n]
-
-    def _shared_pool(self) -> Pool:
-        """The memory that all graphs use, which is possible because only one runs at a time."""
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        return self._pool
+        return graph.run(compute, self._pool)[:n]
 
 
 class _Graph:
@@ -59,12 +57,12 @@ class _Graph:
         self._is_warm = False
         self._captured: tuple[Callable[[], None], Tensor] | None = None
 
-    def run(self, compute: Compute, pool: Callable[[], Pool]) -> Tensor:
+    def run(self, compute: Compute, pool: Pool) -> Tensor:
         if not self._is_warm:  # kernels are loaded where they first run, which cannot be captured
             self._is_warm = True
             return compute(*self.inputs)
         if self._captured is None:
-            self._captured = capture(partial(compute, *self.inputs), pool())
+            self._captured = capture(partial(compute, *self.inputs), pool)
         launch, hidden = self._captured
         launch()
         return hidden
@@ -78,8 +76,11 @@ def capture(compute: Callable[[], Tensor], pool: Pool) -> tuple[Callable[[], Non
         graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may go on using the GPU
         try:
             output = compute()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # that the capture has failed; why is the error above
+                graph.capture_end()
+            raise
+        graph.capture_end()
     return graph.replay, output
 
 
