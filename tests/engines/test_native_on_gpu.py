@@ -311,6 +311,30 @@ def test_the_engine_samples_the_same_tokens_with_captured_steps_after_new_weight
     assert found[0][0]["r0"].token_ids != found[0][1]["r0"].token_ids
 
 
+@torch.inference_mode()
+def decoded_while_the_cache_grows(model_kernels: ModelKernels) -> list[Tensor]:
+    """Logits of eight rows that grow three times; each time a row becomes a copy of the first."""
+    forward, logits = forward_of("llama", model_kernels), []
+    cache = forward.model_kernels.new_slots()
+    cache.reserve(8, 3, 3)
+    prefilled = forward.prefill([[11 * row, 2, 3] for row in range(8)])
+    cache.store(prefilled.cache, range(8), range(8), 3)
+    for length in range(3, 15):
+        if length % 4 == 3:
+            cache.reserve(8, length + 4, length + 4)
+            cache.move([0], [length // 4 + 1], length)
+        logits.append(forward.decode(cache, [7 * length] * 8, [length] * 8))
+    cache.release()
+    assert cache.graphs is None or cache.graphs._graphs == {}  # which hold memory
+    return logits
+
+
+def test_a_step_is_captured_again_where_the_cache_has_grown() -> None:
+    with captured_on_cpu() as captured:
+        assert distance(decoded_while_the_cache_grows(CAPTURED), decoded_while_the_cache_grows(ON_GPU)) == 0.0
+    assert len(captured) == 1 + 3
+
+
 def test_a_model_of_which_layers_are_not_fused_is_not_captured() -> None:
     with captured_on_cpu() as captured:
         assert not forward_of("gemma", CAPTURED).model_kernels.captures
