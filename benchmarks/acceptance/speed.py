@@ -4,13 +4,14 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from benchmarks.acceptance.check import Measurement, Setting, Skipped, require_gpu
 from benchmarks.acceptance.models import (
@@ -28,6 +29,7 @@ from benchmarks.workers.matmul import copy_rate, multiply
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.rng import keyed_seed
 from dapo.engines.native.engine import NativeEngine
+from dapo.engines.native.model_kernels import model_kernels_for
 from dapo.policy.memory_model import RESERVE, ResponseLengths, TrainerMemory
 from dapo.policy.minibatch import partition_minibatch
 from dapo.policy.model_dimensions import dimensions_of
@@ -117,11 +119,9 @@ def _speed_of(
     model = random_model(geometry, device=setting.device, dtype=torch.bfloat16)
     parameters = sum(p.numel() for p in model.parameters())
     weight_bytes = sum(p.nbytes for p in model.parameters())
-    engine = NativeEngine(copy.deepcopy(model), NativeConfig(slots=work.groups * work.size))
-    generate_all(engine, work.requests(geometry.vocabulary, tokens=min(4, work.tokens)))
-    seconds = generate_all(engine, work.requests(geometry.vocabulary))
-    engine.close()
-    del engine
+    requests = work.requests(geometry.vocabulary)
+    uneven = [replace(each, max_new_tokens=1 + 37 * i % (4 * work.tokens)) for i, each in enumerate(requests)]
+    seconds, seconds_uneven = _generation_s(model, work, [requests, uneven])
     rows = work.groups * work.size
     cache_bytes = geometry.cache_bytes_per_token * (work.prompt + work.tokens // 2)
     limit = min(
@@ -129,6 +129,11 @@ def _speed_of(
         memory_limit_tokens_per_s(rates[1], rows=rows, weight_bytes=weight_bytes, cache_bytes_per_row=cache_bytes),
     )
     found = _rate(f"{name}: generation, {rows} rows", work.response_tokens / seconds, limit, GENERATION_SHARE, setting)
+    rate = sum(each.max_new_tokens for each in uneven) / seconds_uneven
+    found.append(Measurement(f"{name}: generation, 1 to {4 * work.tokens} tokens", rate, "tokens/s"))
+    if setting.on_gpu:
+        (seconds,) = _generation_s(model, work, [requests], captures=False)
+        found.append(Measurement(f"{name}: generation without graphs", work.response_tokens / seconds, "tokens/s"))
     config = policy_config(setting.device, microbatch_tokens=work.microbatch_tokens, max_response_tokens=work.tokens)
     policy = Policy(config, as_loaded(model, name))
     samples = work.samples(geometry.vocabulary)
@@ -138,6 +143,18 @@ def _speed_of(
     rate = work.response_tokens / (perf_counter() - started)
     limit = limit_tokens_per_s(rates[0], parameters, UPDATE_FLOP)
     return found + _rate(f"{name}: update", rate, limit, UPDATE_SHARE, setting)
+
+
+def _generation_s(
+    model: PreTrainedModel, work: Work, batches: Sequence[list[GenerationRequest]], *, captures: bool = True
+) -> list[float]:
+    """The seconds of each batch, after a short one; `captures`: decode steps as graphs where the engine has them."""
+    model = copy.deepcopy(model)
+    kernels = model_kernels_for(model, reproducible=True)
+    kernels = replace(kernels, captures=kernels.captures and captures)
+    with closing(NativeEngine(model, NativeConfig(slots=work.groups * work.size), model_kernels=kernels)) as engine:
+        generate_all(engine, [replace(each, max_new_tokens=min(4, work.tokens)) for each in batches[0]])
+        return [generate_all(engine, batch) for batch in batches]
 
 
 def _rate(what: str, rate: float, limit: float, share: float, setting: Setting) -> list[Measurement]:

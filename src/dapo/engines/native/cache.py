@@ -72,10 +72,7 @@ class PromptCache(KeyValueCache):
 
     def select(self, index: int, length: int) -> "PromptCache":
         """A contiguous copy of one prompt's first positions, so that the whole prefill can be freed."""
-        single, layout = (
-            PromptCache(),
-            torch.contiguous_format,
-        )  # a model's layout would be kept, which `addresses` hides
+        single, layout = PromptCache(), torch.contiguous_format  # `addresses` does not tell a model's layout
         single.keys = [keys[index : index + 1, :, :length].clone(memory_format=layout) for keys in self.keys]
         single.values = [values[index : index + 1, :, :length].clone(memory_format=layout) for values in self.values]
         return single

@@ -64,7 +64,8 @@ def patch_model(
         fuse_prepacked_layers(model, rows=rows, kernels=kernels, compiled=compiled)
         prepack_linears(model, rows=rows, kernels=kernels)
     fused = fuse_weight_layers(model) if model_kernels.fuses_weights else []
-    if len(fused) < model.config.num_hidden_layers:  # other layers may wait for the device, as no graph can
+    # layers of other families may wait for the device, as no graph can
+    if model_kernels.captures and len(fused) < model.config.num_hidden_layers:
         model_kernels = replace(model_kernels, captures=False)
     forward = Forward(model, model_kernels, fused)
     model.set_attn_implementation(attention.NAME)

@@ -5,7 +5,7 @@ Launching the kernels of a step from Python takes several times as long as a GPU
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 Compute: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Pool: TypeAlias = Any  # `torch.cuda.graph_pool_handle()`, whose type is private
 MIN_UNIT, UNITS = 8, 8
-"""Graphs are for numbers of rows in multiples of `MIN_UNIT`, beyond 64 for about `UNITS` numbers up to the double."""
+"""A graph has a multiple of `MIN_UNIT` rows; beyond 64 there are `UNITS` sizes between a power of two and the next."""
 
 
 class DecodeGraphs:
@@ -70,7 +70,7 @@ class _Graph:
 
 def capture(compute: Callable[[], Tensor], pool: Pool) -> tuple[Callable[[], None], Tensor]:
     """Record the kernels of `compute` without running them; returns what runs them and the tensor that they fill."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    graph, stream = torch.cuda.CUDAGraph(), _capture_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may go on using the GPU
@@ -82,6 +82,11 @@ def capture(compute: Callable[[], Tensor], pool: Pool) -> tuple[Callable[[], Non
             raise
         graph.capture_end()
     return graph.replay, output
+
+
+@cache
+def _capture_stream() -> torch.cuda.Stream:  # one, because graphs share the memory of a pool by stream
+    return torch.cuda.Stream()
 
 
 def padded_rows(n: int) -> int:
