@@ -1,5 +1,6 @@
 """Rows that a verifier can judge no response to are found before a run begins, with their numbers."""
 
+import itertools
 import json
 
 import pytest
@@ -59,7 +60,11 @@ CONFIG = (
 )
 
 
-def test_when_the_time_for_checking_is_over_the_rest_of_the_rows_is_left_out():
+@pytest.mark.parametrize("tick", [0.0, 1.0])
+def test_when_the_time_for_checking_is_over_the_rest_of_the_rows_is_left_out(tick, monkeypatch):
+    """A clock of processor time advances in steps of 10 ms on some machines: it may stand still for the whole check."""
+    clock = itertools.count()
+    monkeypatch.setattr("dapo.rewards.data_check.time.process_time", lambda: next(clock) * tick)
     (found,) = unusable_rows(problems("x", "y", "3", "z"), "gsm8k", {}, time_s=0)
     assert list(found.reasons) == [1, 2]
     assert str(found).startswith("gsm8k can judge no response to 2 of the first 3 of 4 rows (rows 1, 2)")

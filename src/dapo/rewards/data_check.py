@@ -71,7 +71,7 @@ def _reasons(
     end = time.process_time() + time_s
     for row, problem in enumerate(problems, 1):
         if id(problem) not in checked:
-            if time.process_time() > end and len(reasons) < row - 1:
+            if time.process_time() >= end and len(reasons) < row - 1:
                 return reasons, row - 1
             reason = check(problem)
             checked[id(problem)] = None if reason is None else reason.removeprefix(f"{name}: ")
