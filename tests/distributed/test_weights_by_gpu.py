@@ -1,20 +1,23 @@
 """Laws of weights that go from GPU to GPU: they arrive, and one failure, whoever survives it, costs one line."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dapo.config import Config, GpuShares
 from dapo.distributed.engine_pool import EnginePool
 from dapo.distributed.local import LocalLauncher
 from dapo.distributed.protocol import WorkerSpec
+from dapo.distributed.trainer_group import TrainerGroup
 from dapo.policy.hf_io import layout_of
 from dapo.types import GenerationRequest
 from helpers.file_group import FileGroup
 from helpers.launchers import ENVIRONMENT
+from helpers.tiny_runs import tiny
 from vllm_weights import WeightSender, WeightTransfer, chunks
 
 
@@ -33,10 +36,15 @@ class Weights:
 
     @property
     def token(self) -> int:
-        checksum = 0
-        for name, tensor in self.tensors.items():
-            checksum = zlib.crc32(name.encode() + tensor.view(torch.uint8).numpy().tobytes(), checksum)
-        return checksum % 197
+        return token_of(self.tensors.items())
+
+
+def token_of(weights: Iterable[tuple[str, torch.Tensor]]) -> int:
+    """The answer of an engine that has these weights."""
+    checksum = 0
+    for name, tensor in weights:
+        checksum = zlib.crc32(name.encode() + tensor.view(torch.uint8).numpy().tobytes(), checksum)
+    return checksum % 197
 
 
 @pytest.fixture
@@ -135,3 +143,19 @@ def test_a_trainer_whose_end_fails_continues_with_files(launcher: LocalLauncher,
     assert tokens_of(pool, 1) == [[Weights(1).token, 0]]
     assert "unhandled cuda error" in messages[0]
     assert groups[0].is_aborted
+
+
+def test_trainer_ranks_that_could_send_their_weights_write_a_file_wherever_one_is_needed(
+    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny("train.device=cpu", "distributed.trainer_ranks=2")
+    with monkeypatch.context() as on_gpus:
+        on_gpus.setattr(Config, "gpu_shares", lambda self, gpus: GpuShares(transfer="nccl"))
+        group = TrainerGroup(config, launcher)
+    pool, messages = pool_of(launcher, tmp_path, engines=1)
+    for version in range(3):  # the first, one that a rank without NCCL cannot send, and all after that
+        weights: Any = group.weights(version=version)
+        pool.load_weights(weights, version)
+        assert tokens_of(pool, version) == [[token_of(weights.export().named_tensors()), 0]]
+        assert sum("through files from now on" in message for message in messages) == min(version, 1)
+    group.close()

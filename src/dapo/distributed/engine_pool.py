@@ -262,9 +262,8 @@ class EnginePool(EngineState):
         """The call that loads the newest weights from a file, which is written now unless it was."""
         assert self._weights is not None
         weights, version = self._weights
-        if (export := getattr(weights, "export", None)) is not None:
-            export()
-        return Call("load_weights", (self._launcher.publish_weights(weights, version),))
+        export = getattr(weights, "export", lambda: weights)  # of a trainer group
+        return Call("load_weights", (self._launcher.publish_weights(export(), version),))
 
     def drop_weights(self) -> None:
         """Free memory of engines that share a GPU with a trainer; other engines keep their weights."""
