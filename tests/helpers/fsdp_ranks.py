@@ -44,10 +44,11 @@ def exact_model(*, tied: bool = False) -> PreTrainedModel:
 
 
 def model_named(name: str) -> LoadedModel:
-    """`exact`, `exact_tied`, or one of the engines' families in bfloat16."""
+    """`exact`, `exact_tied`, or one of the engines' families in bfloat16, or as `NAME in float32`."""
     if name.startswith("exact"):
         return loaded(exact_model(tied=name == "exact_tied"))
-    return loaded(name, dtype=torch.bfloat16)
+    family = name.removesuffix(" in float32")
+    return loaded(family, dtype=torch.bfloat16 if family == name else torch.float32)
 
 
 def unsharded_policy(name: str, **options: Any) -> Policy:
@@ -100,6 +101,11 @@ class RankWorker:
 
         found.model.base_model.register_forward_hook(shifted)
         self.policy = ShardedPolicy(policy_config(temperature=0.9), found, self.ranks)
+
+    def fused_layers(self) -> int:
+        """The number of the policy's modules that compute by functions of `cpu_kernels.fuse_layers`."""
+        modules: list[Any] = list(self.policy._model.modules())
+        return sum(vars(module).get("forward") is not None for module in modules)
 
     def update(self, rank_microbatches: Sequence[RankMicrobatch], step: int) -> dict[str, float]:
         return self.policy.update(rank_microbatches, step=step) | {"skipped_in_a_row": self.policy.skipped_in_a_row}

@@ -216,6 +216,21 @@ def test_bfloat16_is_near_one_process_and_has_float32_master_weights(
     assert all(weight.dtype == torch.bfloat16 for weight in two.weights()[0].values())
 
 
+@pytest.mark.parametrize("model", ["llama in float32", "qwen2 in float32", "qwen3 in float32"])
+def test_layers_fused_before_sharding_have_the_gradient_of_one_process(
+    two: RankGroup, model: str, tmp_path: Path
+) -> None:
+    policy = unsharded_policy(model)
+    two.all("make", model, {})
+    fused = sum("forward" in vars(module) for module in policy._model.modules())
+    assert two.all("fused_layers") == [fused, fused]
+    assert fused > 20  # norms, feed-forward blocks and products
+    samples = policy.record_old_logprobs(ragged())
+    expected = gradient_of(policy, samples, tmp_path / "whole")
+    two.update(samples)
+    assert_close(two.gradient(tmp_path / "two"), expected, relative=1e-5)
+
+
 LORA = {"rank": 3, "alpha": 4.5}
 
 

@@ -32,10 +32,20 @@ def use_packed_forward(model: PreTrainedModel) -> None:
     Raises ConfigError if it does not, for example because the architecture mixes tokens outside of attention or changes
     logits after the head.
     """
-    if (plain := model.config._attn_implementation) != IMPLEMENTATION:
-        use_packed_attention(model)
-        fuse_layers(model)
+    if (plain := prepare_packed_forward(model)) is not None:
         check_packed_forward(model, plain)
+
+
+def prepare_packed_forward(model: PreTrainedModel) -> str | None:
+    """Switch to packed attention and fused layers; returns the name of the attention before, None if that was packed.
+
+    `check_packed_forward` is still to follow.
+    """
+    if (plain := model.config._attn_implementation) == IMPLEMENTATION:
+        return None
+    use_packed_attention(model)
+    fuse_layers(model)
+    return str(plain)
 
 
 @torch.no_grad()

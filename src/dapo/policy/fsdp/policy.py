@@ -30,8 +30,7 @@ from dapo.policy.hf_io import NamedWeights, StoredWeights, layout_of, rows_of_ra
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel, load_teacher
 from dapo.policy.objective import add_sums
 from dapo.policy.optim import MasterAdamW
-from dapo.policy.packed_attention import IMPLEMENTATION, use_packed_attention
-from dapo.policy.packed_forward import check_packed_forward
+from dapo.policy.packed_forward import check_packed_forward, prepare_packed_forward
 from dapo.policy.packing import DUMMY_MICROBATCH, Microbatch, RankMicrobatch, pack_microbatch, rows_of
 from dapo.policy.policy import SMALLER_MICROBATCHES, PolicyCore
 
@@ -165,6 +164,12 @@ def _rows_of(stored: StoredWeights | None, dtype: torch.dtype, name: str, rows: 
     return stored.rows(name, rows).to(dtype)
 
 
+def _check_packed_forward(sharded: Any, plain: str | None) -> None:
+    if plain is not None:
+        check_packed_forward(sharded.model, plain, sharded)
+        sharded.reshard()  # FSDP has added it
+
+
 class ShardedPolicy(PolicyCore):
     """One rank's part of a policy."""
 
@@ -176,25 +181,16 @@ class ShardedPolicy(PolicyCore):
         the sharded model computes the same on packed sequences, and raise the same ConfigError.
         """
         self._ranks, self._stored = ranks, loaded.stored
-        self._plain_attention: str | None = None
         self._names: dict[str, str] = {}
         self._snapshot: State | None = None
         super().__init__(config, loaded)
         self._optimizer: ShardedAdamW
-        self._check_packed_forward()
+        _check_packed_forward(self._model, self._plain_attention)
         # FSDP decides at the first forward what trains: that must not be the reference's forward, without adapters
         self.logprobs([DUMMY_MICROBATCH])
 
     def _use_packed_forward(self) -> None:
-        if (plain := self._model.config._attn_implementation) != IMPLEMENTATION:
-            self._plain_attention = plain
-            use_packed_attention(self._model)
-
-    def _check_packed_forward(self) -> None:
-        if self._plain_attention is not None:
-            sharded: Any = self._model
-            check_packed_forward(sharded.model, self._plain_attention, sharded)
-            sharded.reshard()  # FSDP has added it
+        self._plain_attention = prepare_packed_forward(self._model)
 
     def _make_optimizer(self) -> ShardedAdamW:
         names = {weight: name for name, weight in self._model.named_parameters()}
@@ -213,11 +209,9 @@ class ShardedPolicy(PolicyCore):
             return self._distribute(copy.deepcopy(self._model).requires_grad_(False), self._read_rows)
         loaded = load_teacher(self._config, device=None, dtype=self._compute_dtype)
         teacher: Any = loaded.model.requires_grad_(False)
-        plain = teacher.config._attn_implementation
-        use_packed_attention(teacher)
-        sharded: Any = self._distribute(teacher, partial(_rows_of, loaded.stored, self._compute_dtype))
-        check_packed_forward(sharded.model, plain, sharded)
-        sharded.reshard()
+        plain = prepare_packed_forward(teacher)
+        sharded = self._distribute(teacher, partial(_rows_of, loaded.stored, self._compute_dtype))
+        _check_packed_forward(sharded, plain)
         return sharded
 
     def _distribute(self, model: Any, read_rows: Callable[[str, slice], Tensor]) -> ShardedModel:
