@@ -1,5 +1,6 @@
 """Each rule on metrics made by hand: it holds beyond its threshold, it is silent before it, and it says what to do."""
 
+import itertools
 import math
 import re
 import shlex
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from dapo.config import Config, build_config
+from dapo.runs.metric_table import METRICS
 from dapo.training.rules.all_rules import RULES, LiveRules, active_findings
 from dapo.training.rules.finding import Finding
-from dapo.training.rules.history import AUDIT_GAP, FIRST, WINDOW, MetricHistory
+from dapo.training.rules.history import AUDIT_GAP, FIRST, MAY_DIVERGE, WINDOW, MetricHistory
 from dapo.training.rules.mean_test import STAKES, MeanTest
 from dapo.training.rules.outcome_rules import AUDIT_EVIDENCE
 from dapo.training.rules.update_rules import FALL_STEPS
@@ -514,7 +516,43 @@ def test_a_technique_with_nothing_to_act_on_is_idle_which_is_a_note(technique: s
 
 def test_an_idle_clip_is_shown_with_the_movement_that_it_needs():
     (note,) = found({"loss/clip_high_fraction": 0.0, "loss/movement": 0.0123}, options(loss__clip_high=0.28))
-    assert "movement per step is 0.012 nats per token, and a token is stopped from 0.25 on" in note.cause
+    assert "tokens move by 0.012 nats per step (root mean square), and one is stopped from 0.25 nats on" in note.cause
+
+
+@pytest.mark.parametrize(
+    ("late", "changes"),
+    [
+        ({"loss/clip_high_fraction": 0.0}, {"loss__clip_high": 0.2}),  # equal bounds: clip-higher is off
+        ({"loss/clip_high_fraction": 0.0, "loss/movement": 0.0}, {}),  # no update moved the policy
+        ({"loss/clip_high_fraction": math.nan, "loss/movement": math.nan}, {}),
+        ({"rollout/truncated_fraction": 0.0, "rollout/response_tokens_max": math.nan}, {**BUFFER}),
+        ({"rollout/truncated_fraction": 0.0}, {**BUFFER}),  # no longest response: the buffer may be reached
+    ],
+)
+def test_a_technique_is_not_called_idle_without_evidence(late, changes):
+    assert found(late, options(**changes)) == []
+
+
+def test_an_unknown_movement_is_left_out_of_the_note():
+    (note,) = found({"loss/clip_high_fraction": 0.0, "loss/movement": math.nan})
+    assert "(the upper clip stops 0 of the tokens: one is stopped from 0.25 nats on)" in note.cause
+
+
+NAMES = [each.name for each in METRICS if "{" not in each.name and not each.name.startswith("eval/")]
+
+
+def test_no_rule_fails_where_a_metric_is_missing_or_not_a_number():
+    """In every finding only losses, gradient norms and log-probabilities may be nan: there it is the fault."""
+    others = {each: 5.1 for each in NAMES if each not in HEALTHY} | HEALTHY
+    for config, name, value in itertools.product(
+        (options(), options(**ASYNC), options(**BUFFER)), NAMES, (None, math.nan)
+    ):
+        history = MetricHistory()
+        for step in range(1, 8):
+            record = {"step": step, **others, name: value}
+            history.add({each: number for each, number in record.items() if number is not None})
+        causes = [each.cause for each in active_findings(history, config)]
+        assert name.startswith(MAY_DIVERGE) or not any("nan" in cause for cause in causes), name
 
 
 def test_all_idle_techniques_are_one_note():

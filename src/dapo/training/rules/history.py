@@ -18,6 +18,7 @@ MIN_KEEP_RATE = 0.25  # the fraction of groups with a signal below which most of
 GAIN = 0.05  # the gain in accuracy, or in the mean score, from which a run has learned
 AUDIT_GAP = 0.1
 """The gap between the reward's verifier and the audit's, in accuracy or score, that two honest ones may have."""
+MAY_DIVERGE = ("loss/", "optim/grad_norm", "rollout/engine_logprob")  # a value that is not finite is a symptom there
 _OF_EVALUATION = ("accuracy", "low", "high", "truncated_fraction")
 
 
@@ -36,8 +37,8 @@ class EvaluationPoint:
 class MetricHistory:
     """The metrics of a run, added one line of `metrics.jsonl` after the other.
 
-    Values that are not finite are NaN: JSON has no such number, and metrics.jsonl holds null. So a history that is read
-    from the file equals the one that was kept while the run trained.
+    Values of `MAY_DIVERGE` that are not finite are NaN, and others are left out. metrics.jsonl holds null for both, so
+    a history that is read from it equals the one that was kept while the run trained.
     """
 
     step: int = 0  # the newest step
@@ -54,14 +55,14 @@ class MetricHistory:
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a line: `{"step": 12, "reward/mean": 0.5, ...}`. A further line of the same step is merged into it."""
         step = int(record["step"])
-        values = {name: _number(value) for name, value in record.items() if name != "step"}
+        numbers = {name: _number(value) for name, value in record.items() if name != "step"}
+        values = {name: n for name, n in numbers.items() if math.isfinite(n) or name.startswith(MAY_DIVERGE)}
         if step == self.step and self.last:
             self.last[-1].update(values)
         elif "rollout/groups_generated" in values:
             self.steps += 1
             self.last.append(values)
-            if len(self.first) < FIRST:
-                self.first.append(values)
+            self.first = [*self.first, values][:FIRST]
         self.step = step
         self._add_audit(values)
         self._add_evaluation(step, values)

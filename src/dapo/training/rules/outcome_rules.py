@@ -141,7 +141,7 @@ def no_tool_calls(history: MetricHistory, config: Config) -> Symptom | None:
 def tool_errors(history: MetricHistory, config: Config) -> Symptom | None:
     """Nearly all tool calls fail."""
     calls, errors = history.total("rollout/tool_calls"), history.total("rollout/tool_errors")
-    if history.steps < MIN_STEPS or errors <= TOOL_ERRORS * calls:
+    if history.steps < MIN_STEPS or not calls or errors <= TOOL_ERRORS * calls:
         return None
     return Symptom(
         f"{errors / calls:.0%} of the tool calls fail, and the policy reads only their errors",

@@ -62,7 +62,7 @@ def starvation(history: MetricHistory, config: Config, name: str) -> Symptom | N
     elif name != "filtered":
         change = ()
     sides = history.means("rollout/all_correct_fraction", "rollout/all_wrong_fraction")
-    if config.dynamic_sampling.enabled and name in ("too_easy", "too_hard"):
+    if config.dynamic_sampling.enabled and name in ("too_easy", "too_hard") and None not in sides.values():
         cause += " (all correct in {:.0%} of the groups, all wrong in {:.0%})".format(*sides.values())
     if ENABLE in change:  # its batch has 1 / keep_rate times the signal (docs/lab/when.md)
         advice += f"; with dynamic sampling optim.lr may be up to {keep_rate**-0.5:.1f} times as high"

@@ -105,25 +105,26 @@ def entropy_explosion(history: MetricHistory, config: Config) -> Symptom | None:
 
 def idle_techniques(history: MetricHistory, config: Config) -> Symptom | None:
     """A technique of the paper that is on has nothing to act on."""
-    loss, overlong, groups = config.loss, config.overlong, config.rollout.prompts_per_step
+    loss, overlong, rollout = config.loss, config.overlong, config.rollout
     means = history.means("loss/clip_high_fraction", "loss/movement", "rollout/truncated_fraction")
     means |= history.means("rollout/response_tokens_max", "rollout/response_tokens_mean", "loss/ratio_mean")
     stopped, moved, truncated, longest, usual, ratio = means.values()
     clips = SURROGATES[loss.surrogate].bounds and not loss.function and ratio is not None
-    idle: list[str] = []
-    change: tuple[str, ...] = ()
+    clips_higher = config.clips_high and loss.clip_high > loss.clip_low and moved != 0  # 0: no update, so no evidence
+    idle, change = list[str](), tuple[str, ...]()
     if clips and not config.reuses_samples:
         idle.append("clipping (with one update per step every ratio is 1)")
+        groups = rollout.prompts_per_step
         change = tuple(f"train.minibatch_groups={n}" for n in range(groups - 1, 0, -1) if groups % n == 0)[:1]
-    elif config.clips_high and stopped is not None and stopped < IDLE_CLIPPED:
-        movement = "" if moved is None else f"movement per step is {moved:.2g} nats per token, and "
-        bound = f"a token is stopped from {math.log1p(loss.clip_high):.2g} on"
+    elif clips_higher and stopped is not None and stopped < IDLE_CLIPPED:
+        movement = f"tokens move by {moved:.2g} nats per step (root mean square), and " if (moved or 0) > 0 else ""
+        bound = f"one is stopped from {math.log1p(loss.clip_high):.2g} nats on"
         idle.append(f"clip-higher (the upper clip stops {stopped:.2g} of the tokens: {movement}{bound})")
     kept = signal_rate(history, config)
     if config.dynamic_sampling.enabled and not config.predicts_signal and kept is not None and kept >= IDLE_KEPT:
         idle.append(f"dynamic sampling ({kept:.0%} of the groups carry a signal)")
-    reached = overlong.mode == "soft" and overlong.buffer_tokens + (longest or 0) > config.rollout.max_response_tokens
-    if overlong.mode != "off" and truncated is not None and truncated < IDLE_TRUNCATED and not reached:
+    is_far = overlong.mode == "filter" or (longest or math.inf) <= rollout.max_response_tokens - overlong.buffer_tokens
+    if overlong.mode != "off" and truncated is not None and truncated < IDLE_TRUNCATED and is_far:
         idle.append(f"overlong.mode={overlong.mode} ({truncated:.1%} of the responses reach the limit)")
     if loss.aggregate == "token" and longest is not None and usual and longest < IDLE_LENGTHS * usual:
         idle.append(f"the token-level loss (the longest response has {longest / usual:.2g} times the mean length)")
