@@ -48,11 +48,14 @@ def use_vllm(monkeypatch: pytest.MonkeyPatch, start: Any, *, finds_a_device: boo
     platform = SimpleNamespace(is_cpu=lambda: False, is_unspecified=lambda: not finds_a_device)
     for name, module in {"vllm": vllm, "vllm.platforms": SimpleNamespace(current_platform=platform)}.items():
         monkeypatch.setitem(sys.modules, name, module)
+    for name in ("VLLM_RPC_BASE_PATH", "TORCH_COMPILE_DISABLE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # what the start changes ends with the test
+    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
+    monkeypatch.setattr(rendezvous, "TCPStore", rendezvous.TCPStore)
 
 
 def test_vllm_for_gpus_does_not_start_without_one_and_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     use_vllm(monkeypatch, None, finds_a_device=False)
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "")
     with pytest.raises(EngineError, match=r"not built for any device .*nvidia-smi.*dapo docs gpu_server"):
         open_vllm_engine(vllm_options(tiny()))
 
@@ -62,12 +65,32 @@ def test_memory_that_ends_while_vllm_starts_names_its_options(monkeypatch: pytes
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has 3 MiB in use.")
 
     use_vllm(monkeypatch, start)
-    for name in ("VLLM_RPC_BASE_PATH", "TORCH_COMPILE_DISABLE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        monkeypatch.setenv(name, os.environ.get(name, ""))  # what the start changes ends with the test
-    rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
-    monkeypatch.setattr(rendezvous, "TCPStore", rendezvous.TCPStore)
     with pytest.raises(OutOfMemory, match=r"^starting vLLM ran out of memory \(1\.50 GiB .*rollout\.vllm\.cache_gib"):
         open_vllm_engine(vllm_options(tiny()))
+
+
+def test_equal_models_start_from_one_path_by_which_vllm_finds_what_it_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[tuple[str, str]] = []
+
+    def start(arguments: dict[str, Any]) -> None:
+        content = (Path(arguments["model"]) / "config.json").read_text(encoding="utf-8")
+        started.append((arguments["model"], content))
+        assert os.environ["VLLM_RPC_BASE_PATH"] != arguments["model"]
+        raise EngineError("seen")
+
+    use_vllm(monkeypatch, start)
+    monkeypatch.setenv("DAPO_CACHE", str(tmp_path / "cache"))
+    small, other = vllm_options(tiny()), replace(vllm_options(tiny()), model_config='{"model_type": "llama"}')
+    for options in (small, small, other):
+        with pytest.raises(EngineError, match="seen"):
+            open_vllm_engine(options)
+    assert [content for _, content in started] == [small.model_config, small.model_config, other.model_config]
+    first, second, third = (Path(model) for model, _ in started)
+    assert first == second != third
+    assert first.parent == third.parent == tmp_path / "cache" / "vllm"
+    assert len(list(tmp_path.rglob("*.json"))) == len([path for path in tmp_path.rglob("*") if path.is_file()]) == 2
 
 
 def test_the_engine_gets_the_shape_of_every_weight_and_no_weights() -> None:

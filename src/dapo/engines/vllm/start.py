@@ -4,6 +4,7 @@ vLLM changes its process permanently (threads, process groups, generators, torch
 a worker, whose environment `dapo.distributed.vllm_spec` sets.
 """
 
+import hashlib
 import importlib
 import os
 import secrets
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import torch
 
 from dapo.core.errors import EngineError
+from dapo.core.files import atomic_file, cache_folder
 from dapo.core.loopback import use_loopback_interface
 from dapo.core.memory import explain_out_of_memory
 from dapo.core.rng import keyed_seed
@@ -94,9 +96,9 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         # processes of tensor_parallel connect through sockets in this folder, which no other user may enter
         with tempfile.TemporaryDirectory(prefix="dapo-vllm-", dir="/tmp" if os.path.isdir("/tmp") else None) as folder:
             os.environ["VLLM_RPC_BASE_PATH"] = folder
-            (Path(folder) / "config.json").write_text(options.model_config, encoding="utf-8")
+            model = str(_model_folder(options.model_config))
             gpu_bytes = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 0
-            arguments = engine_arguments(options, folder, on_cpu=current_platform.is_cpu(), gpu_bytes=gpu_bytes)
+            arguments = engine_arguments(options, model, on_cpu=current_platform.is_cpu(), gpu_bytes=gpu_bytes)
             engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
         if current_platform.is_cpu():
             _require_heads(engine.model_config.get_head_size(), options.model)
@@ -117,6 +119,14 @@ def open_vllm_engine(options: VllmOptions) -> VllmEngine:
         max_sequences=options.max_sequences,
         sleeps=arguments["enable_sleep_mode"],
     )
+
+
+def _model_folder(model_config: str) -> Path:
+    """A folder with this config.json, the same at every start: vLLM keeps compiled code by the model's path."""
+    folder = cache_folder() / "vllm" / hashlib.sha256(model_config.encode()).hexdigest()[:16]
+    with atomic_file(folder / "config.json") as path:  # engines that start at the same time write the same
+        path.write_text(model_config, encoding="utf-8")
+    return folder
 
 
 def listen_on_loopback(*, on_one_machine: bool = True) -> None:
