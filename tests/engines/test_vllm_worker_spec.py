@@ -246,6 +246,30 @@ def test_an_interpreter_without_ray_is_refused_before_ray_would_start_an_engine_
             require_vllm(tiny(*options, "launcher=ray"))
 
 
+@pytest.mark.parametrize(
+    ("gpus", "options", "count"),
+    [
+        (1, ("rollout.engines=2",), "2"),
+        (2, ("rollout.engines=3",), "2"),  # of which the first GPU has two
+        (0, ("rollout.engines=8", "launcher=ray", "distributed.gpus_per_process=0.125"), "4"),
+        (2, ("rollout.engines=2",), None),
+        (1, ("rollout.engines=2", "rollout.vllm.cache_gib=10"), None),
+        (1, ("rollout.engines=2", "train.device=cpu"), None),
+        (0, ("rollout.engines=2",), None),
+    ],
+)
+def test_engines_that_share_a_gpu_need_a_cache_of_a_given_size(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, options: tuple[str, ...], count: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    config = tiny("model=tiny-random", "train.device=auto", f"rollout.vllm.python={sys.executable}", *options)
+    if count is None:
+        require_vllm(config)
+    else:
+        with pytest.raises(ConfigError, match=rf"cache_gib=auto .* here {count} engines .*cache_gib=NUMBER"):
+            require_vllm(config)
+
+
 def test_a_model_that_is_more_than_its_weights_is_refused() -> None:
     """Its engine would keep whatever it started with."""
     model = DeepseekV3ForCausalLM(

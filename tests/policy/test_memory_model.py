@@ -204,6 +204,9 @@ def test_processes_that_share_a_gpu_are_counted(overrides: list[str], gpus: int,
         (["rollout.engine=vllm"], 1, replace(IN_TURN, transfer="ipc")),
         (["rollout.engine=vllm"], 2, GpuShares(transfer="nccl")),
         (["rollout.engine=vllm", "rollout.engines=3"], 2, GpuShares(1, 2, is_shared=True, alternates=True)),
+        # a second engine on a GPU cannot read its trainer's buffer, too
+        (["rollout.engine=vllm", "rollout.engines=2"], 1, replace(IN_TURN, engines=2)),
+        (["rollout.engine=vllm", "rollout.engines=3", "distributed.trainer_ranks=2"], 2, replace(IN_TURN, engines=2)),
         (["rollout.engines=1"], 2, GpuShares()),  # the native engine gets files
         (["rollout.engine=vllm", "schedule=one_step_off"], 1, GpuShares(1, 1, is_shared=True, is_paired=True)),
         (["rollout.engine=vllm", "train.device=cpu"], 1, GpuShares()),

@@ -274,7 +274,9 @@ class Config(Section):
         # else the policy changes while a lost engine would need the weights of the step before
         alternates = not self.samples_ahead and is_shared and (is_paired or not self.uses_ray)
         transfer: Literal["nccl", "ipc"] | None = None
-        if not self.samples_ahead and self.rollout.engine_kind.receives_weights and (is_paired or not is_shared):
+        # torch counts one reader of a buffer that processes share: a second one would keep the buffer from being freed
+        can_send = not is_shared or (is_paired and per_gpu[1] <= 1)
+        if not self.samples_ahead and self.rollout.engine_kind.receives_weights and can_send:
             transfer = "ipc" if is_shared else "nccl"
         return GpuShares(per_gpu[0], per_gpu[1], is_shared, is_paired, alternates, transfer)
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel
 
 import dapo
@@ -57,6 +58,13 @@ def require_vllm(config: Config) -> None:
             )
     elif not config.uses_ray and importlib.util.find_spec("vllm") is None:
         raise ConfigError(f"rollout.engine=vllm needs the Python package vllm, which is not installed here; {INSTALL}")
+    gpus, vllm = torch.cuda.device_count(), config.rollout.vllm
+    if vllm.cache_gib is None and (gpus or config.uses_ray) and (count := config.gpu_shares(gpus).engines) > 1:
+        raise ConfigError(
+            "rollout.vllm.cache_gib=auto measures how much of its GPU an engine takes by itself, but here "
+            f"{count:g} engines of rollout.engines={config.rollout.engines} start on one GPU at the same time; set "
+            "rollout.vllm.cache_gib=NUMBER, or lower rollout.engines to one per GPU"
+        )
     vllm_options(config)
 
 
