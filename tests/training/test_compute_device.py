@@ -12,7 +12,7 @@ from dapo.config import Config, load_config
 from dapo.core.errors import ConfigError
 from dapo.policy import model
 from dapo.policy.memory_model import GIB
-from dapo.training.assemble.resolve import ComputeDevice, resolve_auto, trainer_gpu
+from dapo.training.assemble.resolve import ComputeDevice, require_hardware, resolve_auto, trainer_gpu
 from helpers.commands import run
 from helpers.paths import TINY
 
@@ -125,3 +125,20 @@ def test_a_resolved_configuration_does_not_depend_on_this_machine(monkeypatch: p
     resolved = resolve_auto(tiny("model.dtype=auto"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_auto(resolved) == resolved  # read where there is no GPU
+
+
+@pytest.mark.parametrize(("gpus", "ranks", "fits"), [(1, 2, False), (2, 3, False), (2, 2, True), (0, 2, True)])
+def test_more_ranks_than_gpus_are_refused_where_they_would_compute_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, ranks: int, fits: bool
+) -> None:
+    if gpus:
+        use_gpus(monkeypatch, [(9, 0)] * gpus)
+    wanted = f"distributed.trainer_ranks={ranks}"
+    if fits:
+        require_hardware(tiny(wanted))
+    else:
+        with pytest.raises(ConfigError, match=rf"^{wanted}: expected at most {gpus}, .*set .*trainer_ranks={gpus}, or"):
+            require_hardware(tiny(wanted))
+    require_hardware(tiny(wanted), training=False)  # an evaluation has no ranks
+    require_hardware(tiny(wanted, "train.device=cpu"))
+    require_hardware(tiny(wanted, "launcher=ray"))  # whose GPUs may be on other machines

@@ -320,7 +320,7 @@ def _ways_out(memory: TrainerMemory, recompute: bool) -> Iterator[str]:
     if not recompute:
         yield "set train.recompute=true"
     if memory.config.model.lora is None:
-        yield "raise distributed.trainer_ranks, train adapters (model.lora)"
+        yield "raise distributed.trainer_ranks where there are more GPUs, train adapters (model.lora)"
     yield "lower rollout.max_response_tokens or data.max_prompt_tokens"
     if memory.config.train.microbatch_tokens is not None:
         yield "lower train.microbatch_tokens"

@@ -64,7 +64,8 @@ class LoadedModel:
 
 DRIVER, DEVICES = Path("/proc/driver/nvidia/version"), Path("/dev")
 LESS_ON_A_GPU = (
-    "set model.dtype=bfloat16, raise distributed.trainer_ranks, or lower rollout.vllm.cache_gib where vLLM shares a GPU"
+    "set model.dtype=bfloat16, raise distributed.trainer_ranks where there are more GPUs, or lower "
+    "rollout.vllm.cache_gib where vLLM shares a GPU"
 )
 
 

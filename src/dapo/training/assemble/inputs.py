@@ -48,7 +48,7 @@ def read_inputs(
     """Load data (for `dapo eval` only held-out problems) and model, and check that they fit; write nothing."""
     load_filter(config.dynamic_sampling.filter)
     problems, held_out, notes, copies = _read_data(config, needed_columns, training=training)
-    require_hardware(config)
+    require_hardware(config, training=training)
     loaded, encoder, about_model, episodes = read_model_and_encoder(config, training=training)
     notes += about_model
     answers: Mapping[str, Answer] = {}
