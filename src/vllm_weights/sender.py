@@ -16,7 +16,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from vllm_weights.chunks import Layout, Source, chunks_of
 
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The variables of torch's allocator, of which it reads the first one that is set."""
 
 
 class TransferFailed(Exception):
@@ -135,8 +136,10 @@ class WeightSender:
 @contextmanager
 def plain_segments() -> Iterator[None]:
     """Allocate without expandable segments, whose memory is shared by a system call that containers refuse."""
-    settings = os.environ.get(ALLOCATOR, "")
+    settings = next((os.environ[name] for name in ALLOCATOR if name in os.environ), "")
     change: Any = torch.cuda.memory._set_allocator_settings if "expandable" in settings else lambda text: None
     change("expandable_segments:False")
-    yield
-    change(settings)
+    try:
+        yield
+    finally:
+        change(settings)

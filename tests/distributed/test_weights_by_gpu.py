@@ -19,6 +19,7 @@ from helpers.file_group import FileGroup
 from helpers.launchers import ENVIRONMENT
 from helpers.tiny_runs import tiny
 from vllm_weights import WeightSender, WeightTransfer, chunks
+from vllm_weights.sender import ALLOCATOR, plain_segments
 
 
 class Weights:
@@ -159,3 +160,35 @@ def test_trainer_ranks_that_could_send_their_weights_write_a_file_wherever_one_i
         assert tokens_of(pool, version) == [[token_of(weights.export().named_tensors()), 0]]
         assert sum("through files from now on" in message for message in messages) == min(version, 1)
     group.close()
+
+
+@pytest.mark.parametrize(
+    ("environment", "settings"),
+    [
+        ({}, None),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, None),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "expandable_segments:True"),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "expandable_segments:True"),
+        # torch reads the first of both
+        ({"PYTORCH_CUDA_ALLOC_CONF": "", "PYTORCH_ALLOC_CONF": "expandable_segments:True"}, None),
+    ],
+)
+def test_a_buffer_has_plain_segments_and_what_comes_after_it_those_of_before(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], settings: str | None
+) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    changes: list[str] = []
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", changes.append)
+    for error in (None, torch.OutOfMemoryError("no room for the buffer")):
+        changes.clear()
+        try:
+            with plain_segments():
+                assert changes == ([] if settings is None else ["expandable_segments:False"])
+                if error is not None:
+                    raise error
+        except torch.OutOfMemoryError:
+            pass
+        assert changes[1:] == ([] if settings is None else [settings])
