@@ -2,8 +2,10 @@
 
 import copy
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedModel
 
 from dapo.config.rollout_options import NativeConfig
-from dapo.engines.native import attention
+from dapo.engines.native import attention, decode_graphs
 from dapo.engines.native.cache import LengthSlots, SlotCache
 from dapo.engines.native.compatibility import patch_model
 from dapo.engines.native.decode_graphs import padded_rows
@@ -333,6 +335,22 @@ def test_a_step_is_captured_again_where_the_cache_has_grown() -> None:
     with captured_on_cpu() as captured:
         assert distance(decoded_while_the_cache_grows(CAPTURED), decoded_while_the_cache_grows(ON_GPU)) == 0.0
     assert len(captured) == 1 + 3
+
+
+def test_memory_that_is_cached_is_free_before_a_capture_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a capture torch allocates from the GPU alone, which has not what the process keeps for other tensors."""
+    order: list[str] = []
+    graph = Mock()
+    graph.capture_begin = lambda *_, **__: order.append("begin")
+    graph.capture_end = lambda: order.append("end")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("empty"))
+    monkeypatch.setattr(torch.cuda, "current_stream", Mock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(decode_graphs, "_capture_stream", Mock())
+    _, output = decode_graphs.capture(lambda: order.append("compute") or torch.ones(1), (0, 0))
+    assert output == 1
+    assert order == ["empty", "begin", "compute", "end"]
 
 
 def test_a_model_of_which_layers_are_not_fused_is_not_captured() -> None:

@@ -71,6 +71,7 @@ class _Graph:
 def capture(compute: Callable[[], Tensor], pool: Pool) -> tuple[Callable[[], None], Tensor]:
     """Record the kernels of `compute` without running them; returns what runs them and the tensor that they fill."""
     graph, stream = torch.cuda.CUDAGraph(), _capture_stream()
+    torch.cuda.empty_cache()  # a pool of graphs takes no memory that is cached outside of it
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graph.capture_begin(pool, capture_error_mode="thread_local")  # other threads may go on using the GPU
