@@ -107,6 +107,23 @@ def test_an_image_has_a_fixed_base_a_user_without_rights_and_no_secret(name: str
     assert not any(is_secret_name(variable) for variable in variables)
 
 
+def test_a_user_whom_the_image_does_not_know_gets_a_home_for_the_caches(tmp_path: Path):
+    documented = re.findall(r"`(--user [^`]*)`", (ROOT / "docs" / "gpu_server.md").read_text(encoding="utf-8"))
+    assert documented
+    for words in map(shlex.split, documented):
+        given = dict(word.split("=") for word in words if "=" in word)
+        assert [given["HOME"]] == arguments_of("Dockerfile", "WORKDIR") == arguments_of("Dockerfile.cpu", "WORKDIR")
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "src"), "HOME": str(tmp_path)}
+        program = (
+            "import getpass; from dapo.core.files import cache_folder; from huggingface_hub.constants import HF_HOME;"
+            "print(cache_folder(), HF_HOME, getpass.getuser())"
+        )
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment | {"USER": given["USER"]}, capture_output=True, text=True)
+        cache, hub, user = done.stdout.split()
+        assert (Path(cache).parent, Path(hub).parent, user) == (tmp_path / ".cache", tmp_path / ".cache", given["USER"])
+
+
 def test_the_script_is_valid_and_its_head_lists_its_steps():
     subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
     text = SCRIPT.read_text(encoding="utf-8")
