@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -201,9 +202,9 @@ def base_model(
     """The folder of a recipe's model and the record of its training; trains it if it is missing, or with `again`."""
     recipe = recipe or Recipe()
     folder, wanted = model_directory(recipe), json.loads(json.dumps(recipe_of(recipe)))
-    if not again and (folder / ORIGIN).is_file():
+    with suppress(OSError, ValueError, KeyError):  # missing or damaged: it is made again
         origin: dict[str, Any] = read_json(folder / ORIGIN)
-        if origin["recipe"] == wanted:
+        if not again and origin["recipe"] == wanted:
             return folder, origin
     log(f"training a base model of the experiments; it is kept in {folder}")
     policy, loaded, measured = train(recipe, log)

@@ -8,19 +8,26 @@ An arm of an experiment states before its runs:
     predicted: [1.0, 1.32, ...]        its value at each level, by evidence.testbed.tabular
     factor, tolerance               a level may be at predicted / factor - tolerance to predicted * factor + tolerance
     no_effect: X                       the bound of the verdict that there is no larger effect
-    delivered: {row: off, curve: NAME, of: first, above: X, levels: [...]}    there was something to act on
+    delivered: {row: off, curve: NAME, of: first, above: X, levels: [...]}    there was something to act on; `part: X`
+                                       instead of `above` asks for this part of the level's condition
+    shown: {TEXT: {row: off, curve: NAME, of: largest}}    a column of means over the runs that have the curve
     primary: true                      Holm's correction covers the primary arms of all experiments
+    analyses: 2                        how often the contrast was tested while runs were added: p-values are times that
 
 Effects are paired by seed and base model, which are crossed. The contrast weighs levels by their predicted values:
 it is 1 for the predicted curve, and 0 if the technique does nothing. Ratios are averaged as logarithms.
 
     not delivered          the metric of `delivered` misses its bound
-    as predicted           the contrast is above 0, p < 5 % by Holm's correction, and the interval of every level
-                           holds a value that its prediction allows
+    as predicted within a factor of F
+                           the contrast is above 0, p < 5 % by both corrections, and the interval of every level
+                           holds a value that its prediction allows; F is a factor of the logarithm of a ratio
     predicted direction    the contrast is above 0, and the size of some level is not as predicted
     other direction        the contrast is below 0
     no effect beyond X     the intervals of all levels lie within X of 0
-    open                   none of these, or runs are missing
+    open                   none of these, or runs are missing, or more than a tenth of a cell's runs did not reach the
+                           bound of `until` (they count with their last step)
+
+"but smaller" is added where the interval of the contrast is below 1, "but larger" where it is above.
 """
 
 import argparse
@@ -42,6 +49,8 @@ from evidence.testbed.tabular import Choice, crossing, simulate
 from sample_intervals import ROUNDING, student_p_value, student_quantile, variance_of_mean
 
 LEVEL = 0.05
+MAX_UNREACHED = 0.1
+"""The share of a cell's runs that may end before they reach the bound."""
 PILOT_SEEDS = 100
 """Seeds from here on chose the settings, and are no results."""
 Table: TypeAlias = NDArray[np.float64]  # [base models, seeds]
@@ -84,6 +93,12 @@ class Arm:
     """The number of `delivered`, by level."""
     also: Mapping[str, Mapping[str, Table]] = field(default_factory=dict)
     """The further measures, by their texts and by level."""
+    shown: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The means of `shown`, by their texts and by level."""
+    unreached: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The number of runs that did not reach the bound, by level and row; only those that are not zero."""
+    lost: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """The number of runs that end without any strategy's first letter, likewise."""
     is_complete: bool = True
     """Whether all runs of the file are stored; no verdict is given before."""
 
@@ -114,7 +129,10 @@ class Arm:
     @property
     def is_delivered(self) -> bool:
         wanted = self.facts["delivered"]
-        return all(self.delivery[level] > wanted["above"] for level in wanted["levels"])
+        return all(
+            self.delivery[level] > wanted.get("above", wanted.get("part", 0.0) * of_level(self.facts, level)["at"])
+            for level in wanted["levels"]
+        )
 
     def allowed(self, index: int) -> tuple[float, float]:
         """The smallest and largest value that the prediction of a level allows."""
@@ -134,17 +152,30 @@ class Arm:
         (low, high), effect = self.allowed(index), self.effects[level]
         return effect.low <= high and effect.high >= low
 
-    def verdict(self, holm: float) -> str:
-        """The verdict, given the p-value of the contrast by Holm's correction."""
+    @property
+    def p(self) -> float:
+        """The p-value of the contrast, corrected for the number of its analyses."""
+        return min(1.0, self.contrast.p * int(self.facts.get("analyses", 1)))
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether nearly all runs reached the bound of the measure."""
+        return all(count <= MAX_UNREACHED * self.contrast.runs for count in self.unreached.values())
+
+    def verdict(self, corrected: float) -> str:
+        """The verdict, given the corrected p-value of the contrast."""
         if not self.is_delivered:
             return "not delivered"
-        if not self.is_complete:
+        if not self.is_complete or not self.is_reached:
             return "open"
-        if holm < LEVEL:
+        if corrected < LEVEL:
             if self.contrast.mean < 0:
                 return "other direction"
             holds = all(self.agrees(index, level) for index, level in enumerate(self.effects))
-            return "as predicted" if holds else "predicted direction"
+            found = f"as predicted within a factor of {self.facts['factor']:g}" if holds else "predicted direction"
+            return found + (
+                ", but smaller" if self.contrast.high < 1 else ", but larger" if self.contrast.low > 1 else ""
+            )
         limit = self._scaled(float(self.facts["no_effect"]))
         if all(-limit <= each.low and each.high <= limit for each in self.effects.values()):
             return f"no effect beyond {self.facts['no_effect']:g}"
@@ -155,12 +186,17 @@ class Arm:
 
 
 def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = None) -> Arm | None:
-    """Measure an arm in the stored runs; None without two base models and a seed of which every cell has a run."""
-    facts = load(name)["arms"][arm]
+    """Measure an arm in the stored runs; None without two base models and a seed of which every cell has a run.
+
+    Runs of other seeds and base models than the file's do not count.
+    """
+    experiment, facts = load(name), load(name)["arms"][arm]
+    planned = [facts.get(each, experiment[each]) for each in ("base_models", "seeds")]
+    every = [run for run in (stored_runs(name) if runs is None else runs) if run["arm"] == arm]
     found = {
         (run["level"], run["row"], run["base"], run["seed"]): run["curves"]
-        for run in (stored_runs(name) if runs is None else runs)
-        if run["arm"] == arm and run["seed"] < PILOT_SEEDS
+        for run in every
+        if run["base"] in planned[0] and run["seed"] in planned[1]
     }
     levels, rows = [level["name"] for level in facts["levels"]], facts["measure"]["rows"]
     bases, seeds = _two_way(found, levels, rows)
@@ -179,10 +215,33 @@ def read_arm(name: str, arm: str, runs: Sequence[Mapping[str, Any]] | None = Non
     delivery = {
         level: fmean(delivery_of(wanted, found[level, wanted["row"], *cell]) for cell in cells) for level in levels
     }
-    also = {text: tables(measure) for text, measure in facts.get("also", {}).items()}
-    experiment = load(name)
-    planned = len(facts.get("seeds", experiment["seeds"])) * len(facts.get("base_models", experiment["base_models"]))
-    return Arm(name, arm, facts, tables(facts["measure"]), delivery, also, is_complete=len(cells) >= planned)
+    shown = {
+        text: {level: _mean_of(of, [run["curves"] for run in every if _is_of(run, level, of)]) for level in levels}
+        for text, of in facts.get("shown", {}).items()
+    }
+    runs_of = {(level, row): [found[level, row, *cell] for cell in cells] for level in levels for row in rows}
+    unreached = {cell: sum(not reaches(facts["measure"], curves) for curves in each) for cell, each in runs_of.items()}
+    lost = {cell: sum(curves[SHARE][-1] is None for curves in each) for cell, each in runs_of.items()}
+    return Arm(
+        name,
+        arm,
+        facts,
+        tables(facts["measure"]),
+        delivery,
+        {text: tables(measure) for text, measure in facts.get("also", {}).items()},
+        shown,
+        {cell: count for cell, count in unreached.items() if count},
+        {cell: count for cell, count in lost.items() if count},
+        is_complete=len(cells) == len(planned[0]) * len(planned[1]),
+    )
+
+
+def _is_of(run: Mapping[str, Any], level: str, wanted: Mapping[str, Any]) -> bool:
+    return bool(run["level"] == level and run["row"] == wanted["row"] and wanted["curve"] in run["curves"])
+
+
+def _mean_of(wanted: Mapping[str, Any], runs: Sequence[Curves]) -> float:
+    return fmean(delivery_of(wanted, curves) for curves in runs) if runs else math.nan
 
 
 def _two_way(found: Mapping[Any, Any], levels: Sequence[str], rows: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -216,6 +275,12 @@ def number_of(measure: Mapping[str, Any], curves: Curves) -> float:
         return step
     spent = np.cumsum([float(each or 0) for each in curves[TOKENS]])
     return float(np.interp(step, np.arange(1, len(spent) + 1), spent))
+
+
+def reaches(measure: Mapping[str, Any], curves: Curves) -> bool:
+    """Whether a run reaches the bound of a measure; True where the measure has none."""
+    until, values = measure.get("until", {}), _without_gaps(curves[measure.get("curve", SHARE)])
+    return bool(values.max() >= until.get("above", -math.inf) and values.min() <= until.get("below", math.inf))
 
 
 def _without_gaps(curve: Sequence[float | None]) -> Table:
@@ -257,17 +322,35 @@ def report(arms: Sequence[Arm]) -> str:
     Holm's correction counts every primary arm of the files; one without runs has the p-value 1.
     """
     primary = {(name, arm): 1.0 for name in NAMES for arm, facts in load(name)["arms"].items() if facts.get("primary")}
-    found = {(arm.experiment, arm.name): arm.contrast.p for arm in arms}
+    found = {(arm.experiment, arm.name): arm.p for arm in arms}
     holm = adjust({"/".join(key): found.get(key, p) for key, p in primary.items()})
     lines = []
     for arm in arms:
         key, slope = f"{arm.experiment}/{arm.name}", arm.contrast
-        corrected = holm.get(key, slope.p)
-        lines += [f"### {load(arm.experiment)['title']} ({arm.name})", "", *_table(arm), ""]
-        p = f"p {_p_value(slope.p)}" + (f", {_p_value(corrected)} by Holm's correction" if key in holm else "")
+        corrected = holm.get(key, arm.p)
+        lines += [f"### {arm.facts.get('title', load(arm.experiment)['title'])} ({arm.name})", "", *_table(arm), ""]
+        repeated = [f"{arm.facts['analyses']} analyses"] if "analyses" in arm.facts else []
+        by = " and ".join([*repeated, *(["Holm's method"] if key in holm else [])])
+        p = f"p {_p_value(slope.p)}" + (f", {_p_value(corrected)} corrected for {by}" if by else "")
         verdict = arm.verdict(corrected) if arm.is_complete else "runs are missing, no verdict"
-        lines += [f"Contrast {_shown(slope, '.2f')}; {p}; {slope.runs} pairs of runs. **{verdict.capitalize()}**.", ""]
+        lines += [f"Contrast {_shown(slope, '.2f')}; {p}; {slope.runs} pairs of runs. **{verdict.capitalize()}**."]
+        lines += [*_counted(arm, arm.unreached, "did not reach the bound, and count with their last step")]
+        lines += [*_counted(arm, arm.lost, "ended without the first letter of any strategy"), ""]
     return "\n".join(lines).rstrip()
+
+
+def condition_of(facts: Mapping[str, Any], level: str) -> str:
+    """The condition at a level, as it is printed: .25, 16 or 4e-5."""
+    value = float(of_level(facts, level)["at"])
+    return f"{value:.0e}".replace("e-0", "e-") if 0 < value < 1e-3 else f"{value:g}"
+
+
+def _counted(arm: Arm, counts: Mapping[tuple[str, str], int], text: str) -> list[str]:
+    """A sentence with the numbers of runs by level and row, if there are any."""
+    if not counts:
+        return []
+    cells = [f"{n} of `{row}` at {condition_of(arm.facts, level)}" for (level, row), n in counts.items()]
+    return [f"Of {arm.contrast.runs} runs each, {', '.join(cells)} {text}."]
 
 
 def _p_value(p: float) -> str:
@@ -284,12 +367,14 @@ def _table(arm: Arm) -> list[str]:
     measures = arm.facts.get("also", {})
     checked = arm.facts["delivered"]
     names = [arm.facts["condition"], arm.facts["effect"], "predicted", checked.get("text", f"`{checked['curve']}`")]
+    names += arm.shown
     lines = [f"| {' | '.join([*names, *measures])} |", "|---" * (len(names) + len(measures)) + "|"]
     for index, (level, effect) in enumerate(arm.effects.items()):
         style = ".2f" if arm.is_ratio else "+.2f"
         mark = "" if arm.agrees(index, level) else " (missed)"
-        cells = [f"{of_level(arm.facts, level)['at']:g}", _shown(effect, style, is_ratio=arm.is_ratio)]
+        cells = [f"{condition_of(arm.facts, level)}", _shown(effect, style, is_ratio=arm.is_ratio)]
         cells += [f"{arm.facts['predicted'][index]:{style}}{mark}", f"{arm.delivery[level]:.2g}"]
+        cells += [f"{values[level]:.2g}" for values in arm.shown.values()]
         for text, measure in measures.items():
             is_ratio, table = measure.get("as") == "ratio", arm.also[text].get(level)
             style = ".2f" if is_ratio else "+.2f"

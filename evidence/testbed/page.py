@@ -3,14 +3,14 @@
 import argparse
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from dapo.runs.curves import BLUE, INK, ORANGE, frame, new_figure, save_figure
-from evidence.testbed.analysis import Arm, report, stored_arms
-from evidence.testbed.plan import load, of_level
+from evidence.testbed.analysis import Arm, condition_of, report, stored_arms
+from evidence.testbed.plan import load
 
 MARKED = re.compile(r"(<!-- testbed -->\n).*?(<!-- testbed -->)", re.DOTALL)
 PICTURE = "testbed.png"
@@ -49,15 +49,28 @@ def figure(arms: Sequence[Arm]) -> Any:
         above.legend(frameon=False)
         frame(below, title="", unit="")
         below.bar(positions, list(arm.delivery.values()), color=INK, alpha=0.4, width=0.5)
-        below.set_title(arm.facts["delivered"].get("text", arm.facts["delivered"]["curve"]), fontsize=8)
-        for name, value in arm.facts.get("marks", {}).items():
+        checked = arm.facts["delivered"]
+        below.set_title(f"delivery: {checked.get('text', checked['curve'])}", fontsize=8, loc="left")
+        marks, top = arm.facts.get("marks", {}), below.get_ylim()[1]
+        for (name, value), above_last in zip(
+            sorted(marks.items(), key=lambda each: each[1]), _apart(marks, top), strict=True
+        ):
             below.axhline(value, color=ORANGE, linewidth=1.0, linestyle=":")
-            at, side = (-0.55, "left") if name == "quickstart" else (len(positions) - 0.45, "right")
-            below.text(at, value, name, color=ORANGE, fontsize=7, va="bottom", ha=side)
+            at = (len(positions) - 0.4, above_last)
+            below.annotate(name, (at[0], value), at, color=ORANGE, fontsize=7, va="center", annotation_clip=False)
+        below.set_xlim(-0.5, len(positions) - 0.5)
         for axes in (above, below):
-            axes.set_xticks(positions, [f"{of_level(arm.facts, level)['at']:g}" for level in arm.effects])
+            axes.set_xticks(positions, [condition_of(arm.facts, level) for level in arm.effects])
         below.set_xlabel(arm.facts["condition"], color=INK)
     return canvas
+
+
+def _apart(marks: Mapping[str, float], top: float) -> list[float]:
+    """The heights of the labels of marks, the lowest first: their values, but far enough apart to be read."""
+    heights: list[float] = []
+    for value in sorted(marks.values()):
+        heights.append(max(value, heights[-1] + 0.16 * max(top, *marks.values())) if heights else value)
+    return heights
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ ends, another call continues with the missing runs.
 import json
 import math
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
+from threading import Thread
 from typing import Any
 
 from evidence.testbed.bases import Recipe
@@ -30,9 +32,28 @@ FIRST_LETTERS = {"A": WORSE, "H": WORSE, "B": BETTER, **dict.fromkeys("012345678
 
 
 def stored_runs(name: str, folder: Path = STORED) -> list[dict[str, Any]]:
-    """The finished runs of an experiment."""
+    """The finished runs of an experiment. A last line without its end, of a run that was killed, is left out.
+
+    Raises ValueError for another line that is not a run, and for two runs of one job.
+    """
     file = folder / f"{name}.jsonl"
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    found: dict[tuple[str, str, str, int, int], dict[str, Any]] = {}
+    for number, line in enumerate(_whole_lines(file), 1):
+        try:
+            run = json.loads(line)
+            key = key_of(run)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{file}: line {number} is not a run ({error}); remove it and make the run again"
+            ) from None
+        if key in found:
+            raise ValueError(f"{file}: line {number} is a second run of {key}; remove one of them")
+        found[key] = run
+    return list(found.values())
+
+
+def _whole_lines(file: Path) -> list[bytes]:
+    return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
 
 
 def key_of(run: dict[str, Any]) -> tuple[str, str, str, int, int]:
@@ -47,29 +68,35 @@ def missing(jobs: Sequence[Job], folder: Path = STORED) -> list[Job]:
 
 
 def run_all(
-    jobs: Sequence[Job], *, workers: int, seconds: float, log: Callable[[str], None], folder: Path = STORED
+    jobs: Sequence[Job],
+    *,
+    workers: int,
+    seconds: float,
+    log: Callable[[str], None],
+    folder: Path = STORED,
+    later: Sequence[Job] = (),
 ) -> int:
     """Make the missing runs, some at a time, for as long as a run is expected to end in time; return how many are left.
 
-    Base models come first: two runs of one would make it twice.
+    Base models come first: two runs of one would make it twice. What is logged as left counts the jobs of `later` too.
     """
     deadline, waiting = time.monotonic() + seconds, missing(jobs, folder)
     if not waiting or seconds <= 0:
         return len(waiting)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker, (os.getpid(),)) as pool:
         recipes = {job.recipe.name: job.recipe for job in waiting}
         took: dict[str, list[float]] = {}
         for job, found in _completed(pool, make_base_model, list(recipes.values()), workers, deadline, took):
             log(f"base model {job.name}: {found['seconds']:.0f} s")
         if time.monotonic() > deadline:
             return len(waiting)
-        left, took = len(waiting), _stored_seconds(jobs, folder)
+        left, took = [*waiting, *missing(later, folder)], _stored_seconds([*jobs, *later], folder)
         for job, found in _completed(pool, make_run, waiting, workers, deadline, took):
             append(job, found, folder)
-            left -= 1
+            left.remove(job)
             run = f"{job.kind}, base {job.recipe.seed}, seed {job.seed}: {found['seconds']:.1f} s"
-            log(f"{run}; {left} left{_time_left(waiting, took, left, workers)}")
-    return left
+            log(f"{run}; {len(left)} left{_time_left(left, took, workers)}")
+    return len(missing(jobs, folder))
 
 
 def _stored_seconds(jobs: Sequence[Job], folder: Path) -> dict[str, list[float]]:
@@ -81,11 +108,11 @@ def _stored_seconds(jobs: Sequence[Job], folder: Path) -> dict[str, list[float]]
     return found
 
 
-def _time_left(waiting: Sequence[Job], took: dict[str, list[float]], left: int, workers: int) -> str:
+def _time_left(left: Sequence[Job], took: dict[str, list[float]], workers: int) -> str:
     """An estimate from the mean seconds of each kind of run, or of all runs."""
     every = fmean(seconds for each in took.values() for seconds in each)
-    expected = sum(fmean(took.get(job.kind) or [every]) for job in waiting[len(waiting) - left :]) / workers
-    return f", {expected / 60:.0f} min"
+    expected = sum(fmean(took.get(job.kind) or [every]) for job in left) / workers
+    return f", about {max(1, math.ceil(expected / 60))} min" if left else ""
 
 
 def _completed(
@@ -121,11 +148,26 @@ def append(job: Job, found: dict[str, Any], folder: Path) -> None:
     file = folder / f"{job.experiment}.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)
     names = dict(zip(("arm", "level", "row", "base", "seed"), job.key, strict=True))
-    with file.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps({**names, **found}, separators=(",", ":")) + "\n")
+    with file.open("ab") as lines:
+        lines.truncate(sum(len(line) + 1 for line in _whole_lines(file)))  # without a line that was not ended
+        lines.write(json.dumps({**names, **found}, separators=(",", ":")).encode() + b"\n")
 
 
 # --- in a worker
+
+
+def _begin_worker(parent: int) -> None:
+    """Interrupt this worker when the process that started it is gone, and print nothing: errors reach that process."""
+    sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  (for the life of the process)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os.kill(os.getpid(), signal.SIGINT)  # the run removes its folder
+        time.sleep(5.0)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def make_base_model(recipe: Recipe) -> dict[str, Any]:
@@ -170,8 +212,9 @@ def curves_of(directory: Any, metrics: Sequence[str]) -> dict[str, list[float | 
     curves = {name: [steps[step].get(name) for step in sorted(steps)] for name in metrics}
     curves[TOKENS] = [steps[step]["rollout/tokens_generated"] for step in sorted(steps)]
     columns = ["source", "response", "response_tokens", "engine_logprobs"]
-    for number, (_, path) in enumerate(sorted(directory.rollout_tables().items())):
-        for name, value in measure_rollouts(list(iterate_rows(path, columns))).items():
+    tables = directory.rollout_tables()
+    for number, step in enumerate(sorted(steps)):  # a step that found no group to train has rollouts and no metrics
+        for name, value in measure_rollouts(list(iterate_rows(tables[step], columns))).items():
             curves.setdefault(name, [None] * len(steps))[number] = value
     return {name: [_short(value) for value in values] for name, values in curves.items()}
 

@@ -1,6 +1,10 @@
 """The testbed: verdicts by strategy, base models by table, runs that continue, contrasts that find what was put in."""
 
+import json
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +19,26 @@ from dapo.config import load_config
 from dapo.config.option_entries import flat_options
 from dapo.data.problems import load_problems
 from dapo.types import Problem
+from evidence.base_model import ORIGIN, base_model
+from evidence.testbed.__main__ import main
 from evidence.testbed.analysis import Interval, predict, read_arm, report, stored_arms
 from evidence.testbed.bases import CONFIG, FOLDER, Recipe, parse_recipe
 from evidence.testbed.page import update
 from evidence.testbed.plan import NAMES, Job, jobs, load
 from evidence.testbed.rewards import Arithmetic, Strategy
-from evidence.testbed.runs import FIRST_LETTERS, append, make_base_model, make_run, measure_rollouts, missing, run_all
+from evidence.testbed.runs import (
+    FIRST_LETTERS,
+    append,
+    make_base_model,
+    make_run,
+    measure_rollouts,
+    missing,
+    run_all,
+    stored_runs,
+)
 from evidence.testbed.tabular import Choice, crossing, simulate
 from helpers.paths import ROOT
+from helpers.processes import wait_until_ended
 
 ARMS = [(name, arm) for name in NAMES for arm, facts in load(name)["arms"].items() if "measure" in facts]
 SIMULATED = [(name, arm) for name, arm in ARMS if "tabular" in load(name)["arms"][arm]]
@@ -221,11 +237,84 @@ def test_a_run_leaves_one_line_and_no_folder_and_another_call_skips_it(tmp_path:
     assert run_all([job], workers=1, seconds=60, log=lambda text: None, folder=tmp_path) == 0
 
 
+def line_of(job: Job, curves: dict[str, Any]) -> str:
+    return json.dumps({**dict(zip(("arm", "level", "row", "base", "seed"), job.key, strict=True)), "curves": curves})
+
+
+def test_a_line_that_a_kill_cut_off_is_made_again_and_other_damage_names_its_line(tmp_path: Path):
+    job, file = tiny_job(), tmp_path / "overlong.jsonl"
+    file.write_text(line_of(job, {}) + "\n" + line_of(replace(job, seed=101), {})[:20])
+    assert missing([job, replace(job, seed=101)], tmp_path) == [replace(job, seed=101)]
+    append(replace(job, seed=101), {"curves": {}}, tmp_path)
+    assert [run["seed"] for run in stored_runs("overlong", tmp_path)] == [100, 101]
+    for damage, message in (("{", "line 3 is not a run"), (line_of(job, {}), "line 3 is a second run of")):
+        kept = file.read_text()
+        file.write_text(kept + damage + "\n")
+        with pytest.raises(ValueError, match=message):
+            stored_runs("overlong", tmp_path)
+        file.write_text(kept)
+
+
+def test_a_damaged_record_of_a_base_model_makes_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DAPO_CACHE", str(tmp_path))
+    recipe = tiny_job().recipe
+    folder, origin = base_model(lambda text: None, recipe=recipe)
+    (folder / ORIGIN).write_text("{")
+    assert base_model(lambda text: None, recipe=recipe)[1]["recipe"] == origin["recipe"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["overlongg"], "no experiment overlongg: there are overlong,"),
+        (["--arm", "needs"], "no arm needs: there are need; style"),
+        (["--seeds", "abc"], "argument --seeds"),
+        (["--jobs", "0"], "--jobs is a number of runs from 1 on, not 0"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], message: str, monkeypatch: Any, capsys: Any):
+    monkeypatch.setattr("sys.argv", ["evidence.testbed", *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    assert message in capsys.readouterr().err
+
+
+def test_an_arm_whose_name_has_a_comma_can_be_chosen(monkeypatch: Any, capsys: Any):
+    monkeypatch.setattr("sys.argv", ["testbed", "--list", "--arm", "rare long, better", "--seeds", "150"])
+    main()
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 5 * 2 * 3
+    assert {line.partition(", better/")[0] for line in listed} == {"token_level/rare long"}
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path):
+    script = (
+        "import os, time; from concurrent.futures import ProcessPoolExecutor; from multiprocessing import get_context\n"
+        "from evidence.testbed.runs import _begin_worker\n"
+        "if __name__ == '__main__':\n"
+        "    pool = ProcessPoolExecutor(1, get_context('spawn'), _begin_worker, (os.getpid(),))\n"
+        "    print(pool.submit(os.getpid).result(), flush=True); pool.submit(time.sleep, 100); time.sleep(100)\n"
+    )
+    (tmp_path / "parent.py").write_text(script)
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    with subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True, env=environment
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+    wait_until_ended(worker, timeout_s=30)
+
+
 # --- the analysis
 
 
-def made_runs(name: str, arm: str, scale: float, *, delivered: bool = True) -> list[dict[str, Any]]:
-    """Runs whose effects are the predicted ones, times `scale`, with a little noise."""
+def made_runs(name: str, arm: str, scale: float, *, delivered: float = 1.0) -> list[dict[str, Any]]:
+    """Runs whose effects are the predicted ones, times `scale`, with a little noise.
+
+    The lengths have the part `delivered` of the ratio that is the condition.
+    """
     facts, rng, runs = load(name)["arms"][arm], np.random.default_rng(3), []
     first, second = facts["measure"]["rows"]
     assert "until" in facts["measure"]
@@ -241,7 +330,7 @@ def made_runs(name: str, arm: str, scale: float, *, delivered: bool = True) -> l
                         "share": share,
                         "tokens": [1.0] * 39,
                         "length/A": [9.0],
-                        "length/B": [9.0 + 9 * delivered],
+                        "length/B": [9.0 * level["at"] * delivered],
                     }
                     runs.append(
                         {"arm": arm, "level": level["name"], "row": row, "base": base, "seed": seed, "curves": curves}
@@ -260,7 +349,7 @@ def test_a_curve_as_predicted_has_the_contrast_1_and_one_without_an_effect_0():
     assert as_predicted.contrast.mean == pytest.approx(1, abs=0.05)
     assert abs(nothing.contrast.mean) < 0.05
     assert [each.verdict(each.contrast.p) for each in (as_predicted, nothing, reverse)] == [
-        "as predicted",
+        "as predicted within a factor of 2",
         "no effect beyond 0.1",
         "other direction",
     ]
@@ -269,9 +358,51 @@ def test_a_curve_as_predicted_has_the_contrast_1_and_one_without_an_effect_0():
 
 def test_a_technique_that_had_nothing_to_act_on_is_not_tested():
     name, arm = "token_level", "rare long, better"
-    found = read_arm(name, arm, made_runs(name, arm, 1.0, delivered=False))
+    found = read_arm(name, arm, made_runs(name, arm, 1.0, delivered=0.5))
     assert found is not None
     assert found.verdict(0.001) == "not delivered"
+
+
+def test_a_delivery_check_of_lengths_asks_for_a_part_of_the_condition():
+    name, arm = "token_level", "rare long, better"
+    assert load(name)["arms"][arm]["delivered"]["part"] == 0.75
+    found = [read_arm(name, arm, made_runs(name, arm, 1.0, delivered=part)) for part in (0.76, 0.74)]
+    assert [arm is not None and arm.is_delivered for arm in found] == [True, False]
+
+
+def test_runs_that_do_not_reach_the_bound_are_counted_and_too_many_leave_the_curve_open():
+    name, arm = "token_level", "rare long, better"
+    for cut, expected in ((3, "as predicted within a factor of 2"), (4, "open")):
+        runs, left = made_runs(name, arm, 1.0), cut
+        for run in runs:
+            if run["level"] == "16" and run["row"] == "sequence" and left:
+                run["curves"]["share"], left = [0.1, 0.19, None], left - 1
+        found = read_arm(name, arm, runs)
+        assert found is not None
+        assert found.unreached == {("16", "sequence"): cut}
+        assert found.lost == {("16", "sequence"): cut}
+        assert found.verdict(0.001).startswith(expected)
+        assert f"{cut} of `sequence` at 16 did not reach the bound" in report([found])
+
+
+def test_other_seeds_and_base_models_than_the_files_change_nothing():
+    name, arm = "token_level", "rare long, better"
+    runs = made_runs(name, arm, 1.0)
+    others = [{**run, "base": 1003, "seed": 0} for run in runs[:1]] + [{**run, "seed": 50} for run in runs]
+    both = [read_arm(name, arm, found) for found in (runs, [*runs, *others])]
+    assert both[0] is not None
+    assert both[1] is not None
+    assert both[0].contrast == both[1].contrast
+    assert both[1].is_complete
+
+
+def test_every_analysis_of_a_curve_costs_and_an_effect_too_small_is_called_so():
+    name, arm = "token_level", "rare long, better"
+    found = read_arm(name, arm, made_runs(name, arm, 0.6))
+    assert found is not None
+    assert found.verdict(0.001) == "as predicted within a factor of 2, but smaller"
+    assert found.p == pytest.approx(2 * found.contrast.p)
+    assert "corrected for 2 analyses and Holm's method" in report([found])
 
 
 def test_no_verdict_is_given_before_all_runs_are_stored_and_pilots_do_not_count():
