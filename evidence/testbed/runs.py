@@ -163,8 +163,9 @@ def _begin_worker(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
-        os.kill(os.getpid(), signal.SIGINT)  # the run removes its folder
-        time.sleep(5.0)
+        for _ in range(2):  # the first asks the run to save its state, the second ends it; it then removes its folder
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(2.0)
         os._exit(1)
 
     Thread(target=watch, daemon=True).start()

@@ -266,7 +266,7 @@ def test_engines_that_share_a_gpu_need_a_cache_of_a_given_size(
     if count is None:
         require_vllm(config)
     else:
-        with pytest.raises(ConfigError, match=rf"cache_gib=auto .* here {count} engines .*cache_gib=NUMBER"):
+        with pytest.raises(ConfigError, match=rf"cache_gib=auto .* here {count} engines share one.*cache_gib=NUMBER"):
             require_vllm(config)
 
 

@@ -24,8 +24,7 @@ class RewardConfig(Section):
         "auto: exact for builtin:, gym for gym:, math otherwise.",
     )
     options: dict[str, Any] = option(
-        {},
-        "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo docs verifiers`).",
+        {}, "Options of the verifier, such as letters: ABCD for choice; of several, by name (`dapo docs verifiers`)."
     )
     coef: Float = option(
         1.0,

@@ -15,8 +15,7 @@ class Journal:
     """Records by `id`, kept in memory and in the file."""
 
     def __init__(self, file: IO[bytes], records: dict[str, dict[str, Any]]) -> None:
-        self._file = file
-        self.records = records
+        self._file, self.records = file, records
 
     def add(self, record: Mapping[str, Any]) -> None:
         self._file.write(_line(record))

@@ -48,8 +48,7 @@ class ChatClient:
             )
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise DataError(f"server {url!r}: expected an address such as http://localhost:8000/v1")
-        self.url = url.rstrip("/")
-        self._model = model
+        self.url, self._model = url.rstrip("/"), model
         self._http = HttpClient(
             url, token=api_key, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s, connections=connections
         )

@@ -7,8 +7,7 @@ from typing import Literal
 
 QUOTED_CHARS, MAX_LINE_CHARS, MAX_LINES = 160, 1500, 120
 _LONG_WORD = re.compile(r"\S{400,}")
-EXCERPT_CHARS = 800
-EXCERPT_LINES = 16
+EXCERPT_CHARS, EXCERPT_LINES = 800, 16
 
 
 def one_line(text: str) -> str:

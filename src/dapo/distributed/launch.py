@@ -13,8 +13,7 @@ from dapo.config import Config
 from dapo.core.errors import LaunchError
 from dapo.distributed.protocol import Node, WorkerSpec
 
-LOG_TAIL_LINES = 5
-LOG_TAIL_BYTES = 16384
+LOG_TAIL_LINES, LOG_TAIL_BYTES = 5, 16384
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 

@@ -33,8 +33,7 @@ class LocalWorker:
     """A child process, which answers calls in order."""
 
     def __init__(self, name: str, spec: WorkerSpec, log: Path) -> None:
-        self.name = name
-        self.log = log
+        self.name, self.log = name, log
         self.ready: Future[None] = Future()  # done when the object exists; raises the error of its factory
         self._lock = threading.Lock()
         self._pending: deque[Future[Any]] = deque([self.ready])

@@ -39,8 +39,7 @@ class TrainerGroup:
 
     def __init__(self, config: Config, launcher: Launcher, *, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Start the ranks, which shard the model. Raises LaunchError, and the errors of loading and sharding."""
-        self._config = config
-        self._timeout_s = call_timeout_s
+        self._config, self._timeout_s = config, call_timeout_s
         self._lock = threading.Lock()
         self._lost: str | None = None
         self._batch = 0  # counts the calls of `record_old_logprobs`: the ranks keep the samples of the last one

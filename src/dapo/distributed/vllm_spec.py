@@ -61,9 +61,8 @@ def require_vllm(config: Config) -> None:
     gpus, vllm = torch.cuda.device_count(), config.rollout.vllm
     if vllm.cache_gib is None and (gpus or config.uses_ray) and (count := config.gpu_shares(gpus).engines) > 1:
         raise ConfigError(
-            "rollout.vllm.cache_gib=auto measures how much of its GPU an engine takes by itself, but here "
-            f"{count:g} engines of rollout.engines={config.rollout.engines} start on one GPU at the same time; set "
-            "rollout.vllm.cache_gib=NUMBER, or lower rollout.engines to one per GPU"
+            f"rollout.vllm.cache_gib=auto needs a GPU on which no other engine starts, but here {count:g} engines "
+            "share one; set rollout.vllm.cache_gib=NUMBER, or lower rollout.engines to one per GPU"
         )
     vllm_options(config)
 

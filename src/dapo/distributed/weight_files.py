@@ -26,8 +26,7 @@ TYPE_CODES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", 
 """The names of types in a safetensors header."""
 _TYPES = {code: dtype for dtype, code in TYPE_CODES.items()}
 PIECE_BYTES = 2**26  # the largest copy at a time between a device, main memory and another machine
-VERSION_KEY = "version"
-TIED_KEY = "tied"
+VERSION_KEY, TIED_KEY = "version", "tied"
 PREFIX = "dapo-weights-"
 SHARED_MEMORY = Path("/dev/shm")
 

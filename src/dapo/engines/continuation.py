@@ -118,6 +118,4 @@ def extended(versions: Versions, part: Generation, *, at: int) -> Versions | Non
 
 
 def _concatenated(first: Sequence[int], rest: Sequence[int]) -> Sequence[int]:
-    if isinstance(rest, array):
-        return array(rest.typecode, [*first, *rest])
-    return (*first, *rest)
+    return array(rest.typecode, [*first, *rest]) if isinstance(rest, array) else (*first, *rest)

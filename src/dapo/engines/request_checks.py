@@ -15,8 +15,7 @@ class EngineState:
 
     def __init__(self, *, version: int | None) -> None:
         """`version` of the weights that the engine starts with; None: it starts without weights."""
-        self._version = version
-        self._is_closed = False
+        self._version, self._is_closed = version, False
 
     @property
     def in_flight(self) -> Collection[str]:

@@ -64,10 +64,8 @@ class Critic:
         `clip_range` is the largest change of a value in a step before its gradient vanishes, in units of the reward
         (None: no limit).
         """
-        self._config = config
-        self._clip_range = clip_range
-        self.model = ValueModel(model)
-        self._device = model.device
+        self._config, self._clip_range = config, clip_range
+        self.model, self._device = ValueModel(model), model.device
         self._optimizer = MasterAdamW(
             self.model,
             config.optim.model_copy(update={"lr": config.critic.lr}),

@@ -66,7 +66,7 @@ class CustomLoss:
         (gradient,) = torch.autograd.grad(loss, leaf, allow_unused=True)
         if gradient is None:
             raise LossFailed(f"{self.name}: the loss does not depend on logprobs")
-        values = {_key(name): self._number(name, value, LossFailed) for name, value in metrics.items()}
+        values = {f"custom/{name}/": self._number(name, value, LossFailed) for name, value in metrics.items()}
         return torch.where(mask, gradient, 0.0), {"loss": loss.detach(), **values}
 
     def _call(self, *tokens: Tensor, error: type[DapoError]) -> tuple[Tensor, Mapping[str, Any]]:
@@ -144,11 +144,6 @@ def custom_metrics(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 _KEY = re.compile(r"custom/(\w+)/")
-
-
-def _key(name: str) -> str:
-    """The name of a custom metric among the sums of a microbatch."""
-    return f"custom/{name}/"
 
 
 def _example() -> tuple[Tensor, ...]:

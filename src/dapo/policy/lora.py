@@ -43,7 +43,9 @@ class Adapters:
         rank = int(self.settings["rank"])
         if name == factor_names(layer)[1]:
             return torch.zeros(rows, rank)
-        return _uniform(rank, columns, self.seed, layer)
+        # uniform numbers of variance 1 / (3 columns)
+        uniforms = keyed_uniforms(keyed_seed("lora", self.seed, layer), rank * columns)
+        return torch.from_numpy((2 * uniforms - 1).reshape(rank, columns) / columns**0.5)
 
     def merged(
         self, factors: Mapping[str, Tensor], dtype: torch.dtype, *, full: Callable[[Tensor], Tensor] = lambda each: each
@@ -176,12 +178,6 @@ def _peft_config(
         task_type="CAUSAL_LM",
         base_model_name_or_path=name,
     )
-
-
-def _uniform(rows: int, columns: int, seed: int, layer: str) -> Tensor:
-    """`[rows, columns]` uniform numbers of variance 1 / (3 columns)."""
-    uniforms = keyed_uniforms(keyed_seed("lora", seed, layer), rows * columns)
-    return torch.from_numpy((2 * uniforms - 1).reshape(rows, columns) / columns**0.5)
 
 
 def _saved_factors(saved: SavedWeights, directory: str | Path, frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:

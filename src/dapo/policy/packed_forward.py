@@ -32,15 +32,11 @@ def use_packed_forward(model: PreTrainedModel) -> None:
     Raises ConfigError if it does not, for example because the architecture mixes tokens outside of attention or changes
     logits after the head.
     """
-    if (plain := prepare_packed_forward(model)) is not None:
-        check_packed_forward(model, plain)
+    check_packed_forward(model, prepare_packed_forward(model))
 
 
 def prepare_packed_forward(model: PreTrainedModel) -> str | None:
-    """Switch to packed attention and fused layers; returns the name of the attention before, None if that was packed.
-
-    `check_packed_forward` is still to follow.
-    """
+    """Switch to packed attention and fused layers; returns the attention before, or None if that was packed."""
     if (plain := model.config._attn_implementation) == IMPLEMENTATION:
         return None
     use_packed_attention(model)
@@ -49,21 +45,25 @@ def prepare_packed_forward(model: PreTrainedModel) -> str | None:
 
 
 @torch.no_grad()
-def check_packed_forward(model: PreTrainedModel, plain: str, sharded: Any = None) -> None:
+def check_packed_forward(model: PreTrainedModel, plain: str | None, sharded: Any = None) -> None:
     """Raise ConfigError if log-probabilities of packed sequences differ from those of single sequences.
 
     Rounding is measured on the same device, in the same type: the difference that a padded batch and the other of
     PyTorch's two attentions make to a plain forward.
 
-    `model` has packed attention, and `plain` names the attention for single sequences. If the weights are sharded, the
-    wrapper `sharded` gathers them for each forward, and every rank calls this.
+    `model` has packed attention, and `plain` names the attention for single sequences (None: it was checked before). If
+    the weights are sharded, the wrapper `sharded` gathers them for each forward, and every rank calls this.
     """
+    if plain is None:
+        return
     try:
         difference, rounding = _packed_differences(model, plain, sharded)
     except torch.OutOfMemoryError:  # which is a RuntimeError
         raise
     except (TypeError, ValueError, RuntimeError) as error:
         raise unsupported_model_error(model, f"it does not run on packed sequences ({error})") from error
+    if sharded is not None:
+        sharded.reshard()
     if not difference <= max(MIN_TOLERANCE, ROUNDING_FACTOR * rounding):
         different = f"log-probabilities of packed sequences differ by {difference:.2g} nats from those of single ones"
         raise unsupported_model_error(model, f"{different}, and two plain forwards differ by {rounding:.2g}")

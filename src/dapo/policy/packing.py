@@ -30,8 +30,7 @@ its own tokens), because attention gathers the keys of the whole sequence."""
 
 # several ranks balance their load by cutting groups with more than a quarter of one rank's tokens, but not into chunks
 # of less than eight times the prompt, which each chunk computes again
-MIN_CHUNKS_PER_RANK = 4
-MIN_CHUNK_PROMPTS = 8
+MIN_CHUNKS_PER_RANK, MIN_CHUNK_PROMPTS = 4, 8
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,7 @@ class PolicyCore:
             recompute_layers(self._model)
             if self.critic is not None:
                 recompute_layers(self.critic.model)
-        self._optimizer = self._make_optimizer()
-        self._copy = StateCopy()
+        self._optimizer, self._copy = self._make_optimizer(), StateCopy()
 
     @property
     def skipped_in_a_row(self) -> int:

@@ -19,8 +19,7 @@ class Reference:
         `weights` are its weights by name, this rank's rows if it is sharded; `every` is the number of steps between
         copies of the policy (None: never copied again).
         """
-        self.model = model
-        self.weights = weights
+        self.model, self.weights = model, weights
         self.step = 0  # the training step whose policy the reference copies; 0: the initial policy
         self._every = every
 

@@ -21,13 +21,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from cpu_kernels import DecoderLayers, Rows, can_decode, decode_, rms_norm, rotate_
-from cpu_kernels.prepacked import (
-    DEFAULT_KERNELS,
-    CompiledWeight,
-    FusedQKVLinear,
-    can_prepack,
-    prepack_linears,
-)
+from cpu_kernels.prepacked import DEFAULT_KERNELS, CompiledWeight, FusedQKVLinear, can_prepack, prepack_linears
 from dapo.engines.native.attention import native_attention
 from dapo.engines.native.cache import KeyValueCache, SlotCache
 

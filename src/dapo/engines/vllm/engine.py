@@ -195,8 +195,7 @@ class VllmEngine(checks.EngineState):
 
     def _require_complete(self, layout: WeightLayout) -> None:
         """Check names and shapes: vLLM would silently keep the old values of missing weights."""
-        expected = self._weight_shapes
-        given = layout.shapes
+        expected, given = self._weight_shapes, layout.shapes
         missing = [name for name in expected if name not in given]
         unexpected = [name for name in given if name not in expected]
         checks.require_all_weights(len(expected), missing=missing, unexpected=unexpected)

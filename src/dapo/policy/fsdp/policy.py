@@ -164,12 +164,6 @@ def _rows_of(stored: StoredWeights | None, dtype: torch.dtype, name: str, rows: 
     return stored.rows(name, rows).to(dtype)
 
 
-def _check_packed_forward(sharded: Any, plain: str | None) -> None:
-    if plain is not None:
-        check_packed_forward(sharded.model, plain, sharded)
-        sharded.reshard()  # FSDP has added it
-
-
 class ShardedPolicy(PolicyCore):
     """One rank's part of a policy."""
 
@@ -185,7 +179,7 @@ class ShardedPolicy(PolicyCore):
         self._snapshot: State | None = None
         super().__init__(config, loaded)
         self._optimizer: ShardedAdamW
-        _check_packed_forward(self._model, self._plain_attention)
+        check_packed_forward(self._model.model, self._plain_attention, self._model)
         # FSDP decides at the first forward what trains: that must not be the reference's forward, without adapters
         self.logprobs([DUMMY_MICROBATCH])
 
@@ -211,7 +205,7 @@ class ShardedPolicy(PolicyCore):
         teacher: Any = loaded.model.requires_grad_(False)
         plain = prepare_packed_forward(teacher)
         sharded = self._distribute(teacher, partial(_rows_of, loaded.stored, self._compute_dtype))
-        _check_packed_forward(sharded, plain)
+        check_packed_forward(sharded.model, plain, sharded)
         return sharded
 
     def _distribute(self, model: Any, read_rows: Callable[[str, slice], Tensor]) -> ShardedModel:
