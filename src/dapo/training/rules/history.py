@@ -18,7 +18,7 @@ MIN_KEEP_RATE = 0.25  # the fraction of groups with a signal below which most of
 GAIN = 0.05  # the gain in accuracy, or in the mean score, from which a run has learned
 AUDIT_GAP = 0.1
 """The gap between the reward's verifier and the audit's, in accuracy or score, that two honest ones may have."""
-MAY_DIVERGE = ("loss/", "optim/grad_norm", "rollout/engine_logprob")  # a value that is not finite is a symptom there
+MAY_DIVERGE = ("loss/", "optim/grad_norm", "rollout/engine_logprob_gap_mean", "rollout/engine_logprob_gap_max")
 _OF_EVALUATION = ("accuracy", "low", "high", "truncated_fraction")
 
 
@@ -37,8 +37,8 @@ class EvaluationPoint:
 class MetricHistory:
     """The metrics of a run, added one line of `metrics.jsonl` after the other.
 
-    Values of `MAY_DIVERGE` that are not finite are NaN, and others are left out. metrics.jsonl holds null for both, so
-    a history that is read from it equals the one that was kept while the run trained.
+    Values of `MAY_DIVERGE` that are not finite are NaN, a symptom, and others are left out. metrics.jsonl holds null
+    for both, so a history that is read from it equals the one that was kept while the run trained.
     """
 
     step: int = 0  # the newest step
