@@ -2,7 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -328,3 +331,20 @@ def test_prompts_that_are_too_long_are_dropped_and_counted(capsys: pytest.Captur
     )  # fmt: skip
     assert code == 0
     assert "10 training prompts left out: longer than data.max_prompt_tokens" in output
+
+
+@pytest.mark.parametrize("arguments", [["options"], ["check", TINY, "--json"]])
+def test_a_full_disk_behind_the_output_is_one_line(arguments: list[str]):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "dapo", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: the output: No space left on device; name another place")
+
+
+def test_an_error_of_a_path_is_one_line_that_names_it(finished_run: Path, tmp_path: Path, capsys: Any):
+    (tmp_path / "file").write_text("")
+    code, _, err = run(capsys, "export", str(finished_run), str(tmp_path / "file" / "model"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert str(tmp_path / "file") in err

@@ -16,7 +16,7 @@ Overrides = Annotated[
     ),
 ]
 Changes = Annotated[
-    list[str] | None, Argument(metavar="KEY=VALUE", help="Options to change: optim.lr=1e-6. `dapo options` lists them.")
+    list[str] | None, Argument(metavar="KEY=VALUE", help="Options to change: train.seed=1. `dapo options` lists them.")
 ]
 Run = Annotated[Path, Argument(metavar="RUN_DIR", help="A run directory.")]
 NewRun = Annotated[Path | None, Option(help="The run directory to write; must not hold a run yet.")]

@@ -5,6 +5,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from types import TracebackType
@@ -40,6 +41,8 @@ app.add_typer(lists_app)
 
 CommandLineError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """The error that typer raises for an unknown option; typer exports no name for it."""
+OF_FILES = ("EACCES", "EPERM", "EROFS", "ENOSPC", "EDQUOT", "EISDIR", "ENOTDIR", "EEXIST", "ENAMETOOLONG")
+"""The errors that a user's path or disk causes, not dapo."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -51,14 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if not argument.isascii() and argument.encode(errors="ignore").decode() != argument:
                 raise ConfigError(f"the argument {argument!a} is not UTF-8")
         code = app(given, standalone_mode=False)
-    except OSError as error:
-        sys.excepthook = _print_traceback  # instead of typer's
-        # a name that is too long comes from the user
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        code = ConfigError.exit_code
-        text = f"{str(error.filename)[:60]}...: {error.strerror}"
-        _print_error(f"error: {text}\n", text, "ConfigError", code, given)
     except DapoError as error:
         text, code = mask_text(str(error)), error.exit_code
         _print_error(f"error: {text}\n" if code < 128 else f"{text}\n", text, type(error).__name__, code, given)
@@ -67,17 +62,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         error.show(typed)
         code = error.exit_code
         _print_error(mask_text(typed.getvalue()), mask_text(error.format_message()), "UsageError", code, given)
-    except Exception:
-        sys.excepthook = _print_traceback  # instead of typer's
-        raise
+    except Exception as error:
+        if not isinstance(error, OSError) or errno.errorcode.get(error.errno or 0) not in OF_FILES:
+            sys.excepthook = _print_traceback  # instead of typer's
+            raise
+        code, name = ConfigError.exit_code, str(error.filename or "the output")
+        name = name if len(name) < 200 else f"{name[:60]}..."
+        text = f"{name}: {error.strerror}; name another place, or make this one accessible with free space"
+        _print_error(f"error: {text}\n", text, "ConfigError", code, given)
     sys.exit(code or 0)
 
 
 def _print_error(shown: str, message: str, kind: str, code: int, given: Sequence[str]) -> None:
     """Print an error for a person and, with `--json`, for a program too."""
     print_text(shown, file=sys.stderr, end="")
-    if "--json" in given:
-        print_json({"error": message, "kind": kind, "exit_code": code})
+    with suppress(OSError):  # the output may be full
+        if "--json" in given:
+            print_json({"error": message, "kind": kind, "exit_code": code})
 
 
 def _format_warning(
