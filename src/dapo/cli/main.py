@@ -66,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not isinstance(error, OSError) or errno.errorcode.get(error.errno or 0) not in OF_FILES:
             sys.excepthook = _print_traceback  # instead of typer's
             raise
-        code, name = ConfigError.exit_code, str(error.filename or "the output")
-        name = name if len(name) < 200 else f"{name[:60]}..."
+        code, name = ConfigError.exit_code, str(error.filename or "the output")[:200]
         text = f"{name}: {error.strerror}; name another place, or make this one accessible with free space"
         _print_error(f"error: {text}\n", text, "ConfigError", code, given)
     sys.exit(code or 0)
