@@ -295,6 +295,7 @@ def test_a_reward_that_only_fails_ends_the_run_saved_and_says_why(
         TINY,
         *QUICK,
         "data.eval=null",
+        "train.eval_every=0",
         f"reward.verifier=my_rewards:{function}",
         "--run-dir",
         str(path),

@@ -14,7 +14,7 @@ from helpers.fork_server import ForkServer
 from helpers.paths import CONFIGS
 
 TINY = str(CONFIGS / "tiny.yaml")
-ONE_STEP = ["train.num_steps=1", "train.threads=1", "data.eval=null", "reward.workers=1"]
+ONE_STEP = ["train.num_steps=1", "train.threads=1", "data.eval=null", "train.eval_every=0", "reward.workers=1"]
 REWARDS = """
 def accuracy_reward(completions, solution, **kwargs):
     return [float(completion == right) + completion.count("1") for completion, right in zip(completions, solution)]

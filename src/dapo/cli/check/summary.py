@@ -102,7 +102,7 @@ def ignored_options(config: Config) -> Iterator[str]:
     """Describe each option that is set but has no effect, with the reason."""
     for name, info in options_of():
         condition = known_about(info).get("only_with")
-        if condition is None or not _is_set(config, name):
+        if condition is None or not _is_set(config, name) or not value_of(config, name):  # turned off: no contradiction
             continue
         other, _, wanted = condition.partition("=")
         value = value_of(config, other)
