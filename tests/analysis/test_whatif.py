@@ -213,6 +213,9 @@ def test_steps_that_are_gone_are_named(runs: dict[str, Path], tmp_path: Path) ->
         what_if(run, ["overlong.penalty=2"], steps="1")
     with pytest.raises(ConfigError, match="expected A:B"):
         what_if(run, [], steps="one")
+    (run / "rollouts/step_000002.parquet").unlink()
+    with pytest.raises(DataError, match="no judged responses of any step; stored: none"):
+        what_if(run, ["overlong.penalty=2"])
 
 
 def test_where_the_data_is_gone_the_columns_of_the_table_stand_in_for_it(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -239,6 +242,12 @@ def test_verifier_errors_are_counted_and_end_nothing(
     assert found["errors"]["new"][0]["responses"] == odd
     assert "odd level" in found["errors"]["new"][0]["error"]
     assert sum(row["responses"] for row in found["verdicts"] if row["to"] == "no verdict") == odd
+
+
+def test_a_verifier_that_gives_only_scores_has_no_accuracy(runs: dict[str, Path]) -> None:
+    found = what_if(runs["binary"], [f"reward.verifier={SHARE}"], steps="1")
+    assert found["total"]["old"]["accuracy"] is not None
+    assert found["total"]["new"]["accuracy"] is None
 
 
 def test_the_command_prints_for_a_person_and_as_one_json_object(

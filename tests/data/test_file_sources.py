@@ -80,6 +80,8 @@ def test_equal_copies_are_one_object_and_stay_rows(tmp_path):
             ", line 2: not valid JSON (Expecting ',' delimiter at column 16); "
             f"expected one object per line, like {EXAMPLE}",
         ),
+        (b'{"prompt": "a\tb"}\n', ", line 1: not valid JSON (Invalid control character at column 14); "
+         f"expected one object per line, like {EXAMPLE}"),
         (
             b"\n" + LINE + b'["q", "a"]\n',
             f", line 3: expected one object per line, like {EXAMPLE}, got a list",

@@ -249,6 +249,11 @@ def test_a_description_counts_copies_lengths_kinds_and_sources():
     assert summarize([7])["median"] == 7
 
 
+def test_texts_with_different_answers_are_counted():
+    rows = [problem("a", "1"), problem(" a ", "2"), problem("b", "1/2"), problem("b", "0.5"), problem("c", "1")]
+    assert describe_problems([*rows, rows[-1]])["conflicting_answers"] == 1
+
+
 def test_the_instruction_of_a_data_set_is_described():
     description = describe_problems([wrapped(question) for question in QUESTIONS])
     assert (description["instruction_before"], description["instruction_after"]) == (BEFORE, AFTER)

@@ -1,13 +1,19 @@
-"""An option that a resume changes lasts, and every reader knows which options were in force in which step."""
+"""An option that a resume changes lasts, or is refused; readers know which options were in force in which step."""
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+import dapo
 from dapo.analysis.compare import compare_runs
+from dapo.api.lifecycle import execute
 from dapo.cli.train import resume_run, start_run
 from dapo.core.errors import CheckpointError, ConfigError
+from dapo.runs.checkpoints import WEIGHTS_ONLY, require_optimizer_state, step_of
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import run_status
 from dapo.runs.stored_config import load_run_config
@@ -101,3 +107,55 @@ class TestReplaceConfig:
         run.replace_config("two", after=0)
         assert run.earlier_configs() == {}
         assert run.config.read_text() == "two"
+
+
+def test_a_preset_cannot_change_because_its_options_would_not(changed: Path):
+    before = (changed / "config.yaml").read_text()
+    for resume in (lambda: resume_run(changed, ["preset=grpo"]), lambda: dapo.resume(changed, preset="rloo")):
+        with pytest.raises(
+            ConfigError, match="preset cannot change in a resumed run: a run has a value for each option"
+        ):
+            resume()
+    assert (changed / "config.yaml").read_text() == before
+
+
+def test_a_run_that_has_not_finished_is_not_cut_to_fewer_steps_than_it_has(changed: Path, tmp_path: Path):
+    run = shutil.copytree(changed, tmp_path / "run")
+    (run / "summary.json").unlink(missing_ok=True)  # killed
+    with pytest.raises(ConfigError, match=r"train\.num_steps=1 is below step 3, which .* has reached; raise it"):
+        resume_run(run, ["train.num_steps=1"])
+    assert load_run_config(RunDirectory(run)).train.num_steps == 3
+
+
+def test_the_damage_of_the_newest_checkpoint_is_named_before_the_one_without_moments(tmp_path: Path):
+    older = tmp_path / "run" / "checkpoints" / "step_000010"
+    older.mkdir(parents=True)
+    (older / WEIGHTS_ONLY).touch()
+    with pytest.raises(CheckpointError) as found:
+        require_optimizer_state(older, ["step_000012 is damaged (a checksum)"])
+    assert str(found.value).startswith(f"step_000012 is damaged (a checksum), but {older} has its weights only")
+    assert "A run with train.keep_checkpoints=2 can be continued" in str(found.value)
+
+
+def test_a_closed_output_ends_a_run_which_is_saved_and_says_so(tmp_path: Path):
+    command = [sys.executable, "-m", "dapo", "train", "tiny", "train.num_steps=500", "--run-dir", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        while "2/500" not in process.stdout.readline():
+            assert process.poll() is None
+        process.stdout.close()
+        message = process.stderr.read().strip()
+    expected = "the output was closed, so training ends here; dapo resume RUN continues it"
+    assert (process.returncode, message) == (1, f"error: {expected}")
+    assert RunDirectory(tmp_path / "run").exit_reason() == f"DapoError: {expected}"
+    checkpoint = RunDirectory(tmp_path / "run").checkpoints.latest(warn=pytest.fail)
+    assert checkpoint is not None
+    assert step_of(checkpoint) == metrics(tmp_path / "run")[-1]["step"]
+
+
+def test_the_summary_names_an_error_that_is_no_users_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(execute.SCHEDULES, "sync", lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        start_run(tiny(), run_dir=tmp_path / "run", config_name="tiny")
+    assert RunDirectory(tmp_path / "run").exit_reason() == "ZeroDivisionError: division by zero"

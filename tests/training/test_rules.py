@@ -99,6 +99,7 @@ FAULTS: list[tuple[str, dict[str, float | None], dict[str, float | None], dict[s
     ("equal_rewards", {FLAT: 0.8, "reward/accuracy": None}, {FLAT: 0.75},
      {"dynamic_sampling__enabled": "false"}),
     ("verifier_errors", {"rollout/verifier_errors": 3}, {"rollout/verifier_errors": 2}, {}),  # of 40
+    ("verifier_errors", {"audit/errors": 2, "audit/responses": 16}, {"audit/errors": 1, "audit/responses": 20}, {}),
     ("truncation", {"rollout/truncated_fraction": 0.51}, {"rollout/truncated_fraction": 0.5}, {}),
     ("length_explosion", {"rollout/response_tokens_mean": 40.0},
      {"rollout/response_tokens_mean": 40.0, "reward/accuracy": 0.56}, {}),
@@ -301,6 +302,18 @@ def test_a_longer_time_limit_is_proposed_only_where_calls_last_as_long():
     at_once = finding("verifier_errors", errors | {"time/verifier_call_s": 0.01})
     assert at_once.change == ()
     assert at_once.one_line().endswith("; dapo reward test shows what the verifier says")
+
+
+def test_an_audit_that_fails_is_a_finding_unless_it_judged_a_few_responses():
+    failed: dict[str, float | None] = {"audit/errors": 16, "audit/responses": 16}
+    audit = finding("verifier_errors", failed)
+    assert (audit.severity, audit.change) == ("error", ())
+    assert "100% of the audited responses have no verdict of audit.verifier" in audit.one_line()
+    assert found({"audit/errors": 0.4, "audit/responses": 0.4}) == []  # two in the window
+    assert (
+        "of the responses have no verdict, and train nothing"
+        in finding("verifier_errors", failed | {"rollout/verifier_errors": 8}).cause
+    )
 
 
 def test_skipped_updates_name_the_loss_or_the_limit_that_skips_them():

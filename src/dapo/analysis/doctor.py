@@ -122,7 +122,7 @@ def _with_responses(case: DiagnosedFinding, rule: Rule, tables: Mapping[int, Pat
             read += 1
             if rule.response(row):
                 problems[row["problem_id"]] += 1
-                errors.update([row["error"]] if row["error"] else [])
+                errors.update(filter(None, [row["error"] or row.get("audit_error")]))
                 example = example or shorten(one_line(row["response"]), _SHOWN_CHARS, keep="end")
         if read >= MAX_ROWS:
             break

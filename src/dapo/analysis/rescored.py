@@ -42,7 +42,7 @@ class _ScoreTotals:
     decided: int = 0
     kept: int = 0
     rewards: list[float] = field(default_factory=list)
-    correct: list[bool] = field(default_factory=list)
+    correct: list[bool | None] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
     def add(self, group: Group, outcome: Outcome) -> None:
@@ -53,7 +53,7 @@ class _ScoreTotals:
         self.decided += 1
         self.kept += outcome == "trained"
         self.rewards += [reward for reward in group.rewards if reward is not None]
-        self.correct += [v.correct is True for v in group.verdicts if v.error is None]
+        self.correct += [v.correct for v in group.verdicts if v.error is None]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -61,7 +61,7 @@ class _ScoreTotals:
             "kept": self.kept,
             "keep_rate": self.kept / self.decided if self.decided else None,
             "reward_mean": fmean(self.rewards) if self.rewards else None,
-            "accuracy": fmean(self.correct) if self.correct else None,
+            "accuracy": None if set(self.correct) <= {None} else fmean(each is True for each in self.correct),
             "verifier_errors": sum(self.errors.values()),
         }
 

@@ -215,7 +215,7 @@ def _chosen_steps(directory: RunDirectory, text: str) -> tuple[list[int], list[i
     logged = metrics_by_step(directory.metrics)
     chosen = [step for step in stored if low <= step <= end]
     if not chosen:
-        raise no_responses(directory, f"steps {text}")
+        raise no_responses(directory, "any step" if text == ":" else f"steps {text}")
     return chosen, [step for step in sorted(logged) if max(low, 1) <= step <= end and step not in stored]
 
 

@@ -97,7 +97,7 @@ class CollectedBatch:
         changed: list[Sample] = []
         for samples in self._by_group():
             given = [sample.reward for sample in samples]
-            found = try_call(partial(_numbers, function, given))
+            found = try_call(partial(lambda rewards: list(map(float, function(list(rewards)))), given))
             if isinstance(found, Failure):
                 raise DataError(f"advantages: the function {found.reason} for the rewards {given}")
             if len(found) != len(given) or not all(abs(value) <= MAX_SCORE for value in found):
@@ -151,10 +151,6 @@ def _rewards(group: Group) -> str:
 def _html_row(tag: str, cells: Sequence[str]) -> str:
     style = ' style="text-align: left; vertical-align: top"'
     return f"<tr>{''.join(f'<{tag}{style}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-
-def _numbers(function: Advantages, rewards: list[float]) -> list[float]:
-    return [float(value) for value in function(list(rewards))]
 
 
 def _question(group: Group, chars: int) -> str:

@@ -24,8 +24,8 @@ LINES = 10  # the latest ones that stay visible
 class PythonDisplay(ProgressDisplay):
     """The display of `dapo train`, whose messages name Python calls."""
 
-    def message(self, text: str) -> None:
-        super().message(in_python(text))
+    def message(self, text: str, *, cut: bool = False) -> None:
+        super().message(in_python(text), cut=cut)
 
 
 def display_class() -> Callable[..., Display]:

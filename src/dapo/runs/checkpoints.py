@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,8 +131,7 @@ class Checkpoints:
 
     def newest_step(self) -> int | None:
         """Return the step of the newest checkpoint, whole or not; None if there is none."""
-        saved = numbered(self.folder)
-        return step_of(saved[-1]) if saved else None
+        return max(map(step_of, numbered(self.folder)), default=None)
 
     def find(self, step: int) -> Path:
         """Find the checkpoint of a step. Raises CheckpointError if it is missing or damaged."""
@@ -157,14 +156,14 @@ def has_weights_only(checkpoint: Path) -> bool:
     return (checkpoint / WEIGHTS_ONLY).is_file()
 
 
-def require_optimizer_state(checkpoint: Path) -> None:
-    """Raise CheckpointError if training cannot continue from a checkpoint."""
+def require_optimizer_state(checkpoint: Path, damage: Sequence[str] = ()) -> None:
+    """Raise CheckpointError if training cannot continue from a checkpoint; `damage` describes the newer ones."""
     if has_weights_only(checkpoint):
-        run = shlex.quote(str(checkpoint.parents[1]))
+        run, newer = shlex.quote(str(checkpoint.parents[1])), "".join(f"{each}, but " for each in damage)
         raise CheckpointError(
-            f"{checkpoint} has its weights only, which can be evaluated and exported; to train on from them, export "
-            f"them (dapo export {run} my-model --step {step_of(checkpoint)}) and start a new run with model=my-model. "
-            "A run with train.keep_checkpoints=1 can be continued after its end"
+            f"{newer}{checkpoint} has its weights only, which can be evaluated and exported; to train on from "
+            f"them, export them (dapo export {run} my-model --step {step_of(checkpoint)}) and start a new run with "
+            f"model=my-model. A run with train.keep_checkpoints={1 + len(damage)} can be continued after its end"
         )
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from dapo.core.errors import DapoError
 from dapo.core.terminal import UNSAFE, print_text, printable
 from dapo.core.text import excerpt, with_interval
 from dapo.runs.metric_table import PHASES, metric_of
@@ -138,7 +140,7 @@ class ProgressDisplay:
             metrics = {**metrics, "time/step_s": training_seconds(metrics)}
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
             width = None if self._live is None else self._live.console.width
-            self._print(step_line(step, self._num_steps, metrics, self._seconds_left(), width=width), cut=True)
+            self.message(step_line(step, self._num_steps, metrics, self._seconds_left(), width=width), cut=True)
         if evaluation:
             self.message(evaluation)
 
@@ -148,20 +150,21 @@ class ProgressDisplay:
             _append_finite(self._accuracies, metrics.get("reward/accuracy"))
             self._time_left.add(metrics, timed=False)
 
-    def message(self, text: str) -> None:
-        """Print a message; on a terminal it appears above the live display."""
-        self._print(text)
-
     def close(self) -> None:
         """Stop, and leave the last state without its phase on the terminal; a second call does nothing."""
         self._phase = None
         if self._live is not None:
             self._live.stop()
 
-    def _print(self, text: str, *, cut: bool = False) -> None:
-        """Print a text; a terminal that is too narrow wraps it, or cuts it if `cut` is set."""
+    def message(self, text: str, *, cut: bool = False) -> None:
+        """Print a text, above a live display; a terminal that is too narrow wraps it, or cuts it if `cut` is set."""
         if self._live is None:
-            print_text(text, file=self._stream)
+            try:
+                print_text(text, file=self._stream)
+            except BrokenPipeError:
+                with open(os.devnull, "wb") as nowhere:  # for later messages, and the flush as the process ends
+                    os.dup2(nowhere.fileno(), self._stream.fileno())
+                raise DapoError("the output was closed, so training ends here; dapo resume RUN continues it") from None
         else:
             self._live.console.print(text, no_wrap=cut, overflow="ellipsis" if cut else None)
 

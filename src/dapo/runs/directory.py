@@ -6,7 +6,7 @@ import os
 import shlex
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -197,16 +197,13 @@ class RunDirectory:
 
         None if no process holds the lock. A process that is about to lock the run waits a moment.
         """
-        try:
-            with open_no_link(self._lock, "rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    numbers = [int(line) if line.isdigit() else None for line in file.read(_LOCK_BYTES).split()]
-                    process, num_steps = (*numbers, None, None)[:2]
-                    return process, num_steps
-        except OSError:  # usually because it is missing
-            pass
+        with suppress(OSError), open_no_link(self._lock, "rb") as file:  # usually it is missing
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                numbers = [int(line) if line.isdigit() else None for line in file.read(_LOCK_BYTES).split()]
+                process, num_steps = (*numbers, None, None)[:2]
+                return process, num_steps
         return None
 
     def drop_old_rollouts(self, step: int, keep: int) -> None:

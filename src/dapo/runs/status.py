@@ -123,10 +123,8 @@ def _ended(reason: str | None) -> State:
     match reason:
         case "finished" | "solved":
             return reason
-        case None:
-            return "stopped"
         case _:
-            return "stopped" if reason.startswith("interrupted") else "failed"
+            return "stopped" if reason is None or reason.startswith("interrupted") else "failed"
 
 
 def _read_summary(run: RunDirectory) -> dict[str, Any] | None:

@@ -35,7 +35,6 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = (), *, step: i
     file = run.config if step is None else run.config_of(step)
     own, made_in = load_config(file), manifest_entry(run, "run_dir")
     started_in = _started_in(run)
-    folder = started_in if started_in is not None and started_in.is_dir() else None
     add_code_folder(run.path / CODE_FOLDER)
     there = []
     for key, path in own.data.paths.items():
@@ -45,8 +44,8 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = (), *, step: i
             found = moved if moved.is_file() else found
         if found.is_file():
             there.append(f"{key}={json.dumps(str(found))}")
-    if folder is not None and (folder / own.model.name).is_dir():
-        there.append(f"model.name={json.dumps(str(folder / own.model.name))}")
+    if started_in is not None and (started_in / own.model.name).is_dir():
+        there.append(f"model.name={json.dumps(str(started_in / own.model.name))}")
     return load_config(file, [*there, *without_old_options(overrides)])
 
 

@@ -81,6 +81,7 @@ def plan_fork(parent: RunDirectory, step: int, overrides: Sequence[str] = (), *,
         seed = keyed_seed(config.train.seed, "branch", branch) % SEEDS
         config = config.changed("train", seed=seed)
     changed = {name: (old, new) for name, (old, new) in option_differences(before, config).items()}
+    require_same_preset(before, config, "a fork")
     _require_possible(config, changed, step)
     origin = Fork(str(parent.path.resolve()), step, branch, crc32_of(file), changed)
     return ForkPlan(parent, checkpoint, config, origin)
@@ -119,6 +120,13 @@ def default_fork_path(parent: RunDirectory, step: int, now: datetime) -> Path:
     return path.with_name(f"{path.name}-step{step}-{now:%Y%m%d-%H%M%S}")
 
 
+def require_same_preset(before: Config, after: Config, where: str) -> None:
+    """Raise ConfigError for another preset, whose options would not come with its name."""
+    if after.preset != before.preset:
+        why = "a run has a value for each option; change those that differ, or start a new run with model=RUN"
+        raise ConfigError(f"preset cannot change in {where}: {why}")
+
+
 def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> None:
     """Raise ConfigError for a change that a checkpoint does not allow, and if no step is left to train."""
     for name in changed:
@@ -127,8 +135,6 @@ def _require_possible(config: Config, changed: Mapping[str, Any], step: int) -> 
                 f"{name} cannot change in a fork: the checkpoint holds this model's weights and its tokenizer's ids; "
                 "start a new run with dapo train"
             )
-        if name == "preset":
-            raise ConfigError("preset cannot change in a fork: a run has a value for each option; change these")
     if config.train.num_steps <= step:
         raise ConfigError(
             f"the fork begins after step {step}, and train.num_steps={config.train.num_steps} leaves nothing to train; "

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dapo.config import Config, DataConfig, RewardConfig, ScoreThresholdsConfig
+from dapo.config.data_spec import kinds
 from dapo.config.load import resolve_auto_verifier
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError, RewardError
 from dapo.core.loading import load_callable, require_package
 from dapo.core.text import did_you_mean
+from dapo.data.prepare.stats import conflicting_answers
 from dapo.data.problems import load_problems
 from dapo.data.sources.builtin import Split
 from dapo.rewards.combine import RewardSpec
@@ -42,6 +44,11 @@ def load_rows(
     where = f"data.{split}"
     require_columns(rows, needed_columns, where=where)
     warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
+    if reward.reads_answer and (conflicts := conflicting_answers(rows)):
+        warnings.append(
+            f"{where}: {conflicts:,} prompts occur with different answers, so a row rewards what another refuses; dapo "
+            "data dedupe keeps the answer of most rows"
+        )
     return rows, [*warnings, *_unrequested_markers(data, rows, reward, where)]
 
 
@@ -85,6 +92,12 @@ def open_judge(
     """
     if run_dir is not None:
         require_new_run(run_dir, prepared=prepared)
+    for option, source in (("data.train", config.data.train_source), ("data.eval", config.data.eval_source)):
+        if source is not None and "environment" in kinds(source) and not config.plays_episodes:
+            raise ConfigError(
+                f"{option}=environment: expected environment.name, whose environment gives the prompts, got none; set "
+                f"environment.name=my_games:Game, or name problems in {option}"
+            )
     if not elsewhere:
         _require_packages(config)
         _require_model(config.model.name)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from dapo.config import Config, dump_config
-from dapo.core.errors import CheckpointError, ConfigError, DapoError, DataError, TrainerLost
+from dapo.core.errors import CheckpointError, ConfigError, DataError, TrainerLost
+from dapo.core.secrets import mask_text
 from dapo.policy.checkpoint import copy_weights
 from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers, require_new
 from dapo.policy.lora import export_adapter, saved_weights
@@ -36,6 +37,7 @@ from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
 from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
 from dapo.training.checkpointing import is_logged, read_state, restore
+from dapo.training.fork import require_same_preset
 from dapo.training.preflight import open_judge
 from dapo.training.signals import END_AT_ONCE, Interrupted, InterruptHandler, StepListener, signals_as_requests
 from dapo.training.state import Run
@@ -141,20 +143,22 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
     is left for the change.
     """
     directory = RunDirectory.open(path)
-    config = resolve_auto(load_run_config(directory, overrides))
-    with ExitStack() as stack:
-        stack.enter_context(disk_errors_as_storage_error())
-        stack.enter_context(directory.lock(config.train.num_steps))
-        checkpoint = directory.checkpoints.latest(warn=lambda _: None)
+    own, config = load_run_config(directory), resolve_auto(load_run_config(directory, overrides))
+    require_same_preset(own, config, "a resumed run")
+    with ExitStack() as stack, disk_errors_as_storage_error(), directory.lock(config.train.num_steps):
+        damage: list[str] = []
+        checkpoint = directory.checkpoints.latest(warn=damage.append)
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
-            finished = Finished(resolve_auto(load_run_config(directory)), directory, step_of(checkpoint))
+            finished = Finished(resolve_auto(own), directory, step_of(checkpoint))
             if config != finished.config:
-                require_optimizer_state(checkpoint)
+                require_optimizer_state(checkpoint, damage)
                 raise ConfigError(f"{path} has no step left for a change of its options; add {finished.extension}")
             yield finished
             return
         if checkpoint:
-            require_optimizer_state(checkpoint)
+            require_optimizer_state(checkpoint, damage)
+            if (steps := config.train.num_steps) < (step := step_of(checkpoint)):
+                raise ConfigError(f"train.num_steps={steps} is below step {step}, which {path} has reached; raise it")
         with with_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
@@ -211,8 +215,8 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
     config, inputs, judge, directory = ready.config, ready.inputs, ready.judge, ready.directory
     checkpoint = truncate_after_checkpoint(config, directory, callbacks.warn)
     step = step_of(checkpoint) if checkpoint else 0
-    train = config.train
-    display = callbacks.open_display(train.num_steps, first_step=step + 1, token_budget=train.token_budget)
+    steps, tokens = config.train.num_steps, config.train.token_budget
+    display = callbacks.open_display(steps, first_step=step + 1, token_budget=tokens)
     with ExitStack() as stack:
         stop = stack.enter_context(signals_as_requests(on_second=callbacks.on_second_interrupt))
         listeners = [StepListener(stop, call) for call in callbacks.on_step]
@@ -253,11 +257,8 @@ def summary_written(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
         yield
         run.stop.check_listeners()  # a failure in the last step, after which no step checks
         reason = "solved" if run.is_solved else "finished"
-    except Interrupted as error:
-        reason = f"interrupted: {error}"
-        raise
-    except DapoError as error:
-        reason = f"{type(error).__name__}: {error}"
+    except Exception as error:
+        reason = f"{'interrupted' if isinstance(error, Interrupted) else type(error).__name__}: {mask_text(str(error))}"
         raise
     finally:
         gc.unfreeze()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dapo.algo.chance import measured_chances
-from dapo.data.prepare.normalize import ANSWER_TYPES, answer_type, find_instruction_template
+from dapo.data.prepare.normalize import ANSWER_TYPES, answer_key, answer_type, find_instruction_template
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import prompt_text
 from dapo.types import Problem
@@ -51,6 +51,7 @@ def describe_problems(problems: Sequence[Problem], *, tokens: Mapping[str, int] 
         "distinct": len(unique),
         "copies": len(problems) - len(unique),
         "max_copies": max(copies for _, copies in unique),
+        "conflicting_answers": conflicting_answers(problems),
         "prompt_characters": summarize([len(text) for text in texts]),
         "prompt_tokens": None if tokens is None else summarize([tokens[problem.id] for problem, _ in unique]),
         "instruction_before": " ".join(template.prefixes[0]) if template.prefixes else None,
@@ -58,6 +59,14 @@ def describe_problems(problems: Sequence[Problem], *, tokens: Mapping[str, int] 
         "answer_types": {kind: types[kind] for kind in (*ANSWER_TYPES, "none")},
         "sources": dict(Counter(problem.source for problem in problems).most_common()),
     }
+
+
+def conflicting_answers(problems: Sequence[Problem]) -> int:
+    """The number of texts whose copies have different answers; equivalent ones are no conflict."""
+    answers: dict[str, set[str]] = {}
+    for problem, _ in unique_problems(problems):
+        answers.setdefault(prompt_text(problem.prompt), set()).add(problem.answer)
+    return sum(len(set(map(answer_key, each))) > 1 for each in answers.values() if len(each) > 1)
 
 
 def summarize(values: Sequence[int]) -> dict[str, float]:

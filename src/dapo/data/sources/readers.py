@@ -134,7 +134,7 @@ def _json(text: str, where: str, expected: str, *, is_whole_file: bool = False) 
     except json.JSONDecodeError as error:
         where += f", line {error.lineno}" * is_whole_file
         advice = "; one object per line is .jsonl" if is_whole_file and error.msg == "Extra data" else ""
-        reason = f"not valid JSON ({error.msg} at column {error.colno}{advice})"
+        reason = f"not valid JSON ({error.msg.removesuffix(' at')} at column {error.colno}{advice})"
         raise DataError(f"{where}: {reason}; {expected}") from None
     except DuplicateKey as error:
         raise DataError(f"{where}: the key {error} occurs twice in one object; remove one of them") from None

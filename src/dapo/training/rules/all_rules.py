@@ -1,6 +1,7 @@
 """All rules, and the findings of a run. docs/doctor.md explains each rule, its threshold and the threshold's source."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,14 @@ def _is_audit_gap(row: Row) -> bool:
     return bool(score > audit_score)
 
 
+def _has_many_answers(row: Row) -> bool:
+    return has_many_answers(row["response"])
+
+
+def _lacks_verdict(row: Row) -> bool:
+    return (row["error"] or row.get("audit_error")) is not None
+
+
 def _is_all_wrong(row: Row) -> bool:
     """Whether a response belongs to a group that is all wrong; where every group trains, its advantage is 0."""
     return row["outcome"] == "all_wrong" or (row["correct"] is False and row["advantage"] == 0)
@@ -34,50 +43,34 @@ def _is_looping(row: Row) -> bool:
     return bool(looping([last_turn(row["response_ids"], ranges_of(row))], [row["finish"]])[0])
 
 
+def _episode(row: Row) -> Row:
+    found = json.loads(row.get("episode") or "{}")
+    return found if isinstance(found, dict) else {}
+
+
+_STARVED: tuple[tuple[str, Callable[[Row], bool]], ...] = (
+    ("too_easy", lambda row: row["outcome"] == "all_correct"),
+    ("equal_rewards", lambda row: not row["advantage"]),
+    ("filtered", lambda row: row["outcome"] == "filtered"),
+)
 RULES = (
     Rule("audit_gap", "error", outcome_rules.audit_gap, _is_audit_gap),
     Rule("overfit", "error", outcome_rules.overfit),
-    Rule("verifier_errors", "error", sampling_rules.verifier_errors, lambda row: row["error"] is not None),
-    Rule("environment_errors", "error", outcome_rules.environment_errors, outcome_rules.has_environment_error),
+    Rule("verifier_errors", "error", sampling_rules.verifier_errors, _lacks_verdict),
+    Rule("environment_errors", "error", outcome_rules.environment_errors, lambda row: bool(_episode(row).get("error"))),
     Rule("skipped_updates", "error", update_rules.skipped_updates),
     Rule("sampler_gap", "error", update_rules.sampler_gap),
     Rule("lr_too_high", "error", update_rules.lr_too_high),
     Rule("entropy_collapse", "error", update_rules.entropy_collapse, needs_rewards=True),
     Rule("entropy_explosion", "error", update_rules.entropy_explosion),
-    Rule(
-        "many_answers",
-        "error",
-        sampling_rules.many_answers,
-        lambda row: has_many_answers(row["response"]),
-        needs_rewards=True,
-    ),
+    Rule("many_answers", "error", sampling_rules.many_answers, _has_many_answers, needs_rewards=True),
     Rule("too_hard", "warning", sampling_rules.too_hard, _is_all_wrong, needs_rewards=True),
-    Rule(
-        "too_easy",
-        "warning",
-        partial(starvation, name="too_easy"),
-        lambda row: row["outcome"] == "all_correct",
-        needs_rewards=True,
-    ),
-    Rule(
-        "equal_rewards",
-        "warning",
-        partial(starvation, name="equal_rewards"),
-        lambda row: not row["advantage"],
-        needs_rewards=True,
-    ),
-    Rule(
-        "filtered",
-        "warning",
-        partial(starvation, name="filtered"),
-        lambda row: row["outcome"] == "filtered",
-        needs_rewards=True,
-    ),
+    *(Rule(name, "warning", partial(starvation, name=name), shows, needs_rewards=True) for name, shows in _STARVED),
     Rule("one_problem", "warning", sampling_rules.one_problem, lambda row: row["outcome"] == "trained"),
     Rule("truncation", "warning", sampling_rules.truncation, lambda row: row["finish"] == "length"),
-    Rule("episodes_cut", "warning", outcome_rules.episodes_cut, outcome_rules.is_cut),
-    Rule("no_tool_calls", "warning", outcome_rules.no_tool_calls, outcome_rules.calls_no_tool),
-    Rule("tool_errors", "warning", outcome_rules.tool_errors, outcome_rules.has_tool_error),
+    Rule("episodes_cut", "warning", outcome_rules.episodes_cut, lambda row: bool(_episode(row).get("is_cut"))),
+    Rule("no_tool_calls", "warning", outcome_rules.no_tool_calls, lambda row: _episode(row).get("tool_calls") == 0),
+    Rule("tool_errors", "warning", outcome_rules.tool_errors, lambda row: bool(_episode(row).get("tool_errors"))),
     Rule("length_explosion", "warning", sampling_rules.length_explosion, lambda row: row["finish"] != "aborted"),
     Rule("repeated_text", "warning", sampling_rules.repeated_text, _is_looping),
     Rule("gradient_spike", "warning", update_rules.gradient_spike),

@@ -2,12 +2,12 @@
 
 import json
 import shlex
-from collections.abc import Mapping
 from typing import Any
 
 from dapo.config import Config
 from dapo.training.rules.finding import Symptom
 from dapo.training.rules.history import AUDIT_GAP, GAIN, LONG, MIN_STEPS, MetricHistory
+from dapo.training.rules.sampling_rules import decided
 
 AUDIT_EVIDENCE = 20.0
 """The evidence for a gap that a run without one reaches with a probability of at most 1 in 20, over all its steps."""
@@ -96,7 +96,7 @@ def slow_verifier(history: MetricHistory, config: Config) -> Symptom | None:
 
 def environment_errors(history: MetricHistory, config: Config) -> Symptom | None:
     """The environment fails in many episodes."""
-    errors, episodes = history.total("rollout/environment_errors"), _episodes(history, config)
+    errors, episodes = history.total("rollout/environment_errors"), decided(history) * config.rollout.group_size
     if history.steps < MIN_STEPS or errors <= ENVIRONMENT_ERRORS * episodes:
         return None
     return Symptom(
@@ -151,36 +151,6 @@ def tool_errors(history: MetricHistory, config: Config) -> Symptom | None:
     )
 
 
-def is_cut(row: Mapping[str, Any]) -> bool:
-    """Whether the environment did not end the episode in a row of the rollout table."""
-    return bool(_episode(row).get("is_cut"))
-
-
-def has_environment_error(row: Mapping[str, Any]) -> bool:
-    """Whether the environment failed in the episode in a row."""
-    return _episode(row).get("error") is not None
-
-
-def has_tool_error(row: Mapping[str, Any]) -> bool:
-    """Whether a tool call of the episode in a row failed."""
-    return bool(_episode(row).get("tool_errors"))
-
-
-def calls_no_tool(row: Mapping[str, Any]) -> bool:
-    """Whether the episode in a row calls no tool."""
-    return _episode(row).get("tool_calls") == 0
-
-
-def _episode(row: Mapping[str, Any]) -> dict[str, Any]:
-    found = json.loads(row.get("episode") or "{}")
-    return found if isinstance(found, dict) else {}
-
-
-def _episodes(history: MetricHistory, config: Config) -> float:
-    undecided = history.total("rollout/groups_excess", "rollout/groups_aborted")
-    return (history.total("rollout/groups_generated") - undecided) * config.rollout.group_size
-
-
 def too_stale(history: MetricHistory, config: Config) -> Symptom | None:
     """The policy has moved too far since the tokens were sampled."""
     over = history.mean("loss/engine_weight_truncated_fraction")
@@ -202,28 +172,29 @@ def too_stale(history: MetricHistory, config: Config) -> Symptom | None:
 
 def idle_engine(history: MetricHistory, config: Config) -> Symptom | None:
     """The engine waits for the trainer."""
-    share = _share_of_step(history, "time/engine_idle_s")
-    if not _is_async(history, config) or share <= IDLE:
-        return None
-    return Symptom(
-        f"the engine has nothing to sample for {share:.0%} of a step: the updates take longer than the next batch",
-        history.means("time/engine_idle_s", "time/trainer_idle_s", "time/step_s"),
-        advice="give the trainer what the engine does not use: GPUs (distributed.trainer_ranks) or fewer engines and "
-        "more threads",
+    advice = (
+        "give the trainer what the engine does not use: GPUs (distributed.trainer_ranks) or fewer engines and more "
     )
+    cause = "the engine has nothing to sample for {:.0%} of a step: the updates take longer than the next batch"
+    return _idle(history, config, "time/engine_idle_s", cause, advice=f"{advice}threads")
 
 
 def idle_trainer(history: MetricHistory, config: Config) -> Symptom | None:
     """The trainer waits for its batch."""
-    share = _share_of_step(history, "time/trainer_idle_s")
+    change = f"rollout.engines={2 * max(1, config.rollout.engines)}"
+    cause = "the trainer waits for its batch for {:.0%} of a step: sampling takes longer than the updates"
+    advice = "more hardware belongs to the engines"
+    return _idle(history, config, "time/trainer_idle_s", cause, change=(change,), advice=advice)
+
+
+def _idle(history: MetricHistory, config: Config, name: str, cause: str, **remedy: Any) -> Symptom | None:
+    """The symptom where the seconds in a metric are above IDLE of the steps' seconds without those of evaluations."""
+    seconds = history.total("time/step_s") - history.total("time/evaluate_s")
+    share = history.total(name) / seconds if seconds > 0 else 0.0
     if not _is_async(history, config) or share <= IDLE:
         return None
-    return Symptom(
-        f"the trainer waits for its batch for {share:.0%} of a step: sampling takes longer than the updates",
-        history.means("time/trainer_idle_s", "time/engine_idle_s", "time/step_s"),
-        (f"rollout.engines={2 * max(1, config.rollout.engines)}",),
-        advice="more hardware belongs to the engines",
-    )
+    idle = history.means("time/engine_idle_s", "time/trainer_idle_s", "time/step_s")
+    return Symptom(cause.format(share), idle, **remedy)
 
 
 def stale_work(history: MetricHistory, config: Config) -> Symptom | None:
@@ -242,9 +213,3 @@ def stale_work(history: MetricHistory, config: Config) -> Symptom | None:
 
 def _is_async(history: MetricHistory, config: Config) -> bool:
     return config.samples_ahead and len(history.window()) >= MIN_STEPS
-
-
-def _share_of_step(history: MetricHistory, name: str) -> float:
-    """The fraction of the steps' seconds, without those of evaluations."""
-    seconds = history.total("time/step_s") - history.total("time/evaluate_s")
-    return history.total(name) / seconds if seconds > 0 else 0.0

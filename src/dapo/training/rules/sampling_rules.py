@@ -7,6 +7,7 @@ from dapo.training.rules.history import GAIN, LONG, MIN_KEEP_RATE, MIN_STEPS, Me
 
 MIN_GROUPS = 32  # judged groups that are enough for a keep rate, however few their steps
 ERROR_RATE = 0.05  # the fraction of responses without a verdict above which a run warns
+FEW_ERRORS = 2  # failures of an audit, in all the window's steps, that say nothing: it may judge a few responses
 TRUNCATED = 0.5  # the fraction of responses that end at the limit of tokens above which a run warns
 LENGTH_GROWTH = 2.0  # the growth since the first steps that is an explosion, unless accuracy grew as well
 LOOPS = 0.1  # the fraction of responses that end in a loop above which a run warns
@@ -28,7 +29,7 @@ def too_hard(history: MetricHistory, config: Config) -> Symptom | None:
 
 def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
     """Wrong responses alone teach nothing of a task, whatever else the reward scores."""
-    keep_rate, groups, steps = signal_rate(history, config), round(_decided(history)), len(history.window())
+    keep_rate, groups, steps = signal_rate(history, config), round(decided(history)), len(history.window())
     is_sure = not keep_rate or steps >= MIN_STEPS or groups >= MIN_GROUPS
     if any(history.values("reward/accuracy", LONG)) or history.mean("reward/accuracy") is None or not is_sure:
         return None
@@ -51,7 +52,7 @@ def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
 def starvation(history: MetricHistory, config: Config, name: str) -> Symptom | None:
     """Few groups carry a signal, mostly for the reason that the rule `name` stands for."""
     keep_rate = signal_rate(history, config)
-    is_sure = not keep_rate or len(history.window()) >= MIN_STEPS or _decided(history) >= MIN_GROUPS
+    is_sure = not keep_rate or len(history.window()) >= MIN_STEPS or decided(history) >= MIN_GROUPS
     if keep_rate is None or keep_rate >= MIN_KEEP_RATE or not is_sure:
         return None
     if _starvation_cause(history, config) != name or _is_cut_off(history, config, name):
@@ -117,13 +118,14 @@ def _sampling_change(config: Config) -> tuple[str, ...]:
 
 def signal_rate(history: MetricHistory, config: Config) -> float | None:
     """The fraction of judged groups with an advantage other than 0; None before the first."""
-    decided, flat = _decided(history), history.total("rollout/zero_advantage_fraction") / max(1, len(history.window()))
+    judged, flat = decided(history), history.total("rollout/zero_advantage_fraction") / max(1, len(history.window()))
     if not config.dynamic_sampling.enabled and history.window():
         return 1 - flat
-    return (1 - flat) * history.total("rollout/groups_trained") / decided if decided else None
+    return (1 - flat) * history.total("rollout/groups_trained") / judged if judged else None
 
 
-def _decided(history: MetricHistory) -> float:
+def decided(history: MetricHistory) -> float:
+    """The number of groups whose responses were judged and not given up."""
     return history.total("rollout/groups_generated") - history.total("rollout/groups_excess", "rollout/groups_aborted")
 
 
@@ -146,23 +148,35 @@ def _starvation_cause(history: MetricHistory, config: Config) -> str:
 
 def _error_rate(history: MetricHistory, config: Config, *, but: str | None = None) -> float:
     """The fraction of responses without a verdict, less those that the metric `but` counts."""
-    responses = _decided(history) * config.rollout.group_size
+    responses = decided(history) * config.rollout.group_size
     errors = history.total("rollout/verifier_errors") - (history.total(but) if but else 0.0)
     return errors / responses if responses else 0.0
 
 
 def verifier_errors(history: MetricHistory, config: Config) -> Symptom | None:
-    """Many responses have no verdict."""
+    """Many responses have no verdict of the reward, or many audited ones none of the audit."""
     rate = _error_rate(history, config, but="rollout/environment_errors")  # these have a rule of their own
     per_call, limit = history.mean("time/verifier_call_s"), config.reward.timeout_s
     if rate <= ERROR_RATE or len(history.window()) < MIN_STEPS:
-        return None
+        return _audit_errors(history)
     may_time_out = per_call is None or per_call >= rate * limit / 2  # calls that end at the limit last that long
     return Symptom(
         f"{rate:.0%} of the responses have no verdict, and train nothing: the verifier fails on them",
         history.means("rollout/verifier_errors", "time/verifier_call_s"),
         (f"reward.timeout_s={2 * limit:g}",) if may_time_out else (),
         advice="dapo reward test shows what the verifier says",
+    )
+
+
+def _audit_errors(history: MetricHistory) -> Symptom | None:
+    errors, responses = history.total("audit/errors"), history.total("audit/responses")
+    if not responses or errors <= max(ERROR_RATE * responses, FEW_ERRORS) or history.steps < MIN_STEPS:
+        return None
+    return Symptom(
+        f"{errors / responses:.0%} of the audited responses have no verdict of audit.verifier, and audit/gap leaves "
+        "them out: the audit fails on them",
+        history.means("audit/errors", "audit/responses"),
+        advice="correct audit.verifier: rollouts/*.parquet has the reasons in the column audit_error",
     )
 
 

@@ -1,0 +1,32 @@
+"""What a run checks before it reads the model: refusals and warnings."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dapo.core.errors import ConfigError
+from dapo.training.preflight import load_rows, open_judge
+from helpers.commands import run as command
+from helpers.tiny_runs import tiny
+
+
+@pytest.mark.parametrize("option", ["data.train", "data.eval"])
+def test_problems_of_an_environment_need_one(option: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=f"^{option}=environment: expected environment.name"),
+        open_judge(tiny(f"{option}=environment")),
+    ):
+        pass
+
+
+def test_prompts_with_different_answers_are_counted_in_a_warning(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i % 4}+1=", "answer": str(i)} for i in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = tiny(f"data.train={tmp_path / 'rows.jsonl'}", "reward.verifier=exact")
+    (warning,) = load_rows(config.data, config.reward, "train")[1]
+    assert warning.startswith("data.train: 4 prompts occur with different answers")
+
+
+def test_check_refuses_as_training_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected environment.name" in command(capsys, "check", "tiny", "data.train=environment")[2]
