@@ -48,7 +48,7 @@ def _episode(row: Row) -> Row:
     return found if isinstance(found, dict) else {}
 
 
-_STARVED: tuple[tuple[str, Callable[[Row], bool]], ...] = (
+_FEW_SIGNALS: tuple[tuple[str, Callable[[Row], bool]], ...] = (
     ("too_easy", lambda row: row["outcome"] == "all_correct"),
     ("equal_rewards", lambda row: not row["advantage"]),
     ("filtered", lambda row: row["outcome"] == "filtered"),
@@ -65,7 +65,7 @@ RULES = (
     Rule("entropy_explosion", "error", update_rules.entropy_explosion),
     Rule("many_answers", "error", sampling_rules.many_answers, _has_many_answers, needs_rewards=True),
     Rule("too_hard", "warning", sampling_rules.too_hard, _is_all_wrong, needs_rewards=True),
-    *(Rule(name, "warning", partial(starvation, name=name), shows, needs_rewards=True) for name, shows in _STARVED),
+    *(Rule(name, "warning", partial(starvation, name=name), shows, needs_rewards=True) for name, shows in _FEW_SIGNALS),
     Rule("one_problem", "warning", sampling_rules.one_problem, lambda row: row["outcome"] == "trained"),
     Rule("truncation", "warning", sampling_rules.truncation, lambda row: row["finish"] == "length"),
     Rule("episodes_cut", "warning", outcome_rules.episodes_cut, lambda row: bool(_episode(row).get("is_cut"))),
