@@ -349,20 +349,3 @@ def test_an_error_of_a_path_is_one_line_that_names_it(finished_run: Path, tmp_pa
     code, _, err = run(capsys, "export", str(finished_run), str(tmp_path / "file" / "model"))
     assert (code, err.count("\n")) == (2, 1)
     assert str(tmp_path / "file") in err
-
-
-def test_training_says_which_of_the_set_options_have_no_effect(tmp_path: Path, capsys: Any):
-    code, _, err = run(
-        capsys,
-        "train",
-        TINY,
-        *QUICK,
-        "max_staleness=3",
-        "loss.reference=tiny-random",
-        "--run-dir",
-        str(tmp_path / "run"),
-    )
-    assert code == 0
-    assert "warning: no effect: max_staleness: schedule is sync\n" in err
-    assert "warning: no effect: loss.reference: needs loss.kl_coef above 0\n" in err
-    assert err.count("no effect") == 2

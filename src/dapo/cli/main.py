@@ -66,8 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not isinstance(error, OSError) or errno.errorcode.get(error.errno or 0) not in OF_FILES:
             sys.excepthook = _print_traceback  # instead of typer's
             raise
-        code, name = ConfigError.exit_code, str(error.filename or "the output")[:200]
+        code, name = ConfigError.exit_code, str(error.filename or "the output")
         text = f"{name}: {error.strerror}; name another place, or make this one accessible with free space"
+        text = text if error.errno != errno.ENAMETOOLONG else f"{name[:60]}...: {error.strerror}"
         _print_error(f"error: {text}\n", text, "ConfigError", code, given)
     sys.exit(code or 0)
 

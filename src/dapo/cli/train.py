@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from dapo.api.lifecycle import execute
-from dapo.cli.check.summary import ignored_options
 from dapo.cli.formatting import size
 from dapo.config import Config
 from dapo.core.terminal import print_json, print_text, stdout_to_stderr, warn
@@ -24,7 +23,6 @@ from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.fork import create_fork, default_fork_path, plan_fork
 from dapo.training.preflight import open_judge
 
-SOURCES = ("loss.reference:", "data.demonstrations:", "max_staleness:")  # without effect another method trains
 SHOWN_SAMPLES = 3  # problems whose responses before and after training the final report shows
 
 
@@ -41,9 +39,6 @@ def start_run(
     When a trainer rank is lost, the run returns to its last checkpoint, at most `max_restarts` times. `judge` is the
     result of `open_judge` for this configuration and directory; without one, it is opened here.
     """
-    for line in ignored_options(config):
-        if line.startswith(SOURCES):
-            warn(f"no effect: {line}")
     path = run_dir or default_run_path(config_name, datetime.now())
     with execute.new_run(config, path, command=sys.argv, judge=judge) as ready:
         execute.run_training(ready, execute.RunCallbacks(warn), max_restarts=max_restarts)
