@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -97,7 +96,7 @@ class CollectedBatch:
         changed: list[Sample] = []
         for samples in self._by_group():
             given = [sample.reward for sample in samples]
-            found = try_call(partial(lambda rewards: list(map(float, function(list(rewards)))), given))
+            found = try_call(lambda: [float(value) for value in function(list(given))])  # noqa: B023  (called at once)
             if isinstance(found, Failure):
                 raise DataError(f"advantages: the function {found.reason} for the rewards {given}")
             if len(found) != len(given) or not all(abs(value) <= MAX_SCORE for value in found):

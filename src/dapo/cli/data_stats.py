@@ -143,6 +143,8 @@ def _print_description(result: Mapping[str, Any]) -> None:
     table.add_row("rows", f"{result['rows']:,}")
     table.add_row("distinct problems", f"{result['distinct']:,}")
     table.add_row("copies", f"{result['copies']:,} (at most {result['max_copies']:,} rows per problem)")
+    if conflicts := result["conflicting_answers"]:
+        table.add_row("different answers", f"{conflicts:,} texts (dapo data dedupe keeps the majority's, or none)")
     for name in ("prompt_characters", "prompt_tokens"):
         if (summary := result[name]) is not None:
             table.add_row(name.replace("_", ", "), ", ".join(f"{key} {value:,.0f}" for key, value in summary.items()))

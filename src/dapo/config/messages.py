@@ -26,7 +26,8 @@ def format_validation_errors(error: ValidationError) -> Iterator[str]:
         branch = detail["loc"][-1] if detail["loc"] else None
         parts = [str(part) for part in detail["loc"] if part not in _BRANCHES]
         # a union reports each of its branches: one line for the option is enough
-        option, got = ".".join(parts), detail.get("input")
+        option = ".".join(parts)
+        got = detail.get("input")
         shown = quoted(got)
         # a union's branch for mappings reports the fault inside
         is_other_union_branch = detail["type"] == "string_type" and branch == "str" and isinstance(got, Mapping)

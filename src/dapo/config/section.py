@@ -44,7 +44,8 @@ def reject_bool(value: object) -> object:
 
 
 MAX_COUNT = 10**9  # largest count; options that cost memory, processes or threads have lower limits
-MAX_SECONDS, MAX_PROCESSES = 1e6, 4096
+MAX_SECONDS = 1e6
+MAX_PROCESSES = 4096
 
 Int: TypeAlias = Annotated[int, BeforeValidator(reject_bool), Field(le=MAX_COUNT)]
 Float: TypeAlias = Annotated[float, BeforeValidator(reject_bool)]

@@ -14,7 +14,8 @@ from dapo.core.secrets import mask_text
 
 RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
 _CONNECT_S, _MAX_BACKOFF_S = 10.0, 30.0
-_MAX_ANSWER_BYTES, _SHOWN_CHARS = 1 << 24, 200
+_MAX_ANSWER_BYTES = 1 << 24
+_SHOWN_CHARS = 200
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 

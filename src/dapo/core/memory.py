@@ -11,7 +11,9 @@ from contextlib import contextmanager
 
 from dapo.core.errors import OutOfMemory
 
-M_TRIM_THRESHOLD, M_MMAP_MAX, LARGEST = -1, -4, 2**31 - 1
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+LARGEST = 2**31 - 1
 
 VARIABLES = ("MALLOC_", "GLIBC_TUNABLES")
 """Prefixes of the environment variables that configure the allocator."""

@@ -15,7 +15,8 @@ from dapo.engines.engine import RolloutEngine, WeightSource
 from dapo.types import Generation, GenerationRequest
 
 T = TypeVar("T")
-STALL_S, _STALL_POLLS = 1800.0, 1000
+STALL_S = 1800.0
+_STALL_POLLS = 1000
 # rounding in float32 may put a probability slightly above 1
 _LOGPROB_TOLERANCE = 1e-3
 

@@ -98,7 +98,8 @@ class PolicyCore:
             recompute_layers(self._model)
             if self.critic is not None:
                 recompute_layers(self.critic.model)
-        self._optimizer, self._copy = self._make_optimizer(), StateCopy()
+        self._optimizer = self._make_optimizer()
+        self._copy = StateCopy()
 
     @property
     def skipped_in_a_row(self) -> int:

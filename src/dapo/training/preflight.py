@@ -46,8 +46,8 @@ def load_rows(
     warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
     if reward.reads_answer and (conflicts := conflicting_answers(rows)):
         warnings.append(
-            f"{where}: {conflicts:,} prompts occur with different answers, so a row rewards what another refuses; dapo "
-            "data dedupe keeps the answer of most rows"
+            f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another refuses; dapo data "
+            "dedupe keeps the answer of most rows, and none without a majority"
         )
     return rows, [*warnings, *_unrequested_markers(data, rows, reward, where)]
 
@@ -93,7 +93,7 @@ def open_judge(
     if run_dir is not None:
         require_new_run(run_dir, prepared=prepared)
     for option, source in (("data.train", config.data.train_source), ("data.eval", config.data.eval_source)):
-        if source is not None and "environment" in kinds(source) and not config.plays_episodes:
+        if source is not None and "environment" in kinds(source) and config.environment.name is None:
             raise ConfigError(
                 f"{option}=environment: expected environment.name, whose environment gives the prompts, got none; set "
                 f"environment.name=my_games:Game, or name problems in {option}"

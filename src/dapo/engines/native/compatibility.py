@@ -21,7 +21,8 @@ from dapo.engines.native.model_kernels import ModelKernels, model_kernels_for
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 MULTIMODAL = ("vision_config", "audio_config", "text_config")
-PROMPT_LENGTHS, DECODE_STEPS = (5, 11), 4
+PROMPT_LENGTHS = (5, 11)
+DECODE_STEPS = 4
 MIN_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.02, torch.float16: 0.02}
 """Differences of logits, relative to their spread, that are always allowed; a wrong mask or scale gives 0.1 to 2."""
 ROUNDING_FACTOR = 4
