@@ -223,9 +223,12 @@ PAPER = {
     ],
 )
 def test_vllms_own_classes_take_the_papers_layout_as_it_is_meant(
-    overrides: list[str], expected: dict[str, object], tmp_path: Path
+    overrides: list[str], expected: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The launcher `local` finds a GPU for each trainer rank, which an engine's rank shares."""
     config = paper_config(tmp_path, *overrides)
+    gpus = [str(gpu) for gpu in range(config.distributed.trainer_ranks)]
+    monkeypatch.setattr(f"{engine_specs.__module__}.visible_gpus", lambda: gpus)
     spec = engine_specs(config, NODES)[0]
     arguments = engine_arguments(spec.options["options"], str(tmp_path), on_cpu=False)
     command = [sys.executable, "-P", "-m", "helpers.vllm_config_on_cuda", str(tmp_path), json.dumps(dict(arguments))]
