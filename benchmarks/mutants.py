@@ -36,6 +36,11 @@ TABLE = Path(__file__).with_name("mutants.toml")
 COPIED = ("src", "tests", "benchmarks", "evidence", "examples", "configs", "docs", "pyproject.toml", "setup.py")
 COPIED += ("mkdocs.yml", "MANIFEST.in", "Makefile", "README.md", "CHANGELOG.md", "LICENSE")
 TIMEOUT_S = 600
+_STRING = r"""[rbf]{0,2}"(?:[^"\\\n]|\\.)*"|[rbf]{0,2}'(?:[^'\\\n]|\\.)*'"""
+_SYMBOL = re.compile(rf"{_STRING}|\w+|\s+|.", re.IGNORECASE)
+_SPACE = r"\s|#[^\n]*\n"
+_OPENING = "([{"
+_CLOSING = ")]}"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -45,7 +50,7 @@ class Mutant:
 
     name: str
     file: str  # below src/dapo, or below src where it names another package
-    old: str  # stands in the file exactly once
+    old: str  # stands in the file exactly once, in any layout
     new: str
     tests: tuple[str, ...]  # below tests/: files, or single tests of a slow one
 
@@ -61,12 +66,36 @@ class Mutant:
         """
         path = self.path(root)
         text = path.read_text(encoding="utf-8")
-        if (count := text.count(self.old)) != 1:
+        places = list(code_pattern(self.old).finditer(text))
+        if len(places) != 1:
             raise ValueError(
-                f"{self.name}: {self.old!r} stands {count} times in {path.relative_to(root)}; expected once"
+                f"{self.name}: {self.old!r} stands {len(places)} times in {path.relative_to(root)}; expected once"
             )
-        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
+        start, end = places[0].span()
+        path.write_text(text[:start] + self.new + text[end:], encoding="utf-8")
         return text
+
+
+def code_pattern(code: str) -> re.Pattern[str]:
+    """A pattern that finds a piece of code however a formatter has laid it out.
+
+    Between two symbols may stand spaces, line ends and comments where the piece has a space, and behind an opening or
+    before a closing bracket; a comma may precede a closing bracket. Strings are matched to the character.
+    """
+    inner = code.strip()
+    start = code.index(inner)
+    parts = [re.escape(code[:start])]
+    for symbol in _SYMBOL.findall(inner):
+        if symbol.isspace():
+            parts.append(f"(?:{_SPACE})+")
+        elif symbol in _OPENING:
+            parts.append(f"{re.escape(symbol)}(?:{_SPACE})*")
+        elif symbol in _CLOSING:
+            parts.append(f"(?:{_SPACE})*,?(?:{_SPACE})*{re.escape(symbol)}")
+        else:
+            parts.append(re.escape(symbol))
+    parts.append(re.escape(code[start + len(inner) :]))
+    return re.compile("".join(parts))
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,22 @@ def test_a_mistake_whose_text_is_gone_is_named(tmp_path: Path):
             mutants.Mutant("swap", "x.py", old, "b = 1", ("t",)).apply(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "y = f(a, b=[1, 2])",
+        "y = f(\n    a,\n    b=[1, 2],\n)",
+        "y = f(\n    a,  # why\n    b=[\n        1,\n        2,\n    ],\n)",
+    ],
+)
+def test_a_mistake_is_made_in_any_layout_of_the_code(tmp_path: Path, text: str):
+    (tmp_path / "src" / "dapo").mkdir(parents=True)
+    path = tmp_path / "src" / "dapo" / "x.py"
+    path.write_text(f"x = 1\n{text}\nz = 'f(a,b=[1,2])'\n")
+    mutants.Mutant("swap", "x.py", "f(a, b=[1, 2])", "g()", ("t",)).apply(tmp_path)
+    assert path.read_text() == "x = 1\ny = g()\nz = 'f(a,b=[1,2])'\n"
+
+
 def test_a_piece_leaves_out_what_its_file_holds_and_begins_nothing_after_its_time(tmp_path: Path):
     table = mutants.read_mutants()
     path = tmp_path / "outcomes.jsonl"
