@@ -30,7 +30,6 @@ import sys
 from dapo.cli.main import main
 for command in (
     "status .", "doctor .", "report . --output {out}/page.html", "explain . --step 1", "compare . .",
-    "whatif . --gradient",
     "data stats .", "export . {out}/model", "eval . --samples-per-problem 1", "eval --compare . .",
     "fork . --step 1 --run-dir {out}/fork", "submit . --dry-run", "resume . train.num_steps=3",
 ):

@@ -30,7 +30,6 @@ _TOKEN_COLUMNS = {"response_ids": "i", "engine_logprobs": "f"}
 """The columns with a number per token, with the array type codes that engines use."""
 _TokenRows: TypeAlias = Mapping[tuple[int, int], list[Sequence[Any]]]
 """The per-token columns of each response, by group and index of the response."""
-_REPLACED_CHARACTER = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -224,16 +223,6 @@ def _prompt_candidates(stored: StoredGroup, encoder: PromptEncoder) -> Iterator[
     with suppress(DataError):  # a problem that has only the stored text may not fit the template
         yield encoder.encode(stored.group.problem)
     yield encoder.encode_rendered(stored.prompt)
-
-
-def with_exact_texts(stored: StoredGroup, encoder: PromptEncoder) -> StoredGroup:
-    """The group with the texts that its verifier read; a table has U+FFFD for bytes that are no UTF-8."""
-    if not any(_REPLACED_CHARACTER in text for text in stored.group.texts):
-        return stored
-    pairs = zip(stored.group.texts, stored.group.generations, strict=True)
-    # the text of an episode is none of its tokens alone
-    texts = tuple(text if each.sampled else encoder.decode(each.token_ids) for text, each in pairs)
-    return replace(stored, group=replace(stored.group, texts=texts))
 
 
 def local_encoder(config: Config) -> PromptEncoder | None:

@@ -1,4 +1,4 @@
-"""The commands that read runs: view, report, compare, explain, whatif, doctor, ablate."""
+"""The commands that read runs: view, report, compare, explain, doctor, ablate."""
 
 import webbrowser
 from pathlib import Path
@@ -95,24 +95,6 @@ def explain_command(
         trust_runs(trust, run_dir)
     with damage_of(run_dir):
         explain(run_dir, step, group, replay=not no_replay, as_json=as_json)
-
-
-@commands.command("whatif", group=COMPARE)
-def whatif_command(
-    run_dir: Run,
-    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE")] = None,
-    steps: Annotated[str, Option(metavar="A:B")] = ":",
-    gradient: Annotated[bool, Option("--gradient")] = False,
-    trust: Trust = False,
-    as_json: AsJson = False,
-) -> None:
-    """Judge and filter a run's responses again with changed options."""
-    from dapo.cli.whatif import whatif
-
-    with stdout_to_stderr(as_json):
-        trust_runs(trust, run_dir)
-    with damage_of(run_dir):
-        whatif(run_dir, overrides or [], steps=steps, gradient=gradient, as_json=as_json)
 
 
 @commands.command(group=INSPECT)

@@ -1,13 +1,12 @@
 """`dapo compare`: prints the comparison of runs as tables, or as JSON."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.table import Column, Table
 
-from dapo.analysis.branch_variance import BranchVariance, branch_variances
 from dapo.analysis.compare import Comparison, HeldOut, compare_runs
 from dapo.cli.formatting import TITLE, number, option_text, ruled_table
 from dapo.core.terminal import print_json, printable
@@ -23,21 +22,16 @@ UNITS = {"reward": "reward", "accuracy": "accuracy, %", "entropy": "entropy, nat
 
 
 def print_comparisons(paths: Sequence[Path], *, by_step: bool, as_json: bool) -> None:
-    """Compare the first run with each other run, and branches with each other; print tables, or one JSON object."""
+    """Compare the first run with each other run; print tables, or one JSON object."""
     compared = [compare_runs(paths[0], other) for other in paths[1:]]
-    branches = branch_variances(paths)
     if as_json:
-        found = {"comparisons": [asdict(each) for each in compared], "branches": [asdict(each) for each in branches]}
-        print_json(found)
+        print_json({"comparisons": [asdict(comparison) for comparison in compared]})
         return
     console = SafeConsole()
     if len(compared) == 1:
         _print_pair(console, compared[0], by_step=by_step)
     else:
         console.print(_overview(compared))
-    for group in branches:
-        for line in _describe(group):
-            console.print(line, soft_wrap=True)
 
 
 def _print_pair(console: SafeConsole, found: Comparison, *, by_step: bool) -> None:
@@ -142,22 +136,6 @@ def _overview(compared: Sequence[Comparison]) -> Table:
             cells = [accuracy, *_interval(difference, "accuracy"), _ratio(difference)]
         table.add_row(printable(each.b.path), f"step {each.equal_up_to}", *cells)
     return table
-
-
-def _describe(group: BranchVariance) -> Iterator[str]:
-    options = ", ".join(f"{name}={option_text(value)}" for name, value in group.options.items()) or "no option changed"
-    interval = "" if group.low is None else f" (95 % interval {group.low:.1%} to {group.high:.1%})"
-    yield printable(
-        f"\n{len(group.runs)} branches of {group.parent} at step {group.step}, {options}: accuracy {group.mean:.1%} on "
-        f"average{interval}, standard deviation {100 * group.deviation:.1f} points between seeds"
-    )
-    if group.change is not None:
-        ratio, (difference, interval) = _ratio(group.change), _interval(group.change, "accuracy")
-        yield (
-            f"  minus the first group, paired by branch: {difference} points"
-            f"{f' (95 % interval {interval})' if interval else ''} over {group.change['pairs']} branches"
-            f"{f'; {RATIO} {ratio}' if ratio else ''}"
-        )
 
 
 def _interval(found: Mapping[str, Any], name: str) -> tuple[str, str]:
