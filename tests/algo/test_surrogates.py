@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import engine_weights, over_responses, policy_loss
+from dapo.algo.loss import Responses, engine_weights, over_responses, policy_loss
 from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
 
-RESPONSES = torch.tensor([0, 1, 1, 0, 2, 1, 0])
+OF_TOKENS = torch.tensor([0, 1, 1, 0, 2, 1, 0])
+RESPONSES = Responses.of(OF_TOKENS)
 MASK = torch.tensor([True, True, True, True, True, False, True])
 ADVANTAGES = torch.tensor([1.5, -0.5, -0.5, 1.5, 0.7, -0.5, 1.5], dtype=torch.float64)
 WEIGHTS = torch.linspace(0.1, 0.7, 7, dtype=torch.float64)
@@ -43,7 +44,7 @@ def test_gspo_takes_one_ratio_for_each_response_and_clips_it_as_a_whole() -> Non
     logprobs = OLD + LOG_RATIOS
     s = {0: math.exp((0.05 - 0.11 + 0.02) / 3), 1: math.exp((-0.3 + 0.1) / 2), 2: math.exp(0.4)}
     surrogate = {0: 1.5 * s[0], 1: -0.5 * s[1], 2: 0.7 * 1.2}  # the third is clipped at 1 + 0.2
-    expected = -sum(float(w) * surrogate[int(r)] for w, r, m in zip(WEIGHTS, RESPONSES, MASK, strict=True) if m)
+    expected = -sum(float(w) * surrogate[int(r)] for w, r, m in zip(WEIGHTS, OF_TOKENS, MASK, strict=True) if m)
     assert float(gspo(logprobs)) == pytest.approx(expected, rel=1e-12)
     found = gradient(gspo, logprobs)
     assert not found[[4, 5]].any()  # clipped as a whole, and masked
@@ -59,7 +60,7 @@ def test_gspo_takes_one_ratio_for_each_response_and_clips_it_as_a_whole() -> Non
 
 def test_gspo_with_sequence_weights_is_the_papers_mean_over_responses() -> None:
     lengths = {0: 3, 1: 2, 2: 1}
-    weights = torch.tensor([1 / (3 * lengths[int(r)]) for r in RESPONSES], dtype=torch.float64)
+    weights = torch.tensor([1 / (3 * lengths[int(r)]) for r in OF_TOKENS], dtype=torch.float64)
     logprobs = OLD + LOG_RATIOS
     loss, _ = gspo_loss(logprobs, OLD, ADVANTAGES, MASK, weights, RESPONSES, clip_low=0.2, clip_high=0.2)
     s = [math.exp(-0.04 / 3), math.exp(-0.1), 1.2]
@@ -70,7 +71,7 @@ def test_gspo_gives_a_token_of_weight_zero_no_gradient_and_the_others_their_own(
     one, mask = torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.bool)
     weights = torch.tensor([0.25, 0.0, 0.25, 0.25], dtype=torch.float64)
     leaf = (-one).requires_grad_()
-    loss, _ = gspo_loss(leaf, -one, one, mask, weights, torch.zeros(4, dtype=torch.int64), clip_low=0.2, clip_high=0.2)
+    loss, _ = gspo_loss(leaf, -one, one, mask, weights, Responses.of(torch.zeros(4, dtype=torch.int64)), clip_low=0.2, clip_high=0.2)
     assert torch.autograd.grad(loss, leaf)[0].tolist() == [-0.25, 0.0, -0.25, -0.25]
     assert float(loss.detach()) == -0.75
 
@@ -154,7 +155,7 @@ def test_engine_weights_by_token_and_by_response_truncated_and_masked() -> None:
     engine = OLD - LOG_RATIOS
     by_token = [math.exp(x) if m else 1.0 for x, m in zip(LOG_RATIOS.tolist(), MASK.tolist(), strict=True)]
     product = {0: math.exp(-0.04), 1: math.exp(-0.2), 2: math.exp(0.4)}
-    by_response = [product[int(r)] if m else 1.0 for r, m in zip(RESPONSES, MASK, strict=True)]
+    by_response = [product[int(r)] if m else 1.0 for r, m in zip(OF_TOKENS, MASK, strict=True)]
 
     def weights(**options: object) -> list[float]:
         return engine_weights(OLD, engine, MASK, **{"cap": 1.2, **options}).tolist()  # type: ignore[arg-type]
@@ -176,7 +177,7 @@ def test_responses_ratio_weights_are_unbiased_where_nothing_is_bounded() -> None
         for b in range(3):
             logs = torch.stack([old[0, a], old[1, b]]), torch.stack([engine[0, a], engine[1, b]])
             every = torch.ones(2, dtype=torch.bool)
-            u = engine_weights(*logs, every, cap=1e9, responses=torch.zeros(2, dtype=torch.int64))
+            u = engine_weights(*logs, every, cap=1e9, responses=Responses.of(torch.zeros(2, dtype=torch.int64)))
             assert float(u[0]) == float(u[1])
             value = (a + 1) * (b + 2) ** 2
             total += float(logs[1].sum().exp()) * float(u[0]) * value

@@ -19,7 +19,14 @@ from dapo.algo.advantages import group_advantages
 from dapo.algo.estimator_table import ESTIMATORS
 from dapo.algo.gae import generalized_advantages, value_loss, whiten
 from dapo.algo.kl import kl_gradient, kl_penalty, token_kl
-from dapo.algo.loss import aggregation_weights, clip_bounds, clipped_gradient, engine_weights, policy_loss
+from dapo.algo.loss import (
+    Responses,
+    aggregation_weights,
+    clip_bounds,
+    clipped_gradient,
+    engine_weights,
+    policy_loss,
+)
 from dapo.algo.overlong import overlong_penalty
 from dapo.algo.sampling import is_informative
 from dapo.algo.surrogates import cispo_loss, gspo_loss, sapo_loss
@@ -66,12 +73,15 @@ def packed(inputs: Case, *names: str) -> Iterator[Tensor]:
     for name in names:
         if name == "mask":
             yield torch.tensor([token for row in mask for token in row])
-        elif name == "responses":
-            yield torch.tensor([i for i, row in enumerate(mask) for _ in row])
         elif isinstance(inputs[name][0], list):
             yield numbers([token for row in inputs[name] for token in row])
         else:
             yield numbers([inputs[name][i] for i, row in enumerate(mask) for _ in row])
+
+
+def responses_of(inputs: Case) -> Responses:
+    lengths = torch.tensor([len(row) for row in inputs["mask"]])
+    return Responses.of(torch.arange(len(lengths)).repeat_interleave(lengths))
 
 
 def padded(values: list[list[Any]], filling: Any) -> Tensor:
@@ -112,7 +122,7 @@ def of_surrogates(inputs: Case, parameters: Case) -> Found:
     now, *rest = packed(inputs, *LOSS)
     now.requires_grad_()
     if parameters["surrogate"] == "gspo":
-        loss, _ = gspo_loss(now, *rest, *packed(inputs, "responses"), **bounds)
+        loss, _ = gspo_loss(now, *rest, responses_of(inputs), **bounds)
     else:
         loss, _ = {"cispo": cispo_loss, "sapo": sapo_loss}[parameters["surrogate"]](now, *rest, **bounds)
     (gradient,) = torch.autograd.grad(loss, now)
@@ -130,10 +140,11 @@ def of_corrected_loss(inputs: Case, parameters: Case) -> Found:
         kl_coef=parameters["kl_coef"],
         **bounds,
     )
-    names = (*LOSS, "engine_logprobs", "responses", *(["reference_logprobs"] if config.has_kl_term else []))
+    names = (*LOSS, "engine_logprobs", *(["reference_logprobs"] if config.has_kl_term else []))
     tokens = {name.removesuffix("_logprobs"): of for name, of in zip(names, packed(inputs, *names), strict=True)}
     logprobs = tokens.pop("logprobs")
-    gradient, _, _ = objective_gradient(logprobs, gradient_terms(tokens, config), config)
+    terms = gradient_terms(tokens, config, responses_of(inputs), logprobs)
+    gradient = objective_gradient(logprobs, terms, config).by_logprob
     assert not gradient[~tokens["mask"]].any()
     return {"gradient": rows_of(gradient, inputs["mask"])}
 
@@ -290,14 +301,14 @@ def of_aggregation_weights(inputs: Case, parameters: Case) -> Found:
 
 
 def of_importance_weights(inputs: Case, parameters: Case) -> Found:
-    old, engine, mask, responses = packed(inputs, "old_logprobs", "engine_logprobs", "mask", "responses")
+    old, engine, mask = packed(inputs, "old_logprobs", "engine_logprobs", "mask")
     found = engine_weights(
         old,
         engine,
         mask,
         cap=parameters["cap"],
         over_cap=parameters["over_cap"],
-        responses=responses if parameters["ratio"] == "sequence" else None,
+        responses=responses_of(inputs) if parameters["ratio"] == "sequence" else None,
     )
     return {"weights": rows_of(found, inputs["mask"])}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dapo.algo.loss import policy_loss
+from dapo.algo.loss import Responses, policy_loss
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import LossConfig
 from dapo.policy import objective
@@ -50,11 +50,12 @@ def results(objective: ModuleType, surrogate: str) -> tuple[list[float], float, 
         "advantages": ADVANTAGES,
         "mask": torch.ones(5, dtype=torch.bool),
         "weights": torch.full_like(old, 0.2),
-        "responses": torch.arange(5),
     }
     logprobs = old + LOG_RATIOS
-    gradient, _, _ = objective.objective_gradient(logprobs, objective.gradient_terms(tokens, config), config)
-    sums = objective.objective_sums(logprobs, torch.zeros_like(old), tokens, config)
+    responses = Responses.of(torch.arange(5))
+    terms = objective.gradient_terms(tokens, config, responses, logprobs)
+    gradient = objective.objective_gradient(logprobs, terms, config).by_logprob
+    sums = objective.objective_sums(logprobs, torch.zeros_like(old), terms, config, responses=responses)
     counts = {name.removeprefix("clipped_"): float(sums[name]) for name in sums if name.startswith("clipped_")}
     return gradient.tolist(), float(sums["loss"]), {name: counts[name] for name in counts if "prob" not in name}
 
@@ -124,9 +125,11 @@ def packed(**changed: torch.Tensor) -> dict[str, torch.Tensor]:
 def trained(name: str, tokens: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
     """The gradient that trains, and the logged sums."""
     config = LossConfig(surrogate=name)
-    rest = {key: value for key, value in tokens.items() if key != "logprobs"}
-    gradient, _, _ = objective.objective_gradient(tokens["logprobs"], objective.gradient_terms(rest, config), config)
-    sums = objective.objective_sums(tokens["logprobs"], torch.zeros(len(gradient)), rest, config)
+    rest = {key: value for key, value in tokens.items() if key not in ("logprobs", "responses")}
+    responses, logprobs = Responses.of(tokens["responses"]), tokens["logprobs"]
+    terms = objective.gradient_terms(rest, config, responses, logprobs)
+    gradient = objective.objective_gradient(logprobs, terms, config).by_logprob
+    sums = objective.objective_sums(logprobs, torch.zeros(len(gradient)), terms, config, responses=responses)
     return gradient, {key: float(value) for key, value in sums.items()}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dapo.algo.kl import token_kl
-from dapo.algo.loss import aggregation_weights
+from dapo.algo.loss import Responses, aggregation_weights
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import LossConfig
 from dapo.policy import objective
@@ -35,6 +35,7 @@ TERMS: list[dict[str, Any]] = [
 ]
 LENGTHS = (3, 5, 1, 4, 2, 6)
 GROUPS = (0, 0, 1, 1, 2, 2)
+RESPONSES = Responses.of(torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS)))
 
 
 def ignores_weights(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor) -> Any:
@@ -60,7 +61,6 @@ def packed(aggregate: str, *, is_on_policy: bool, seed: int = 0) -> tuple[Tensor
         "advantages": torch.randn(len(LENGTHS), dtype=torch.float64, generator=generator)[responses],
         "weights": weights[responses],
         "mask": mask,
-        "responses": responses,
         "engine": near(0.25),
         "reference": near(0.3),
     }
@@ -81,20 +81,19 @@ def test_no_term_of_the_loss_differentiates_a_token_of_weight_zero(
         logprobs, tokens = packed(aggregate, is_on_policy=is_on_policy, seed=seed)
         if not config.has_kl_term:
             del tokens["reference"]
-        corrected, _ = objective.corrected_weights(tokens.get("old", logprobs), tokens, config)
+        known = objective.gradient_terms(tokens, config, RESPONSES, logprobs)
+        corrected, _ = objective.corrected_weights(known.get("old", logprobs), known, config)
         is_zero = ~tokens["mask"] | (corrected == 0)
         assert is_zero.any()
         masked_by_correction += int((is_zero & tokens["mask"] & (tokens["weights"] > 0)).sum())
-        by_logprob, by_entropy, _ = objective.objective_gradient(
-            logprobs, objective.gradient_terms(tokens, config), config, custom
-        )
+        by_logprob, by_entropy, *_ = objective.objective_gradient(logprobs, known, config, custom)
         assert not by_logprob[is_zero].any()
         assert by_logprob[~is_zero].any() == (not is_zero.all())
         assert (by_entropy is None) == (config.entropy_coef == 0)
         if by_entropy is not None:
             assert not by_entropy[is_zero].any()
             torch.testing.assert_close(by_entropy, torch.where(is_zero, 0.0, -0.1 * corrected))
-        sums = objective.objective_sums(logprobs, torch.zeros_like(logprobs), tokens, config)
+        sums = objective.objective_sums(logprobs, torch.zeros_like(logprobs), known, config, responses=RESPONSES)
         if config.has_kl_term:
             estimates = token_kl(logprobs, tokens["reference"], tokens["mask"], estimator=config.kl_estimator)
             assert float(sums["kl"]) == pytest.approx(float((corrected * estimates)[tokens["mask"]].sum()))
@@ -113,8 +112,8 @@ def test_the_weight_of_a_token_multiplies_its_gradient_and_no_other(
         del tokens["reference"]
 
     def gradient(weights: Tensor) -> Tensor:
-        terms_of_tokens = objective.gradient_terms({**tokens, "weights": weights}, config)
-        return objective.objective_gradient(logprobs, terms_of_tokens, config)[0]
+        terms_of_tokens = objective.gradient_terms({**tokens, "weights": weights}, config, RESPONSES, logprobs)
+        return objective.objective_gradient(logprobs, terms_of_tokens, config).by_logprob
 
     before = gradient(tokens["weights"])
     at = int(before.abs().argmax())

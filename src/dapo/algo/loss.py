@@ -6,6 +6,7 @@ with SUM, never with a mean).
 """
 
 import math
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
@@ -15,6 +16,21 @@ LOG_RATIO_BOUND = 20.0
 
 OverCap: TypeAlias = Literal["truncate", "mask"]
 Aggregate: TypeAlias = Literal["token", "group", "sequence", "constant"]
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The response of each packed token, for quantities of whole responses: every token of each must be in the call."""
+
+    index: Tensor
+    """`[T]` integers from 0 to R - 1: the response of each token."""
+    lengths: tuple[int, ...]
+    """The number of tokens of each of the R responses, also of tokens that do not train; their sum is T."""
+
+    @classmethod
+    def of(cls, index: Tensor) -> "Responses":
+        """The responses of whole ones' tokens, counted by `index`. It waits for the device."""
+        return cls(index, tuple(torch.bincount(index).tolist()))
 
 
 def clip_bounds(
@@ -137,7 +153,7 @@ def engine_weights(
     *,
     cap: float,
     over_cap: OverCap = "truncate",
-    responses: Tensor | None = None,
+    responses: Responses | None = None,
 ) -> Tensor:
     """Importance sampling from the engine's distribution to pi_old's: a factor of each token's loss, without gradient.
 
@@ -150,9 +166,9 @@ def engine_weights(
     in the difference. A bound on u adds bias and reduces variance. Not in the paper; off by default.
     A token that does not train has the weight 1.
 
-    The first three arguments have the same shape, such as packed `[T]`; each log-ratio is clamped to +-20. `responses`
-    are `[T]` integers, the response of each packed token. Raises ValueError if the shapes do not fit, if `cap` is not
-    positive, or if it is below 1 with `mask`.
+    The first three arguments have the same shape, such as packed `[T]`; each log-ratio is clamped to +-20. Raises
+    ValueError if the shapes do not fit, if tokens of some of the `responses` are missing, if `cap` is not positive, or
+    if it is below 1 with `mask`.
     """
     check_shapes(old_logprobs, engine_logprobs=engine_logprobs, mask=mask)
     if not cap > 0 or (over_cap == "mask" and cap < 1):
@@ -169,15 +185,20 @@ def engine_weights(
     return torch.where(trained & ((ratio > cap) | (ratio < 1 / cap)), 0.0, ratio)
 
 
-def over_responses(values: Tensor, trained: Tensor, responses: Tensor) -> tuple[Tensor, Tensor]:
+def over_responses(values: Tensor, trained: Tensor, responses: Responses) -> tuple[Tensor, Tensor]:
     """At each packed token `[T]`: the sum of `values` over the trained tokens of its response, and their number.
 
-    `responses`: `[T]` integers from 0 to T - 1, the response of each token.
+    Raises ValueError unless there are as many tokens as the responses have: a part would have another sum.
     """
-    zeros = torch.zeros_like(values)  # there are at most as many responses as tokens: nothing waits for the device
-    sums = zeros.index_add(0, responses, torch.where(trained, values, 0.0))
-    counts = zeros.index_add(0, responses, trained.to(values.dtype))
-    return sums[responses], counts[responses]
+    if values.shape != (sum(responses.lengths),) or responses.index.shape != values.shape:
+        raise ValueError(
+            f"a quantity of whole responses needs all their {sum(responses.lengths)} tokens "
+            f"({len(responses.lengths)} responses), got {list(values.shape)} values"
+        )
+    zeros = values.new_zeros(len(responses.lengths))
+    sums = zeros.index_add(0, responses.index, torch.where(trained, values, 0.0))
+    counts = zeros.index_add(0, responses.index, trained.to(values.dtype))
+    return sums[responses.index], counts[responses.index]
 
 
 def aggregation_weights(

@@ -10,7 +10,15 @@ import math
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import check_shapes, clip_bounds, clip_log_ratio, describe_tokens, masked_log_ratio, over_responses
+from dapo.algo.loss import (
+    Responses,
+    check_shapes,
+    clip_bounds,
+    clip_log_ratio,
+    describe_tokens,
+    masked_log_ratio,
+    over_responses,
+)
 
 POSITIVE_TEMPERATURE = 1.0
 NEGATIVE_TEMPERATURE = 1.05  # SAPO's temperatures for A > 0 and A < 0, as published
@@ -22,7 +30,7 @@ def gspo_loss(
     advantages: Tensor,
     mask: Tensor,
     weights: Tensor,
-    responses: Tensor,
+    responses: Responses,
     *,
     clip_low: float,
     clip_high: float,
@@ -36,12 +44,10 @@ def gspo_loss(
     s_it has the value of s_i and the gradient of its own token alone. With equal weights in a response, value and
     gradient are those of Eq. 5 to 7, with `aggregate="sequence"` as in the paper. Where weights differ, as with an
     engine correction by token, a token's gradient follows its own weight: one of weight 0 does not train, which Eq. 7
-    would give the mean of the others' weights. All trained tokens of a response must be in the call. In the sums r is
-    s_i at each token of response i.
-
-    `responses`: `[T]` integers from 0 to T - 1, the response of each token. Published bounds: 3e-4 and 4e-4.
+    would give the mean of the others' weights. All tokens of a response must be in the call: raises ValueError else.
+    In the sums r is s_i at each token of response i. Published bounds: 3e-4 and 4e-4.
     """
-    trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights, responses=responses)
+    trained, log_ratio = token_log_ratios(logprobs, old_logprobs, advantages, mask, weights)
     total, length = over_responses(log_ratio, trained, responses)
     # the mean, with the gradient of the own token
     log_ratio = torch.where(trained, (total / length.clamp(min=1)).detach() + (log_ratio - log_ratio.detach()), 0.0)
@@ -97,9 +103,9 @@ def sapo_loss(
 
 
 def token_log_ratios(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor, **more: Tensor
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Whether each token trains, and its log r, clamped to +-20; 0 for tokens that do not train."""
-    check_shapes(logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask, weights=weights, **more)
+    check_shapes(logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask, weights=weights)
     trained = mask.bool()
     return trained, masked_log_ratio(logprobs, old_logprobs.detach(), trained)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import LOG_RATIO_BOUND, clip_log_ratio
+from dapo.algo.loss import LOG_RATIO_BOUND, Responses, clip_log_ratio
 from dapo.analysis.replay import CannotReplay, Replay, ReplayedUpdate, plan_replay
 from dapo.analysis.stored_groups import StoredGroup, weights_of
 from dapo.config import Config, LossConfig
@@ -66,7 +66,6 @@ def token_terms(
         now = ones - 1 if logprobs is None else _row(logprobs[i])
         if logprobs is not None:
             tokens["old"] = _row(sample.old_logprobs or ())
-        tokens["responses"] = torch.zeros(length, dtype=torch.int64)
         if len(sample.engine_logprobs) == length:
             tokens["engine"] = _row(sample.engine_logprobs)
         if reference is not None:
@@ -76,8 +75,8 @@ def token_terms(
 
 
 def _terms_of(logprobs: Tensor, tokens: dict[str, Tensor], config: LossConfig) -> TokenTerms:
-    terms = gradient_terms(tokens, config)
-
+    responses = Responses(torch.zeros(len(logprobs), dtype=torch.int64), (len(logprobs),))
+    terms = gradient_terms(tokens, config, responses, logprobs)
     old, advantages = tokens.get("old", logprobs), tokens["advantages"]
     log_ratio = (logprobs - old).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     wide, clipped = terms, torch.zeros(len(old), dtype=torch.int64)
@@ -89,14 +88,14 @@ def _terms_of(logprobs: Tensor, tokens: dict[str, Tensor], config: LossConfig) -
         clipped[bounded > trained] = CLIP_NAMES.index("low")
         clipped[(bounded < trained) & (advantages > 0)] = CLIP_NAMES.index("high")
         clipped[(bounded < trained) & (advantages < 0)] = CLIP_NAMES.index("dual")
-    sums = objective_sums(logprobs, torch.zeros_like(old), tokens, config)
-    weights, _ = corrected_weights(old, tokens, config)
+    sums = objective_sums(logprobs, torch.zeros_like(old), terms, config, responses=responses)
+    weights, _ = corrected_weights(old, terms, config)
     weights = torch.where(tokens["mask"], weights, 0.0)
     return TokenTerms(
         ratio=log_ratio.exp(),
         weight=weights,
-        gradient=objective_gradient(logprobs, terms, config)[0],
-        unclipped_gradient=objective_gradient(logprobs, wide, config)[0],
+        gradient=objective_gradient(logprobs, terms, config).by_logprob,
+        unclipped_gradient=objective_gradient(logprobs, wide, config).by_logprob,
         clipped=clipped,
         loss=float(sums["loss"]),
         kl=float(sums["kl"]) if "kl" in sums else 0.0,

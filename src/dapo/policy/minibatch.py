@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo.algo.loss import Aggregate, aggregation_weights
+from dapo.algo.loss import Aggregate, Responses, aggregation_weights
 from dapo.config import Config, LossConfig
 from dapo.policy.packing import Microbatch, RankMicrobatch, partition
 from dapo.policy.transfer import to_device
@@ -86,6 +86,11 @@ def loss_tokens(
     order = torch.from_numpy(microbatch.order)
     tokens = dict(zip(numbers, to_device(torch.stack(list(numbers.values()))[:, order], device).unbind(), strict=True))
     tokens["mask"] = tokens["mask"].bool()
-    if loss.needs_whole_responses:
-        tokens["responses"] = to_device(torch.arange(len(samples)).repeat_interleave(lengths)[order], device)
     return tokens
+
+
+def whole_responses(microbatch: Microbatch, device: torch.device) -> Responses:
+    """The response of each of a microbatch's S targets, on the device."""
+    lengths, order = torch.tensor(microbatch.lengths), torch.from_numpy(microbatch.order)
+    index = torch.arange(len(lengths)).repeat_interleave(lengths)[order]
+    return Responses(to_device(index, device), microbatch.lengths)

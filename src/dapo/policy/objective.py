@@ -3,13 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dapo.algo.kl import kl_gradient, kl_penalty
-from dapo.algo.loss import clip_bounds, clipped_gradient, engine_weights
+from dapo.algo.loss import Responses, clip_bounds, clipped_gradient, engine_weights
 from dapo.algo.surrogate_table import SURROGATES
 from dapo.config import LossConfig
 from dapo.core.errors import EngineError
@@ -30,86 +30,145 @@ MEANS = {
 """Metrics that are means over the trained tokens, and the names of their sums."""
 
 
-def gradient_terms(tokens: Mapping[str, Tensor], config: LossConfig) -> dict[str, Tensor]:
-    """The `tokens`, and the terms of `objective_gradient` that do not depend on the policy's log-probabilities.
+class Slopes(NamedTuple):
+    """The derivatives of the loss at `[n]` tokens, and the sums of a custom loss."""
+
+    by_logprob: Tensor
+    by_entropy: Tensor | None  # None without an entropy term
+    by_divergence: Tensor | None  # by each token's KL over the whole vocabulary; None without that term
+    values: Mapping[str, Tensor | float]
+    """The value and the metrics of a custom loss; empty for the others."""
+
+
+def gradient_terms(
+    tokens: Mapping[str, Tensor],
+    config: LossConfig,
+    responses: Responses | None = None,
+    logprobs: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """The `tokens` of a microbatch with the terms of `objective_gradient` that are known before its parts are scored.
 
     `tokens` are `[S]` each: `advantages`, `weights` and `mask`; if known also the log-probabilities `old`, `engine` and
-    `reference`; and `responses`, the index of each token's response, if the loss `needs_whole_responses`. Without `old`
-    the tokens are on policy: their ratio is 1.
+    `reference`. Without `old` the tokens are on policy: their ratio is 1.
+
+    A loss that `needs_whole_responses` has its quantities of whole responses computed here, once, as factors of tokens:
+    the results can be cut between any two tokens. It needs `responses`, and the policy's `logprobs` `[S]` unless
+    `knows_responses`. Raises ValueError if tokens of a response are missing.
     """
     mask, weights, advantages = tokens["mask"], tokens["weights"], tokens["advantages"]
     terms = {}
     if config.is_clipped:
         low, high = clip_bounds(advantages, **_bounds(config))
         terms = {"scale": torch.where(mask, -weights * advantages, 0.0), "low": low, "high": high}
+    old = tokens.get("old", logprobs)
+    if SURROGATES[config.surrogate].needs_whole_responses:
+        assert logprobs is not None
+        terms["surrogate"] = _surrogate_gradient(logprobs, tokens, config, responses)
+    if config.engine_correction is not None and old is not None:
+        terms["correction"] = _engine_weights(old, tokens, config, responses)
     return {**tokens, **terms}
+
+
+def knows_responses(tokens: Mapping[str, Tensor], config: LossConfig) -> bool:
+    """Whether `gradient_terms` need no log-probabilities of the policy: those of pi_old are enough."""
+    return not config.needs_whole_responses or (
+        "old" in tokens and not SURROGATES[config.surrogate].needs_whole_responses
+    )
 
 
 def objective_gradient(
     logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig, custom: CustomLoss | None = None
-) -> tuple[Tensor, Tensor | None, Mapping[str, Tensor | float]]:
-    """The derivatives of the loss by each log-probability and by each entropy, `[n]`, and the sums of a `custom` loss.
+) -> Slopes:
+    """The derivatives of the loss at a part of the tokens of a microbatch, of any size.
 
     A token of weight 0, also one that the engine correction masks, has derivatives of exactly 0: its weight multiplies
-    the surrogate, the KL term and the entropy term. Without an entropy term the second derivative is None. The sums of
-    a custom loss are its value and its metrics. `terms` are `gradient_terms` of the same tokens.
+    the surrogate, the KL term and the entropy term. `terms` are `gradient_terms` of the same tokens.
     """
     old, mask, weights = terms.get("old", logprobs), terms["mask"], terms["weights"]
-    correction = None if config.engine_correction is None else _engine_weights(old, terms, config)
+    correction = _correction(old, terms, config)
     if correction is not None:
         weights = weights * correction
     values: Mapping[str, Tensor | float] = {}
     if custom is not None:
         gradient, values = custom.differentiate(logprobs, old, terms["advantages"], mask, weights)
-    elif config.is_clipped:
-        gradient = clipped_gradient(logprobs - old, terms["scale"], terms["low"], terms["high"])
+    else:
+        if config.is_clipped:
+            gradient = clipped_gradient(logprobs - old, terms["scale"], terms["low"], terms["high"])
+        elif SURROGATES[config.surrogate].needs_whole_responses:
+            gradient = terms["surrogate"]
+        else:
+            gradient = _surrogate_gradient(logprobs, terms, config)
         if correction is not None:
             gradient = gradient * correction
-    else:
-        leaf = logprobs.detach().clone().requires_grad_()
-        with torch.enable_grad():
-            loss, _ = _surrogate_loss(leaf, old, weights, terms, config)
-        (gradient,) = torch.autograd.grad(loss, leaf)
     if "reference" in terms:
         kl = kl_gradient(logprobs, terms["reference"], mask, weights, estimator=config.kl_estimate)
         gradient = gradient + config.kl_coef * kl
-    has_entropy = config.entropy_coef > 0
-    return gradient, torch.where(mask, -config.entropy_coef * weights, 0.0) if has_entropy else None, values
+    by_entropy = torch.where(mask, -config.entropy_coef * weights, 0.0) if config.entropy_coef > 0 else None
+    by_divergence = torch.where(mask, config.kl_coef * weights, 0.0) if config.has_full_kl else None
+    return Slopes(gradient, by_entropy, by_divergence, values)
 
 
-def divergence_gradient(logprobs: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> Tensor:
-    """The derivative of the loss by each token's KL over the whole vocabulary, `[n]`: its weight times `kl_coef`."""
-    weights, _ = corrected_weights(terms.get("old", logprobs), terms, config)
-    return torch.where(terms["mask"], config.kl_coef * weights, 0.0)
+def _surrogate_gradient(
+    logprobs: Tensor, tokens: Mapping[str, Tensor], config: LossConfig, responses: Responses | None = None
+) -> Tensor:
+    """The derivative of the loss of `loss.surrogate` by each log-probability, without the engine correction."""
+    leaf = logprobs.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        loss, _ = _surrogate_loss(leaf, tokens.get("old", logprobs), tokens["weights"], tokens, config, responses)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    return gradient
 
 
 def _surrogate_loss(
-    logprobs: Tensor, old: Tensor, weights: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
+    logprobs: Tensor,
+    old: Tensor,
+    weights: Tensor,
+    tokens: Mapping[str, Tensor],
+    config: LossConfig,
+    responses: Responses | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of `loss.surrogate`, and the sums about its tokens."""
     surrogate = SURROGATES[config.surrogate]
     keywords = _bounds(config)
     if surrogate.needs_whole_responses:
-        keywords["responses"] = tokens["responses"]
+        keywords["responses"] = responses
     return surrogate.load()(logprobs, old, tokens["advantages"], tokens["mask"], weights, **keywords)
 
 
-def _engine_weights(old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig) -> Tensor:
-    cap, responses = config.engine_correction, tokens["responses"] if config.engine_ratio == "sequence" else None
+def _engine_weights(
+    old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig, responses: Responses | None
+) -> Tensor:
+    cap = config.engine_correction
     assert cap is not None
-    over = config.engine_over_cap
-    return engine_weights(old, tokens["engine"], tokens["mask"], cap=cap, over_cap=over, responses=responses)
+    of_responses = config.engine_ratio == "sequence"
+    if of_responses and responses is None:
+        raise ValueError("loss.engine_ratio=sequence needs the responses of the tokens")
+    return engine_weights(
+        old,
+        tokens["engine"],
+        tokens["mask"],
+        cap=cap,
+        over_cap=config.engine_over_cap,
+        responses=responses if of_responses else None,
+    )
+
+
+def _correction(old: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> Tensor | None:
+    """The engine correction of each token: that of `gradient_terms`, or on policy by token that of `old`."""
+    if config.engine_correction is None or "correction" in terms:
+        return terms.get("correction")
+    return _engine_weights(old, terms, config, None)
 
 
 def corrected_weights(
-    old: Tensor, tokens: Mapping[str, Tensor], config: LossConfig
+    old: Tensor, terms: Mapping[str, Tensor], config: LossConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The tokens' loss weights times the engine correction, and the sums that describe the correction."""
-    mask, weights = tokens["mask"], tokens["weights"]
-    if (cap := config.engine_correction) is None:
+    mask, weights = terms["mask"], terms["weights"]
+    correction = _correction(old, terms, config)
+    if correction is None:
         return weights, {}
-    correction = _engine_weights(old, tokens, config)
-    changed = (correction == 0) if config.engine_over_cap == "mask" else (correction >= cap)
+    changed = (correction == 0) if config.engine_over_cap == "mask" else (correction >= config.engine_correction)
     return weights * correction, {
         "engine_weight": torch.where(mask, correction, 0.0).sum(dtype=torch.float64),
         "engine_truncated": (mask & changed).sum(),
@@ -120,34 +179,35 @@ def corrected_weights(
 def objective_sums(
     logprobs: Tensor,
     entropies: Tensor,
-    tokens: Mapping[str, Tensor],
+    terms: Mapping[str, Tensor],
     config: LossConfig,
     custom: Mapping[str, Tensor | float] | None = None,
     divergences: Tensor | None = None,
     *,
+    responses: Responses | None = None,
     with_nll: bool = False,
 ) -> dict[str, Tensor | float]:
     """Sums over the trained tokens that describe the loss, on the tokens' device.
 
     `logprobs`, `entropies` and `divergences` (`kl_estimator: full`), in nats, are `[S]`, of the policy that trains;
-    `tokens` are those of `gradient_terms`.
+    `terms` are `gradient_terms`, `responses` the same as there.
     For a custom loss, `custom` is `add_values` of the sums that `objective_gradient` returned for all parts. Masked
     tokens count as 0 instead of being left out: a selection would wait for the device.
     """
-    mask, old = tokens["mask"], tokens.get("old", logprobs)
-    corrected, about_correction = corrected_weights(old, tokens, config)
-    loss, sums = _surrogate_loss(logprobs, old, corrected, tokens, config)
+    mask, old = terms["mask"], terms.get("old", logprobs)
+    corrected, about_correction = corrected_weights(old, terms, config)
+    loss, sums = _surrogate_loss(logprobs, old, corrected, terms, config, responses)
     found: dict[str, Tensor | float] = {**sums, "loss": loss}
     if custom is not None:
         found = {name: value for name, value in found.items() if not name.startswith("clipped_")} | dict(custom)
     found |= about_correction | {"entropy": torch.where(mask, entropies, 0.0).sum()}
     if with_nll:  # of demonstrations, whose loss of Eq. 8 is a constant
         found["nll"] = torch.where(mask, -logprobs, 0.0).sum()
-    if "engine" in tokens:
-        gaps = torch.where(mask, (tokens["engine"] - old).abs(), 0.0)
+    if "engine" in terms:
+        gaps = torch.where(mask, (terms["engine"] - old).abs(), 0.0)
         found["gap"], found["gap_tokens"], found["gap_max"] = gaps.sum(), mask.sum(), gaps.max()
-    if "reference" in tokens:
-        found["kl"] = kl_penalty(logprobs, tokens["reference"], mask, corrected, estimator=config.kl_estimate)
+    if "reference" in terms:
+        found["kl"] = kl_penalty(logprobs, terms["reference"], mask, corrected, estimator=config.kl_estimate)
     elif divergences is not None:
         found["kl"] = torch.where(mask, divergences * corrected, 0.0).sum()
     return found

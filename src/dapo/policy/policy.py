@@ -32,14 +32,14 @@ from dapo.policy.custom_loss import CustomLoss, load_loss
 from dapo.policy.hf_io import NamedWeights, layout_of
 from dapo.policy.logprobs import chunks, hidden_logprobs, hidden_states, score_tokens, token_logprobs
 from dapo.policy.lora import add_adapters
-from dapo.policy.minibatch import loss_tokens, partition_minibatch
+from dapo.policy.minibatch import loss_tokens, partition_minibatch, whole_responses
 from dapo.policy.model import LESS_ON_A_GPU, LoadedModel, load_teacher
 from dapo.policy.objective import (
     add_sums,
     add_values,
-    divergence_gradient,
     gradient_terms,
     is_valid_update,
+    knows_responses,
     objective_gradient,
     objective_metrics,
     objective_sums,
@@ -220,7 +220,8 @@ class PolicyCore:
         """Accumulate the gradient of a microbatch's loss; returns the sums over its trained tokens.
 
         The loss is a sum over tokens, so each chunk of predictors passes forward and backward through head and loss on
-        its own; the layers' backward then runs once for all chunks. `custom` is the user's loss; it is not called for
+        its own; the layers' backward then runs once for all chunks. What is of whole responses, which a chunk may cut,
+        is computed before, as a factor of each token. `custom` is the user's loss; it is not called for
         the masked token of a dummy microbatch.
         """
         microbatch, loss = pack_microbatch(rank_microbatch, self._model.device), self._loss
@@ -229,19 +230,23 @@ class PolicyCore:
         tokens = loss_tokens(rank_microbatch, microbatch, loss, dtype, self._model.device)
         if loss.has_kl_term and not loss.has_full_kl and "reference" not in tokens:
             tokens["reference"] = self._reference_logprobs(microbatch)
+        responses = whole_responses(microbatch, self._model.device) if loss.needs_whole_responses else None
         scores, gradients, parts = [], [], []
         with ExitStack() as stack:
             reference = stack.enter_context(self._reference_states(microbatch)) if loss.has_full_kl else None
             hidden = hidden_states(self._model, microbatch)  # [M, hidden]
             head = stack.enter_context(self._head())
-            terms = gradient_terms(tokens, loss)
-            whole = self._whole_gradient(hidden, head, microbatch, terms, own_loss)
+            logprobs_before = None
+            if not knows_responses(tokens, loss):  # a pass through the head before
+                temperature = self._config.rollout.temperature
+                logprobs_before = hidden_logprobs(hidden, head, microbatch, temperature)
+            terms = gradient_terms(tokens, loss, responses, logprobs_before)
             wide = 1 if reference is None else 3
             for part in chunks(len(hidden), len(head.weight), hidden.device.type, tensors=wide):
                 inputs = hidden.detach()[part].requires_grad_()
                 score = self._score_chunk(inputs, head, microbatch, part, reference)
                 scores.append([values.detach() for values in score])
-                slopes, values_of_part = self._slopes(scores[-1][0], terms, microbatch, part, whole, own_loss)
+                slopes, values_of_part = self._slopes(scores[-1][0], terms, microbatch, part, own_loss)
                 parts.append(values_of_part)
                 torch.autograd.backward([score[k] for k in slopes], list(slopes.values()))
                 assert inputs.grad is not None
@@ -250,21 +255,14 @@ class PolicyCore:
         logprobs, *of_rows = map(torch.cat, zip(*scores, strict=True))
         entropies, divergences = (*(values[microbatch.rows] for values in of_rows), None)[:2]
         assert entropies is not None
-        values = None if custom is None else add_values(parts if whole is None else [whole[2]])
+        values = None if custom is None else add_values(parts)
         with_nll = self._config.is_supervised
-        sums = objective_sums(logprobs, entropies, tokens, loss, values, divergences, with_nll=with_nll)
+        sums = objective_sums(
+            logprobs, entropies, terms, loss, values, divergences, responses=responses, with_nll=with_nll
+        )
         if not rank_microbatch.indices:
             return sums
         return {**sums, "positions": microbatch.num_tokens, "separate_positions": microbatch.separate_tokens}
-
-    def _whole_gradient(
-        self, hidden: Tensor, head: Any, microbatch: Microbatch, terms: Mapping[str, Tensor], custom: CustomLoss | None
-    ) -> tuple[Tensor, Tensor | None, Mapping[str, Tensor | float]] | None:
-        """The derivatives of a loss that needs whole responses, by a pass through the head before; None of another."""
-        if not self._loss.needs_whole_responses:
-            return None
-        logprobs = hidden_logprobs(hidden, head, microbatch, self._config.rollout.temperature)
-        return objective_gradient(logprobs, terms, self._loss, custom)
 
     def _score_chunk(
         self, inputs: Tensor, head: Any, microbatch: Microbatch, part: slice, reference: tuple[Tensor, Any] | None
@@ -286,26 +284,18 @@ class PolicyCore:
         terms: Mapping[str, Tensor],
         microbatch: Microbatch,
         part: slice,
-        whole: tuple[Tensor, Tensor | None, Mapping[str, Tensor | float]] | None,
         custom: CustomLoss | None,
     ) -> tuple[dict[int, Tensor], Mapping[str, Tensor | float]]:
-        """The derivatives of the loss by the scores of a chunk, by their index, and the sums of a custom loss.
-
-        `whole` are the derivatives of all chunks, where they are known.
-        """
-        chosen, loss = microbatch.target_slice(part), self._loss
+        """The derivatives of the loss by the scores of a chunk, by their index, and the sums of a custom loss."""
+        chosen = microbatch.target_slice(part)
         of_part = {name: values[chosen] for name, values in terms.items()}
-        sums: Mapping[str, Tensor | float] = {}
-        if whole is None:
-            by_logprob, by_entropy, sums = objective_gradient(logprobs, of_part, loss, custom)
-        else:
-            by_logprob, by_entropy = whole[0][chosen], None if whole[1] is None else whole[1][chosen]
-        slopes = {0: by_logprob}
-        if by_entropy is not None:
-            slopes[1] = microbatch.sum_over_targets(by_entropy, part)
-        if loss.has_full_kl:
-            slopes[2] = microbatch.sum_over_targets(divergence_gradient(logprobs, of_part, loss), part)
-        return slopes, sums
+        found = objective_gradient(logprobs, of_part, self._loss, custom)
+        slopes = {0: found.by_logprob}
+        if found.by_entropy is not None:
+            slopes[1] = microbatch.sum_over_targets(found.by_entropy, part)
+        if found.by_divergence is not None:
+            slopes[2] = microbatch.sum_over_targets(found.by_divergence, part)
+        return slopes, found.values
 
 
 class Policy(PolicyCore):
