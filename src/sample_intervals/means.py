@@ -3,13 +3,15 @@
 The problems are the sample: their values are independent, the k responses to one of them are not.
 """
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from math import atan, cos, floor, pi, sin, sqrt
+from collections.abc import Sequence
+from functools import lru_cache
+from math import exp, lgamma, log, log1p, pi, sqrt
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sample_intervals.beta import incomplete_beta
 
 Interval: TypeAlias = tuple[float, float]
 
@@ -61,47 +63,37 @@ def difference_variance(half: float, size: int) -> float:
     return 0.0 if size < 2 else (size - 1) * (half / student_quantile(size - 1)) ** 2
 
 
+@lru_cache(maxsize=4096)
 def student_quantile(freedom: float) -> float:
-    """Compute the number of standard errors of an interval of CONFIDENCE to each side, from 1 degree of freedom on."""
-    return _interpolate(_quantile, freedom)
+    """Compute the number of standard errors of an interval of CONFIDENCE to each side.
+
+    `freedom` need not be an integer; below 1 it counts as 1.
+    """
+    if freedom > _MAX_FREEDOM:
+        return _NORMAL_QUANTILE
+    freedom = max(1.0, freedom)
+    log_scale = lgamma((freedom + 1) / 2) - lgamma(freedom / 2) - log(freedom * pi) / 2
+    # it lies below every quantile, and the tail is convex: Newton's method does not overshoot
+    t = _NORMAL_QUANTILE
+    for _ in range(60):
+        density = exp(log_scale - (freedom + 1) / 2 * log1p(t * t / freedom))
+        step = (student_p_value(t, freedom) - (1 - CONFIDENCE)) / (2 * density)
+        t += step
+        if abs(step) <= 1e-13 * t:
+            break
+    return t
 
 
 def student_p_value(t: float, freedom: float) -> float:
-    """The two-sided p-value of a mean that is `t` standard errors from the tested bound."""
-    return 1 - _interpolate(lambda whole: _student_probability(abs(t), min(whole, _MAX_FREEDOM)), freedom)
+    """The two-sided p-value of a mean that is `t` standard errors from the tested bound.
 
-
-def _interpolate(function: Callable[[int], float], freedom: float) -> float:
-    """The value at some degrees of freedom; between two integers it is linear in their inverse."""
-    below = max(1, floor(freedom))
-    low = function(below)
-    if freedom <= below:
-        return low
-    part = (1 / below - 1 / freedom) / (1 / below - 1 / (below + 1))
-    return low + part * (function(below + 1) - low)
-
-
-@cache
-def _quantile(freedom: int) -> float:
-    if freedom > _MAX_FREEDOM:
-        return _NORMAL_QUANTILE
-    low, high = 0.0, 20.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_probability(middle, freedom) < CONFIDENCE else (low, middle)
-    return high
-
-
-def _student_probability(t: float, freedom: int) -> float:
-    """Compute P(|T| < t) of Student's distribution by its finite series for integer degrees of freedom."""
-    angle = atan(t / sqrt(freedom))
-    is_odd = freedom % 2
-    steps = np.arange(1, (freedom - is_odd) // 2)
-    terms = np.cumprod((2 * steps - 1 + is_odd) / (2 * steps + is_odd) * cos(angle) ** 2)
-    series = sin(angle) * (1 + float(terms.sum()))
-    if not is_odd:
-        return series
-    return 2 / pi * (angle + (series * cos(angle) if freedom > 1 else 0.0))
+    It is the incomplete beta function at freedom / (freedom + t^2) with a = freedom / 2 and b = 1/2.
+    """
+    freedom = min(max(1.0, freedom), _MAX_FREEDOM)
+    rest = t * t / (freedom + t * t)
+    if rest > 0.5:
+        return incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+    return 1.0 - incomplete_beta(rest, 0.5, freedom / 2)
 
 
 def _varies(array: NDArray[np.float64]) -> bool:

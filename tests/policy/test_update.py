@@ -341,23 +341,40 @@ def test_the_expected_gradient_of_k2_is_that_of_the_whole_divergence() -> None:
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("sizes", [(11, 13), (13, 11)])
-def test_padded_vocabularies_of_another_size_are_compared_on_the_tokens_of_both(sizes: tuple[int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(11, 13), (13, 11), (12, 12)])
+def test_padded_vocabularies_are_compared_on_the_tokens_of_both_in_value_and_gradient(
+    sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their padding has much of the mass: a tenth or more."""
+    monkeypatch.setattr("dapo.policy.logprobs.BLOCK_LOGITS", 2 * sizes[0])
     generator = torch.Generator().manual_seed(3)
-    hidden = torch.randn(4, 6, generator=generator, dtype=torch.float64)
-    wide = torch.nn.Linear(6, 13, dtype=torch.float64)
-    with torch.no_grad():
-        wide.bias[11:] = -1e4  # padding that no token uses is never probable
-    narrow = torch.nn.Linear(6, 11, dtype=torch.float64)
-    with torch.no_grad():
-        narrow.weight.copy_(wide.weight[:11] * 0.5)
-        narrow.bias.copy_(wide.bias[:11])
-    head, other = (wide if size == 13 else narrow for size in sizes)
-    _, _, found = score_tokens(
-        hidden, head, torch.zeros(4, dtype=torch.long), temperature=1.0, reference=(hidden, other)
+    hidden, states = (torch.randn(5, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    head, other = (torch.nn.Linear(6, size, dtype=torch.float64) for size in sizes)
+    targets, rows = torch.tensor([0, 3, 1, 2, 2, 5, 0]), torch.tensor([0, 0, 1, 2, 3, 4, 4])
+    factors = [torch.randn(n, generator=generator, dtype=torch.float64) for n in (7, 5, 5)]
+    by_score, by_hand = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    scores = score_tokens(
+        by_score,
+        head,
+        targets,
+        rows,
+        temperature=0.7,
+        differentiable_entropy=True,
+        reference=(states, other),
     )
-    log_p, log_q = (layer(hidden)[:, :11].log_softmax(1) for layer in (head, other))
-    assert torch.allclose(found, (log_p.exp() * (log_p - log_q)).sum(1), rtol=0, atol=1e-12)
+    log_p = (head(by_hand) / 0.7).log_softmax(1)
+    common = min(sizes)
+    own, reference = ((layer(of)[:, :common] / 0.7).log_softmax(1) for layer, of in ((head, by_hand), (other, states)))
+    divergences = (own.exp() * (own - reference.detach())).sum(1)
+    expected = (log_p[rows, targets], -(log_p.exp() * log_p).sum(1), divergences)
+    gradients = []
+    for leaf, values in ((by_score, scores), (by_hand, expected)):
+        total = sum((factor * value).sum() for factor, value in zip(factors, values, strict=True))
+        gradients += torch.autograd.grad(total, [leaf, head.weight, head.bias])
+    for one, two in zip((*scores, *gradients[:3]), (*expected, *gradients[3:]), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-11, atol=1e-12)
+    if sizes[0] > common:
+        assert float(log_p[:, common:].exp().sum(1).max()) > 0.1
 
 
 def test_kl_grows_from_zero_and_goes_on_after_a_resume(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Intervals: by hand, where values do not vary, and how often they cover what they estimate."""
 
 from collections.abc import Callable, Iterator
-from math import sqrt
+from math import atan, pi, sqrt, tan
 from typing import TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from sample_intervals import (
     difference_interval,
     difference_variance,
     mean_interval,
+    student_p_value,
     student_quantile,
 )
 
@@ -30,6 +31,30 @@ Trials: TypeAlias = Iterator[tuple[Values, float]]
 )
 def test_students_quantiles_are_those_of_the_printed_table(freedom: int, quantile: float):
     assert student_quantile(freedom) == pytest.approx(quantile, abs=1e-4)
+
+
+@pytest.mark.parametrize("freedom", [1.0, 1.05, 1.3, 1.5, 1.99, 2.0, 2.4, 3.7, 17.2, 250.5, 1999.0])
+def test_an_interval_of_any_degrees_of_freedom_leaves_out_5_percent_of_students_density(freedom: float):
+    """The tail by Simpson's rule over angles: with t = sqrt(freedom) tan(u) the density is cos(u)^(freedom - 1)."""
+    end = atan(student_quantile(freedom) / sqrt(freedom))
+
+    def area(low: float, high: float) -> float:
+        points = np.linspace(low, high, 200_001)
+        values = np.cos(points) ** (freedom - 1) if freedom > 1 else np.ones(len(points))
+        return float((values[0] + 4 * values[1::2].sum() + 2 * values[2:-1:2].sum() + values[-1])) * (high - low)
+
+    outside = area(end, pi / 2) / area(0.0, pi / 2)
+    assert outside == pytest.approx(0.05, rel=1e-5)
+    assert student_p_value(student_quantile(freedom), freedom) == pytest.approx(0.05, rel=1e-11)
+
+
+def test_quantiles_and_p_values_have_the_closed_forms_of_one_and_two_degrees_of_freedom():
+    assert student_quantile(1) == pytest.approx(tan(0.475 * pi), rel=1e-12)
+    assert student_quantile(2) == pytest.approx(0.95 * sqrt(2 / (1 - 0.95**2)), rel=1e-12)
+    for t in (0.001, 0.7, 2.0, 40.0, 1e6):
+        assert student_p_value(t, 1) == pytest.approx(1 - 2 / pi * atan(t), abs=1e-15, rel=1e-9)
+        assert student_p_value(-t, 2) == pytest.approx(1 - t / sqrt(2 + t * t), abs=1e-15, rel=1e-9)
+    assert student_p_value(1e6, 2) == pytest.approx(1e-12, rel=1e-9)  # far tails keep their digits
 
 
 @pytest.mark.parametrize("values", [[1.0, 0.0], [1.0, -1.0, 0.0], [0.5] * 3 + [-1.0] * 20])

@@ -55,8 +55,8 @@ def score_tokens(
     ids, and `rows` `[n]` the index of the hidden state that predicts each target, ascending (None: each its own).
 
     With the hidden states `[m, width]` and the head of a `reference` the third tensor is `[m]` KL(policy || reference)
-    in nats over the whole vocabulary, which carries a gradient for the policy alone. Entries of one vocabulary that the
-    other lacks, which pad it and belong to no token, count as equally probable in both.
+    in nats, which carries a gradient for the policy alone: over the entries that both vocabularies have, with both
+    distributions renormalised there. Entries that only one has pad it and belong to no token.
     """
     found: tuple[Tensor, ...]
     if reference is None and serves(hidden) and hidden.dtype == head.weight.dtype:
@@ -131,6 +131,9 @@ class _Score(torch.autograd.Function):
     """With p = softmax(z), z = logits / temperature, entropy H, target y, and q of the reference, K = KL(p || q):
 
     d log p_y / dz_v = [v = y] - p_v        dH / dz_v = -p_v (log p_v + H)      dK / dz_v = p_v (log p_v - log q_v - K)
+
+    Where the policy has more entries than the reference, the p of K is p_v / sum of p over the common entries C, and
+    dK / dz_v = 0 beyond C.
     """
 
     @staticmethod
@@ -149,7 +152,10 @@ class _Score(torch.autograd.Function):
         p = logits if logits.dtype == wide else torch.empty_like(logits, dtype=wide)
         logprobs, entropies = p.new_empty(len(targets)), p.new_empty(len(p))
         divergences = None if reference_logits is None else p.new_empty(len(p))
-        differences = None if reference_logits is None else torch.zeros_like(p)  # [m, V] log policy - log reference
+        common = p.shape[1] if reference_logits is None else min(p.shape[1], reference_logits.shape[1])
+        # [m, C] log policy - log reference at the common entries, and where the policy has more, their share of p
+        differences = None if reference_logits is None else p.new_empty(len(p), common)
+        shares = None if common == p.shape[1] else p.new_empty(len(p))
         cells = None if rows is None else rows * p.shape[1] + targets  # [n] each target's place among the logits
         for part in _blocks(logits):
             block = p[part]
@@ -165,15 +171,21 @@ class _Score(torch.autograd.Function):
                 of_block = cells[chosen] - part.start * p.shape[1] if part.start else cells[chosen]
                 torch.index_select(log_p.view(-1), 0, of_block, out=logprobs[chosen])
             if differences is not None and reference_logits is not None:
-                log_q = _log_softmax(reference_logits[part], temperature)
-                common = min(log_p.shape[1], log_q.shape[1])
-                torch.sub(log_p[:, :common], log_q[:, :common], out=differences[part, :common])
+                log_q = _log_softmax(reference_logits[part, :common], temperature)
+                torch.sub(log_p[:, :common], log_q, out=differences[part])
             torch.exp(log_p, out=block)
+            if differences is not None and shares is not None:
+                log_shares = log_p[:, :common].logsumexp(dim=1)
+                differences[part].sub_(log_shares[:, None])
+                # a share that underflows leaves a gradient of 0, not nan
+                torch.exp(log_shares, out=shares[part]).clamp_(min=torch.finfo(p.dtype).tiny)
             if differences is not None and divergences is not None:
-                torch.linalg.vecdot(block, differences[part], out=divergences[part])
+                torch.linalg.vecdot(block[:, :common], differences[part], out=divergences[part])
+                if shares is not None:
+                    divergences[part].div_(shares[part])
             torch.sum(log_p.mul_(block), dim=1, out=entropies[part])
         entropies.neg_()
-        ctx.save_for_backward(hidden, weight, bias, targets, rows, cells, entropies, divergences)
+        ctx.save_for_backward(hidden, weight, bias, targets, rows, cells, entropies, divergences, shares)
         ctx.probabilities, ctx.differences = p, differences  # not saved tensors: backward overwrites them
         ctx.temperature, ctx.differentiable_entropy = temperature, differentiable_entropy
         ctx.set_materialize_grads(differentiable_entropy or divergences is not None)
@@ -186,7 +198,7 @@ class _Score(torch.autograd.Function):
     def backward(
         ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor | None, grad_divergences: Tensor | None = None
     ) -> tuple[Tensor | None, ...]:
-        hidden, weight, _, targets, rows, cells, entropies, divergences = ctx.saved_tensors
+        hidden, weight, _, targets, rows, cells, entropies, divergences, shares = ctx.saved_tensors
         p, differences = ctx.probabilities, ctx.differences  # [m, V], p becomes dloss/dlogits in place
         del ctx.probabilities, ctx.differences
         if not ctx.differentiable_entropy:
@@ -195,6 +207,8 @@ class _Score(torch.autograd.Function):
             grad_logprobs = grad_logprobs / ctx.temperature
             grad_entropies = None if grad_entropies is None else grad_entropies / ctx.temperature
             grad_divergences = None if grad_divergences is None else grad_divergences / ctx.temperature
+        if grad_divergences is not None and shares is not None:
+            grad_divergences = grad_divergences / shares
         if cells is None:
             negated = -grad_logprobs  # [m]
         else:
@@ -202,7 +216,7 @@ class _Score(torch.autograd.Function):
         for part in _blocks(p):
             block = p[part]
             if differences is not None and grad_divergences is not None:
-                of_block = differences[part].sub_(divergences[part, None]).mul_(block)
+                of_block = differences[part].sub_(divergences[part, None]).mul_(block[:, : differences.shape[1]])
                 of_block.mul_(grad_divergences[part, None])
             if grad_entropies is None:
                 block.mul_(negated[part, None])
@@ -211,7 +225,7 @@ class _Score(torch.autograd.Function):
                 neg_entropy_grad = torch.xlogy(block, block).addcmul_(block, entropies[part, None])  # -dH/dz
                 block.mul_(negated[part, None]).addcmul_(neg_entropy_grad, -grad_entropies[part, None])
             if differences is not None and grad_divergences is not None:
-                block.add_(differences[part])
+                block[:, : differences.shape[1]].add_(differences[part])
         if cells is None:
             p.scatter_add_(1, targets[:, None], grad_logprobs[:, None])
         else:
