@@ -16,6 +16,9 @@ HERE = Path(__file__).parent
 VERL, TRL = "verl/trainer/ppo/core_algos.py", "trl/trainer/grpo_trainer.py"
 OPENRLHF = "openrlhf/trainer/ppo_utils/experience_maker.py"
 AREAL, AREAL_DATA = "areal/utils/functional/functional.py", "areal/utils/data.py"
+SKYRL = "skyrl/backends/skyrl_train/utils/ppo_utils.py"
+SLIME, SLIME_LOSSES = "slime/backends/megatron_utils/loss.py", "slime/utils/ppo_utils.py"
+PRIME_RL = "src/prime_rl/trainer/rl/loss.py"
 
 
 class Row(NamedTuple):
@@ -129,8 +132,8 @@ def advantages() -> list[Row]:
             "group_advantages: a group of one",
             math.nan,
             single / (1 + 1e-6),
-            "verl 0.9.1, `grpo`: mean 0 and std 1, so the reward itself; TRL, OpenRLHF: refused, as here",
-            f"`compute_grpo_outcome_advantage` in `{VERL}`; `num_generations` in `trl/trainer/grpo_config.py`; "
+            "verl 0.9.1 and SkyRL, `grpo`: mean 0 and std 1, so the reward itself; TRL, OpenRLHF: refused, as here",
+            f"`compute_grpo_outcome_advantage` in `{VERL}` and in `{SKYRL}`; `num_generations` in `trl/trainer/grpo_config.py`; "
             "`openrlhf/cli/train_ppo_ray.py`",
         ),
     ]
@@ -363,8 +366,9 @@ def corrections() -> list[Row]:
             "corrected_loss: clip: token, mask, k3",
             pull["expected"]["gradient"][0][1],
             0.5 * pull["inputs"]["weights"][0] * (1 - naive.exp(-difference)),
-            "TRL 1.16.0, verl 0.9.1: the KL term has no correction",
-            "`_compute_loss` in `trl/trainer/grpo_trainer.py`; `ppo_loss` in `verl/workers/utils/losses.py`",
+            "TRL 1.16.0, verl 0.9.1, SkyRL, slime: the KL term has no correction, the surrogate has it",
+            "`_compute_loss` in `trl/trainer/grpo_trainer.py`; `ppo_loss` in `verl/workers/utils/losses.py`; "
+            f"`apply_off_policy_correction` in `{SKYRL}`; `policy_loss_function` in `{SLIME}`",
         ),
     ]
 
@@ -383,6 +387,102 @@ def importance() -> list[Row]:
             "AReaL 1.0.4, level `sequence`: the geometric mean of its tokens' ratios; TRL 1.16.0: the product, as here",
             f"`apply_rejection_sampling` in `{AREAL}`; `vllm_importance_sampling_mode` in `{TRL}`",
         )
+    ]
+
+
+def newer_losses() -> list[Row]:
+    """SkyRL, slime and prime-rl, from their repositories, and TRL's mask with a cap alone."""
+    lengths = [len(row) for row in case("minibatch", "token, every token")["inputs"]["mask"]]
+    small = case("importance_weights", "mask, token, 2")
+    ratio = naive.exp(small["inputs"]["old_logprobs"][1][0] - small["inputs"]["engine_logprobs"][1][0])
+    far = case("kl", "k3: far from it")
+    difference = far["inputs"]["logprobs"][0][1] - far["inputs"]["reference_logprobs"][0][1]
+    of_k3 = naive.exp(-difference) - 1 + difference
+    clips = case("policy_loss", "the table of clips")
+    rises, falls = (
+        [
+            (new, old)
+            for new, old in zip(clips["inputs"]["logprobs"][i], clips["inputs"]["old_logprobs"][i], strict=True)
+        ]
+        for i in range(2)
+    )
+    weight = clips["inputs"]["weights"][0]
+
+    def of_prime_rl(new: float, old: float, advantage: float) -> float:
+        """The gradient where the old policy is the one that sampled; a change of the probability above .2 is masked."""
+        moved = naive.exp(new) - naive.exp(old)
+        is_masked = moved > 0.2 if advantage > 0 else moved < -0.2
+        gradient = 0.0 if is_masked else -advantage * naive.exp(new - old)
+        return weight * (gradient + 2 * 1e-3 * (new - old))
+
+    falling = case("surrogates", "gspo: far off policy")
+    new, old = falling["inputs"]["logprobs"][2], falling["inputs"]["old_logprobs"][2]
+    falls_by = naive.mean([before - now for now, before in zip(new, old, strict=True)])
+    gradient = falling["expected"]["gradient"][2][0]
+    return [
+        Row(
+            "PPO: weight of a token of the first response in the critic's loss, lengths 1, 3, 9 and 5",
+            "minibatch: token, every token",
+            1 / sum(lengths),
+            1 / (len(lengths) * lengths[0]),
+            "SkyRL: the mean over responses of each one's token mean",
+            f"`ppo_critic_loss` in `{SKYRL}`",
+        ),
+        Row(
+            "weight of a token with pi_old / pi_engine = 0.1353, masked beyond a cap of 2",
+            "importance_weights: mask, token, 2",
+            small["expected"]["weights"][1][0],
+            ratio,
+            "TRL 1.16.0, `token_mask`: only above the cap, unless `vllm_importance_sampling_clip_min` is set; slime, "
+            "`icepop_function`: only above `--tis-clip`, as `--tis-clip-low` is 0; each with 0.5 as the lower bound: "
+            "as here",
+            f"`_compute_loss` in `{TRL}`; `icepop_function` in `{SLIME}`",
+        ),
+        Row(
+            "k3 of a token with d = -3",
+            "kl: k3: far from it",
+            far["expected"]["estimates"][0][1],
+            min(10.0, of_k3),
+            "SkyRL, slime with `--kl-loss-type low_var_kl`: at most 10, without a gradient beyond; slime with `k3`: as "
+            "here",
+            f"`compute_approx_kl` in `{SKYRL}` and in `{SLIME_LOSSES}`",
+        ),
+        Row(
+            "gradient of k3 in the loss at d = -3, on policy",
+            "kl: k3: far from it",
+            far["expected"]["gradient"][0][1],
+            far["inputs"]["weights"][0] * (of_k3 + 1 - naive.exp(-difference)),
+            "slime with `--use-unbiased-kl` (off by default): k3 times the ratio to pi_old; without it: as here",
+            f"`policy_loss_function` in `{SLIME}`",
+        ),
+        Row(
+            "GSPO: gradient of a token, A = -1, whose response's tokens became 0.928 times as probable",
+            "surrogates: gspo: far off policy",
+            gradient,
+            0.0 if falls_by > 1e-4 else gradient,
+            "slime with `--use-opsm` (off by default): a response with A < 0 is masked where the mean of log pi_old - "
+            "log pi exceeds `--opsm-delta`, 1e-4; without it, and SkyRL: GSPO's gradient, as here where the weights of a "
+            "response are equal",
+            f"`compute_opsm_mask` in `{SLIME_LOSSES}`; `gspo_policy_loss` in `{SKYRL}`",
+        ),
+        Row(
+            "gradient of a token with r = 1.297, A = 1 and a probability that rises by 0.0054",
+            "policy_loss: the table of clips",
+            clips["expected"]["gradient"][0][1],
+            of_prime_rl(*rises[1], 1.0),
+            "prime-rl: masked by the change of the probability, above 0.2, and not by the ratio, which is to the "
+            "engine's probability; plus 1e-3 times the gradient of the squared log-ratio. No option here is that loss; "
+            "`loss.function` can be. SkyRL `dppo`: the same mask, without the second term",
+            f"`default_loss_fn` in `{PRIME_RL}`; `dppo_policy_loss` in `{SKYRL}`",
+        ),
+        Row(
+            "the same with r = 0.698, A = -1",
+            "policy_loss: the table of clips",
+            clips["expected"]["gradient"][1][0],
+            of_prime_rl(*falls[0], -1.0),
+            "prime-rl, as above",
+            f"`default_loss_fn` in `{PRIME_RL}`",
+        ),
     ]
 
 
@@ -405,7 +505,17 @@ def evaluation() -> list[Row]:
 
 
 def rows() -> list[Row]:
-    families = (aggregation, advantages, penalties, losses, divergences, corrections, importance, evaluation)
+    families = (
+        aggregation,
+        advantages,
+        penalties,
+        losses,
+        divergences,
+        corrections,
+        importance,
+        newer_losses,
+        evaluation,
+    )
     return [row for make in families for row in make()]
 
 

@@ -137,7 +137,9 @@ def test_the_logged_divergence_is_the_corrected_one_whose_gradient_trains(
     expected = 0.0
     for p, q, factor, mask in zip(*distributions, factors, masks, strict=True):
         each = (p.exp() * (p - q)).sum(dim=1)
-        expected += float(each @ (torch.tensor(factor).double() * torch.tensor(mask))) / sum(map(sum, masks))
+        expected += float(each @ (torch.tensor(factor, dtype=torch.float64) * torch.tensor(mask))) / sum(
+            map(sum, masks)
+        )
     make_policy(loaded(float64_model(seed=1))).save(tmp_path)
     moved = make_policy(loaded(float64_model()), loss=options, temperature=TEMPERATURE, microbatch_tokens=10_000)
     moved.load(tmp_path)

@@ -160,9 +160,7 @@ def _correction(old: Tensor, terms: Mapping[str, Tensor], config: LossConfig) ->
     return _engine_weights(old, terms, config, None)
 
 
-def corrected_weights(
-    old: Tensor, terms: Mapping[str, Tensor], config: LossConfig
-) -> tuple[Tensor, dict[str, Tensor]]:
+def corrected_weights(old: Tensor, terms: Mapping[str, Tensor], config: LossConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The tokens' loss weights times the engine correction, and the sums that describe the correction."""
     mask, weights = terms["mask"], terms["weights"]
     correction = _correction(old, terms, config)
