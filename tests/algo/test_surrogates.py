@@ -71,7 +71,8 @@ def test_gspo_gives_a_token_of_weight_zero_no_gradient_and_the_others_their_own(
     one, mask = torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.bool)
     weights = torch.tensor([0.25, 0.0, 0.25, 0.25], dtype=torch.float64)
     leaf = (-one).requires_grad_()
-    loss, _ = gspo_loss(leaf, -one, one, mask, weights, Responses.of(torch.zeros(4, dtype=torch.int64)), clip_low=0.2, clip_high=0.2)
+    responses = Responses.of(torch.zeros(4, dtype=torch.int64))
+    loss, _ = gspo_loss(leaf, -one, one, mask, weights, responses, clip_low=0.2, clip_high=0.2)
     assert torch.autograd.grad(loss, leaf)[0].tolist() == [-0.25, 0.0, -0.25, -0.25]
     assert float(loss.detach()) == -0.75
 

@@ -133,8 +133,8 @@ def advantages() -> list[Row]:
             math.nan,
             single / (1 + 1e-6),
             "verl 0.9.1 and SkyRL, `grpo`: mean 0 and std 1, so the reward itself; TRL, OpenRLHF: refused, as here",
-            f"`compute_grpo_outcome_advantage` in `{VERL}` and in `{SKYRL}`; `num_generations` in `trl/trainer/grpo_config.py`; "
-            "`openrlhf/cli/train_ppo_ray.py`",
+            f"`compute_grpo_outcome_advantage` in `{VERL}` and in `{SKYRL}`; "
+            "`num_generations` in `trl/trainer/grpo_config.py`; `openrlhf/cli/train_ppo_ray.py`",
         ),
     ]
     return [*rows, *filters(), *whitening()]
@@ -461,8 +461,8 @@ def newer_losses() -> list[Row]:
             gradient,
             0.0 if falls_by > 1e-4 else gradient,
             "slime with `--use-opsm` (off by default): a response with A < 0 is masked where the mean of log pi_old - "
-            "log pi exceeds `--opsm-delta`, 1e-4; without it, and SkyRL: GSPO's gradient, as here where the weights of a "
-            "response are equal",
+            "log pi exceeds `--opsm-delta`, 1e-4; without it, and SkyRL: GSPO's gradient, as here where the weights of "
+            "a response are equal",
             f"`compute_opsm_mask` in `{SLIME_LOSSES}`; `gspo_policy_loss` in `{SKYRL}`",
         ),
         Row(

@@ -23,7 +23,6 @@ from helpers.tiny_models import VOCABULARY
 from helpers.tiny_policies import (
     assert_close,
     float64_model,
-    gradient_of,
     groups_of,
     loaded,
     make_policy,

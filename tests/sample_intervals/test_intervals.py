@@ -41,7 +41,7 @@ def test_an_interval_of_any_degrees_of_freedom_leaves_out_5_percent_of_students_
     def area(low: float, high: float) -> float:
         points = np.linspace(low, high, 200_001)
         values = np.cos(points) ** (freedom - 1) if freedom > 1 else np.ones(len(points))
-        return float((values[0] + 4 * values[1::2].sum() + 2 * values[2:-1:2].sum() + values[-1])) * (high - low)
+        return float(values[0] + 4 * values[1::2].sum() + 2 * values[2:-1:2].sum() + values[-1]) * (high - low)
 
     outside = area(end, pi / 2) / area(0.0, pi / 2)
     assert outside == pytest.approx(0.05, rel=1e-5)

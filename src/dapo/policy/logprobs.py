@@ -170,19 +170,11 @@ class _Score(torch.autograd.Function):
                 chosen = _target_slice(part, rows, len(p))
                 of_block = cells[chosen] - part.start * p.shape[1] if part.start else cells[chosen]
                 torch.index_select(log_p.view(-1), 0, of_block, out=logprobs[chosen])
-            if differences is not None and reference_logits is not None:
-                log_q = _log_softmax(reference_logits[part, :common], temperature)
-                torch.sub(log_p[:, :common], log_q, out=differences[part])
             torch.exp(log_p, out=block)
-            if differences is not None and shares is not None:
-                log_shares = log_p[:, :common].logsumexp(dim=1)
-                differences[part].sub_(log_shares[:, None])
-                # a share that underflows leaves a gradient of 0, not nan
-                torch.exp(log_shares, out=shares[part]).clamp_(min=torch.finfo(p.dtype).tiny)
-            if differences is not None and divergences is not None:
-                torch.linalg.vecdot(block[:, :common], differences[part], out=divergences[part])
-                if shares is not None:
-                    divergences[part].div_(shares[part])
+            if differences is not None and divergences is not None and reference_logits is not None:
+                log_q = _log_softmax(reference_logits[part, :common], temperature)
+                share = None if shares is None else shares[part]
+                _compare(block, log_p, log_q, differences[part], divergences[part], share)
             torch.sum(log_p.mul_(block), dim=1, out=entropies[part])
         entropies.neg_()
         ctx.save_for_backward(hidden, weight, bias, targets, rows, cells, entropies, divergences, shares)
@@ -235,6 +227,25 @@ class _Score(torch.autograd.Function):
         _, for_weight, for_bias, *_ = ctx.needs_input_grad
         grad_weight = grad.T @ hidden if for_weight else None
         return grad @ weight, grad_weight, grad.sum(dim=0) if for_bias else None, *[None] * 3
+
+
+def _compare(
+    p: Tensor, log_p: Tensor, log_q: Tensor, differences: Tensor, divergences: Tensor, shares: Tensor | None
+) -> None:
+    """Write log p - log q `[m, C]` and KL(p || q) `[m]` over the first C entries of p `[m, V]`.
+
+    With `shares`, where V is above C, p is renormalised there, and they become its sum `[m]` over these entries.
+    """
+    common = log_p[:, : log_q.shape[1]]
+    torch.sub(common, log_q, out=differences)
+    if shares is not None:
+        log_shares = common.logsumexp(dim=1)
+        differences.sub_(log_shares[:, None])
+        # a share that underflows leaves a gradient of 0, not nan
+        torch.exp(log_shares, out=shares).clamp_(min=torch.finfo(shares.dtype).tiny)
+    torch.linalg.vecdot(p[:, : log_q.shape[1]], differences, out=divergences)
+    if shares is not None:
+        divergences.div_(shares)
 
 
 def _target_slice(part: slice, rows: Tensor, num_rows: int) -> slice:
