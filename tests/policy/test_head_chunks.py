@@ -135,7 +135,7 @@ def test_the_logged_divergence_is_the_corrected_one_whose_gradient_trains(
     )
     expected = 0.0
     for p, q, factor, mask in zip(*distributions, factors, masks, strict=True):
-        each = (p.exp() * (p - q)).sum(dim=1)
+        each = (p.exp() * (p - q)).sum(dim=1).detach()
         expected += float(each @ (torch.tensor(factor, dtype=torch.float64) * torch.tensor(mask))) / sum(
             map(sum, masks)
         )
