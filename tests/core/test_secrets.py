@@ -143,19 +143,20 @@ def test_no_option_of_ours_is_named_like_a_secret():
 def test_a_variable_of_the_environment_is_not_written_to_the_configuration(text: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MY_TOK", K)
     for raw, overrides in (
-        (BASE, [f"data.instruction={text}"]),
+        (BASE, [f"data.train={text}"]),
         (BASE | {"data": {**BASE["data"], "instruction": text}}, []),
     ):
         with pytest.raises(ConfigError, match=r"oc\.env:MY_TOK\}: the value of this environment variable") as caught:
             build_config(raw, overrides)
         assert K not in str(caught.value)
+    assert build_config(BASE, [f"data.instruction={text}"]).data.instruction == text  # a text is taken literally
 
 
 def test_a_variable_that_names_a_location_is_filled_in_and_an_escaped_one_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("MY_DATA_DIR", "/data")
-    config = build_config(BASE, ["data.train=${oc.env:MY_DATA_DIR}/p.jsonl", "data.instruction='\\${oc.env:MY_TOK}'"])
+    config = build_config(BASE, ["data.train=${oc.env:MY_DATA_DIR}/p.jsonl", "data.instruction=${oc.env:MY_TOK}"])
     assert (config.data.train, config.data.instruction) == ("/data/p.jsonl", "${oc.env:MY_TOK}")
     (tmp_path / "dumped.yaml").write_text(dump_config(config))
     assert load_config(tmp_path / "dumped.yaml") == config

@@ -8,7 +8,7 @@ from typing import Any
 
 from dapo.api.code_writer import CodeWriter
 from dapo.config import PRESETS, Config, build_config, find_config
-from dapo.config.load import as_literal, merge_options, parse_overrides, read_options
+from dapo.config.load import as_literal, merge_options, nested_options, override, read_options, require_set_once
 from dapo.config.option_fields import names_by_keyword, options_of
 from dapo.core.errors import ConfigError
 
@@ -28,6 +28,7 @@ def options_from(keywords: Mapping[str, Any]) -> dict[str, Any]:
         if name in found:
             raise ConfigError(f"{keyword}: {name} is set twice in one call")
         found[name] = as_literal(_plain(value, keyword))
+    require_set_once([(name, nested_options({name: value})) for name, value in found.items()])
     return found
 
 
@@ -84,9 +85,10 @@ def load_base(config: str | Path | Mapping[str, Any] | None) -> tuple[Mapping[st
 
 def build_scaled(base: Mapping[str, Any], options: Mapping[str, Any], *, where: str) -> tuple[Config, dict[str, Any]]:
     """Build a configuration from a base and overriding options; also returns those that `scale_defaults` added."""
-    raw = merge_options(base, parse_overrides(as_overrides(options)))
+    named = {name: _json_value(value) for name, value in options.items()}
+    raw = merge_options(base, nested_options(named))
     scaled = scale_defaults(raw)
-    return build_config(merge_options(raw, parse_overrides(as_overrides(scaled))), where=where), scaled
+    return build_config(merge_options(raw, nested_options(scaled)), where=where), scaled
 
 
 def scale_defaults(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,19 +132,12 @@ def _count(raw: Mapping[str, Any], name: str) -> int:
 
 def as_overrides(options: Mapping[str, Any]) -> list[str]:
     """Format options as arguments `key=value`."""
-    return [f"{name}={_yaml(value)}" for name, value in options.items()]
+    return [override(name, value) for name, value in options.items()]
 
 
-def _yaml(value: Any) -> str:
-    """Format a value for `parse_overrides`; text stays unquoted if it parses to itself."""
-    plain = str(value)
-    if isinstance(value, str) and "\n" not in value:
-        try:
-            if parse_overrides([f"v={plain}"])["v"] == value:
-                return plain
-        except ConfigError:
-            pass
-    return json.dumps(value, ensure_ascii=False, default=_as_text)
+def _json_value(value: Any) -> Any:
+    """A value as JSON has it, with functions by their import paths."""
+    return json.loads(json.dumps(value, default=_as_text))
 
 
 def _as_text(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
-from dapo.cli.arguments import AsJson, Force
+from dapo.cli.arguments import AsJson, Force, MoreOptions
 from dapo.cli.formatting import plural
 from dapo.cli.help import Commands
 from dapo.core.errors import ConfigError, DataError
@@ -58,7 +58,7 @@ def import_(
 @data_app.command()
 def stats(
     spec: Annotated[str, Argument(metavar="SPEC")],
-    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE")] = None,
+    overrides: MoreOptions = None,
     run: Annotated[Path | None, Option(metavar="RUN_DIR")] = None,
     model: Annotated[str | None, Option()] = None,
     samples: Annotated[int, Option(min=0)] = 8,
@@ -167,7 +167,7 @@ def decontaminate(
 def select(
     spec: Spec,
     out: Out,
-    overrides: Annotated[list[str] | None, Argument(metavar="KEY=VALUE")] = None,
+    overrides: MoreOptions = None,
     rates: Annotated[Path | None, Option(metavar="FILE|RUN_DIR")] = None,
     model: Annotated[str | None, Option()] = None,
     samples: Annotated[int, Option(min=1)] = 16,

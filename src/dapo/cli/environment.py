@@ -1,6 +1,5 @@
 """`dapo environment test`: plays an environment with nonsense, twice, and prints what it pays. Imports no torch."""
 
-import json
 import random
 import string
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from typing import Any
 
 from dapo.cli.formatting import right, titled_table
 from dapo.config import build_config, parse_data_argument
+from dapo.config.load import override
 from dapo.core.errors import ConfigError
 from dapo.data.problems import load_problems
 from dapo.environments.pool import EnvironmentPool
@@ -62,7 +62,7 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
             "dapo environment test takes options of environment only, for example environment.max_turns=4"
         )
     if RunDirectory.is_run(name):
-        added = [] if data is None else [f"data.train={json.dumps(parse_data_argument(data))}"]
+        added = [] if data is None else [override("data.train", parse_data_argument(data))]
         config = load_run_config(RunDirectory.open(name), [*added, *overrides])
         if not config.plays_episodes:
             raise ConfigError(f"{name} plays no episodes: it has no environment and no tools")

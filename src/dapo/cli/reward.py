@@ -1,6 +1,5 @@
 """`dapo reward test`: audits a reward and prints the result as a table. Imports no torch."""
 
-import json
 import statistics
 import time
 from collections import Counter
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from dapo.cli.formatting import right, titled_table
 from dapo.config import build_config, parse_data_argument
-from dapo.config.load import resolve_auto_verifier
+from dapo.config.load import override, resolve_auto_verifier
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
 from dapo.rewards.audit import EXAMPLES, SUM, Audit, CheckResult, audit_reward
@@ -60,7 +59,7 @@ def examine_reward(
     """
     if RunDirectory.is_run(verifier):
         run = RunDirectory.open(verifier)
-        added = [] if data is None else [f"data.train={json.dumps(parse_data_argument(data))}"]
+        added = [] if data is None else [override("data.train", parse_data_argument(data))]
         config, data = resolve_auto_verifier(load_run_config(run, [*added, *overrides])), data or "that of the run"
     else:
         source = "builtin:sums" if data is None else parse_data_argument(data)

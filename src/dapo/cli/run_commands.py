@@ -1,5 +1,6 @@
 """The commands that start, continue and evaluate runs: train, resume, fork, submit, check, status, eval, export."""
 
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import AsJson, Changes, ConfigPath, NewRun, Overrides, Run, Trust
+from dapo.cli.arguments import AsJson, Changes, ConfigOrOption, ConfigPath, NewRun, Overrides, Run, Trust, set_once
 from dapo.cli.help import COMPARE, INSPECT, TRAIN, Commands
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.memory import keep_freed_memory
@@ -20,26 +21,29 @@ commands = Commands()
 
 
 @commands.command(group=TRAIN)
-def train(config: ConfigPath, overrides: Overrides = None, run_dir: NewRun = None, as_json: AsJson = False) -> None:
+def train(config: ConfigOrOption, overrides: Overrides = None, run_dir: NewRun = None, as_json: AsJson = False) -> None:
     """Train a model, from a configuration or from options alone."""
     from dapo.config import build_config, find_config, load_config
 
-    if "=" in str(config) and not config.exists():
-        loaded, config = build_config({}, [str(config), *(overrides or [])], where="dapo train"), Path("run")
+    if "=" in config and not os.path.lexists(config):
+        options = [config, *(overrides or [])]
+        set_once(options)
+        loaded = build_config({}, options, where="dapo train")
+        file = Path("run")
     else:
-        config = find_config(config)
-        loaded = load_config(config, overrides or [])
+        file = find_config(config)
+        loaded = load_config(file, overrides or [])
     from dapo.runs.directory import default_run_path
     from dapo.training.preflight import open_judge
 
-    path = run_dir or default_run_path(config, datetime.now())
+    path = run_dir or default_run_path(file, datetime.now())
     with stdout_to_stderr(as_json), open_judge(loaded, run_dir=path) as judge:
         if sys.stdout.isatty():  # imports and loading take a while and print nothing
             print_text(f"the verifier is ready; loading {loaded.model.name} and {loaded.data.train_source.label} ...")
         from dapo.cli.train import start_run
 
         keep_freed_memory()
-        start_run(loaded, run_dir=path, config_name=config.stem, judge=judge)
+        start_run(loaded, run_dir=path, config_name=file.stem, judge=judge)
     if as_json:
         _print_run(path)
 
@@ -210,7 +214,8 @@ def evaluate(
 
     if compare is not None and model_or_run is not None and "=" in model_or_run:
         # with --compare the first argument is an option
-        overrides, model_or_run = [model_or_run, *(overrides or [])], None
+        overrides = set_once([model_or_run, *(overrides or [])])
+        model_or_run = None
     request = EvalRequest(data, samples_per_problem, server, output, tuple(overrides or ()), concurrency=concurrency)
     if (model_or_run is None) == (compare is None):
         raise ConfigError("dapo eval takes either one model or run, or two with --compare A B")

@@ -139,6 +139,20 @@ def paths_in(spec: str | Mapping[str, Any], name: str) -> dict[str, str]:
     return found
 
 
+def mix_of(specs: Sequence[Any]) -> dict[str, Any]:
+    """A list of data sources as a mix, whose parts have the names of files, data sets and tasks."""
+    parts: dict[str, Any] = {}
+    for number, spec in enumerate(specs, start=1):
+        try:
+            source = parse_spec(str(spec) if isinstance(spec, Path) else spec)
+            label = re.sub(r"[^A-Za-z0-9_-]+", "-", source.label).strip("-")
+        except DataError:  # reported with the name of the part
+            label = ""
+        name = label or f"part{number}"
+        parts[f"{name}-{number}" if name in parts else name] = spec
+    return {MIX: parts}
+
+
 def parse_spec(spec: str | Mapping[str, Any] | Source) -> Source:
     """Parse a spec; a parsed one is returned. Raises DataError with the expected form, the value and similar names."""
     if isinstance(spec, Source):
@@ -147,6 +161,8 @@ def parse_spec(spec: str | Mapping[str, Any] | Source) -> Source:
         return _from_string(spec)
     if isinstance(spec, Mapping):
         return _from_mapping({str(key): value for key, value in spec.items()})
+    if isinstance(spec, list | tuple) and spec:
+        return _mix(mix_of(spec))
     raise DataError(f"data source {spec!r} is a {type(spec).__name__}; {EXPECTED}")
 
 

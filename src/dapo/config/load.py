@@ -12,8 +12,10 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 from pydantic import ValidationError
 
+from dapo.config.data_spec import mix_of
 from dapo.config.messages import SECTIONS, format_validation_errors
 from dapo.config.model_options import DataSpec
+from dapo.config.option_values import SHORT_FORMS, escape_references, read_value, write_value
 from dapo.config.options import PRESETS, Config
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_regular
@@ -173,33 +175,101 @@ def _guarded_environment() -> Iterator[None]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`["loss.clip_high=0.3"]` -> `{"loss": {"clip_high": 0.3}}`; values are YAML. Raises ConfigError."""
+    """`["loss.clip_high=0.3"]` -> `{"loss": {"clip_high": 0.3}}`; option_values.py reads the values.
+
+    The last override of an option wins. Raises ConfigError.
+    """
     merged: dict[str, Any] = _Dotted()
     for item in overrides:
-        key, equals, value = item.partition("=")
-        if not equals or not key or any(not part for part in key.split(".")):
-            raise ConfigError(f"override {item!r}: expected key=value, for example loss.clip_high=0.3")
-        try:
-            _require_bounded(value, f"override {key}")
-            parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))
-        except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
-            if _reason(error) == _TOO_DEEP:
-                raise ConfigError(f"override {key}: {_TOO_DEEP}") from None
-            raise ConfigError(f"override {item!r}: {_reason(error).removeprefix('line 1: ')}") from None
-        nested = parsed["v"]
-        _require_shallow([nested], f"override {key}", depth=_MAX_DEPTH - key.count("."))
-        for part in reversed(key.split(".")):
+        merged = _merge(merged, _parse_override(item))
+    return merged
+
+
+def _parse_override(item: str) -> dict[str, Any]:
+    key, equals, value = item.partition("=")
+    if not equals or not key or any(not part for part in key.split(".")):
+        raise ConfigError(f"override {item!r}: expected key=value, for example loss.clip_high=0.3")
+    try:
+        found = read_value(key, value, _read_yaml)
+    except ConfigError as error:
+        raise ConfigError(f"override {key}: {error}") from None
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        if _reason(error) == _TOO_DEEP:
+            raise ConfigError(f"override {key}: {_TOO_DEEP}") from None
+        raise ConfigError(f"override {item!r}: {_reason(error).removeprefix('line 1: ')}") from None
+    _require_shallow([found], f"override {key}", depth=_MAX_DEPTH - key.count("."))
+    return nested_options({key: found})
+
+
+def _read_yaml(value: str) -> Any:
+    """Read a value as YAML. Raises ConfigError for one of too many parts, and the errors of the YAML loader."""
+    _require_bounded(value, "the value")
+    parsed: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"v={value}"]))
+    return parsed["v"]
+
+
+def nested_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by dotted names as nested sections, as if each was set on a command line."""
+    merged: dict[str, Any] = _Dotted()
+    for name, value in options.items():
+        nested = value
+        for part in reversed(name.split(".")):
             nested = _Dotted({part: nested})
         merged = _merge(merged, _with_sections(nested))
     return merged
 
 
+def override(name: str, value: Any) -> str:
+    """Write `name=value` so that `parse_overrides` reads the value back. Raises ConfigError as `write_value` does."""
+    return f"{name}={write_value(name, value, _read_yaml)}"
+
+
+def require_set_once(items: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise ConfigError where two of several settings, each with the options that it sets, contradict each other."""
+    seen: dict[str, tuple[str, Any]] = {}
+    for shown, options in items:
+        leaves = dict(_leaves(_with_sections(options)))
+        for name, value in leaves.items():
+            for other, (before, earlier) in seen.items():
+                is_same = name == other and value == earlier
+                if not is_same and _sets_again(name, other, earlier):
+                    raise ConfigError(f"{name} is set twice, by {before} and by {shown}; keep one of them")
+        seen |= {name: (shown, value) for name, value in leaves.items()}
+
+
+def without_repeats(overrides: Sequence[str]) -> list[str]:
+    """Overrides of which none contradicts another, with the same effect: the last one of an option counts."""
+    try:
+        require_set_once([(item, parse_overrides([item])) for item in overrides])
+    except ConfigError:
+        return [override(name, value) for name, value in _leaves(parse_overrides(overrides))]
+    return list(overrides)
+
+
+def _sets_again(name: str, other: str, earlier: Any) -> bool:
+    """Whether the option `name` contradicts `other`, which has the value `earlier`: it adds only to a mapping."""
+    if name.startswith(f"{other}."):
+        return not isinstance(earlier, Mapping)
+    return name == other or other.startswith(f"{name}.")
+
+
+def _leaves(options: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield options by dotted names; a value that replaces another as a whole is one."""
+    for key, value in options.items():
+        here = (*path, str(key))
+        is_whole = here in _WHOLE_VALUES and not isinstance(value, _Dotted)
+        if isinstance(value, Mapping) and value and not is_whole:
+            yield from _leaves(value, here)
+        else:
+            yield ".".join(here), value
+
+
 def parse_data_argument(text: str, *, name: str = "--data") -> DataSpec:
     """Parse a data source of the command line: a spec, or a YAML mapping (`{builtin: {sums: {}}, size: 50}`)."""
-    if not text.lstrip().startswith("{"):
-        return text
-    parsed = parse_overrides([f"data={text}"])["data"]
-    if not isinstance(parsed, dict):
+    parsed = parse_overrides([f"data.train={text}"])["data"]["train"]
+    if isinstance(parsed, list):
+        return mix_of(parsed)
+    if not isinstance(parsed, str | dict):
         raise ConfigError(f"{name} {text}: expected a data source or a mapping")
     return parsed
 
@@ -212,7 +282,7 @@ def dump_config(config: Config) -> str:
 def as_literal(value: Any) -> Any:
     """Escape `${x}` in a value, so that a configuration reads it literally."""
     if isinstance(value, str):
-        return re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + "\\${", value)
+        return escape_references(value)
     if isinstance(value, dict):
         return {key: as_literal(item) for key, item in value.items()}
     return [as_literal(item) for item in value] if isinstance(value, list) else value
@@ -256,8 +326,6 @@ _WHOLE_VALUES = {
     *(("data", "train"), ("data", "eval"), ("reward", "verifier"), ("reward", "options")),
     ("environment", "options"),
 }
-# sections that may be written as the value of one option
-SHORT_FORMS = {"model": "name", "data": "train", "reward": "verifier", "loss": "function", "environment": "name"}
 
 
 class _Dotted(dict[str, Any]):
@@ -285,7 +353,8 @@ def _with_sections(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Expand SHORT_FORMS: `model: NAME`, `data: SOURCE`, `reward: VERIFIER` and so on."""
     values = _Dotted(raw) if isinstance(raw, _Dotted) else dict(raw)
     for section, option in SHORT_FORMS.items():
-        if isinstance(values.get(section), str):
+        value = values.get(section)
+        if isinstance(value, str) or (section == "data" and isinstance(value, list | tuple)):
             values[section] = _Dotted({option: values[section]})
     return values
 

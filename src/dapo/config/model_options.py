@@ -3,10 +3,18 @@
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
-from dapo.config.data_spec import Source, parse_spec, paths_in
+from pydantic import BeforeValidator
+
+from dapo.config.data_spec import Source, mix_of, parse_spec, paths_in
 from dapo.config.section import Float, Positive, Section, Switch, Tokens, option
 
-DataSpec: TypeAlias = str | dict[str, Any]
+
+def _list_as_mix(value: object) -> object:
+    return mix_of(value) if isinstance(value, list | tuple) and value else value
+
+
+DataSpec: TypeAlias = Annotated[str | dict[str, Any], BeforeValidator(_list_as_mix)]
+_ALSO_LISTS = [{"type": "array"}]
 MODEL_ALIASES = ("smollm2-135m-instruct", "tiny-random")  # the short names of models
 
 
@@ -39,16 +47,20 @@ DATA_SOURCES = ("train", "eval", "demonstrations")
 class DataConfig(Section):
     train: DataSpec = option(
         description="Training problems: a path, hub:NAME[:SPLIT], builtin:TASK,..., gym:TASK,... or a mapping; "
-        "{mix: {NAME: SOURCE, ...}} combines several sources under names."
+        "{mix: {NAME: SOURCE, ...}} combines several sources under names, as does a list of them.",
+        also=_ALSO_LISTS,
     )
     eval: DataSpec | None = option(
-        None, "Held-out problems, in the forms of data.train; problems with the same text are removed from training."
+        None,
+        "Held-out problems, in the forms of data.train; problems with the same text are removed from training.",
+        also=_ALSO_LISTS,
     )
     demonstrations: DataSpec | None = option(
         None,
         "Prompts with responses to imitate, in the forms of data.train: rows with the columns prompt and response (or "
         "completion), or with messages.",
         only_with="schedule=supervised",
+        also=_ALSO_LISTS,
     )
     max_prompt_tokens: Tokens = option(
         2048, "Largest length of a prompt; longer ones are dropped and counted, never cut.", unit="tokens"

@@ -1,6 +1,5 @@
 """Loads the options of an existing run, and finds its data and modules. Imports no torch."""
 
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from typing import Any
 
 from dapo.config import Config, dump_config, load_config
 from dapo.config.data_spec import FileSource, parse_spec, paths_in
-from dapo.config.load import read_options
+from dapo.config.load import override, read_options
 from dapo.config.option_entries import differing, flatten
 from dapo.core.errors import ConfigError, DataError, RewardError
 from dapo.core.loading import add_code_folder
@@ -43,9 +42,9 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = (), *, step: i
             moved = run.path.absolute() / found.relative_to(made_in)
             found = moved if moved.is_file() else found
         if found.is_file():
-            there.append(f"{key}={json.dumps(str(found))}")
+            there.append(override(key, str(found)))
     if started_in is not None and (started_in / own.model.name).is_dir():
-        there.append(f"model.name={json.dumps(str(started_in / own.model.name))}")
+        there.append(override("model.name", str(started_in / own.model.name)))
     return load_config(file, [*there, *without_old_options(overrides)])
 
 
@@ -63,7 +62,7 @@ def changed_config(file: Path, overrides: Sequence[str]) -> Config:
     for name, now in after.sources.items():
         for option, path in paths_in(now, name).items() if now != before.sources.get(name) else ():
             if Path(path).is_file():
-                found.append(f"{option}={json.dumps(str(Path(path).absolute()))}")
+                found.append(override(option, str(Path(path).absolute())))
     return load_config(file, [*overrides, *found])
 
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias
 
 from dapo.analysis.ablate.experiment import Experiment, PlannedRun
 from dapo.analysis.ablate.results import ENDED
+from dapo.config.load import without_repeats
 from dapo.config.option_entries import flat_options
 from dapo.config.option_fields import options_of
 from dapo.core.errors import CheckpointError, ConfigError
@@ -191,7 +192,7 @@ class _Runner:
         else:
             threads = threads_per_run(run.config.train.threads, self.jobs)
             more = [] if threads is None else [f"train.threads={threads}"]
-            arguments = ["train", str(run.base), *run.overrides, *more, "--run-dir", str(path)]
+            arguments = ["train", str(run.base), *without_repeats([*run.overrides, *more]), "--run-dir", str(path)]
         process = self.start(arguments, self.folder / "logs" / f"{run.name}.log")
         self.running.append(_Running(run, process, started))
 
