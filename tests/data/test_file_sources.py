@@ -47,7 +47,7 @@ def test_parquet_times_become_text(tmp_path):
     table = pa.table({"prompt": ["q"], "answer": [2.0], "when": [datetime(2024, 5, 6, 7)], "none": [float("nan")]})
     pq.write_table(table, tmp_path / "x.parquet")
     (problem,) = load_problems(str(tmp_path / "x.parquet"))
-    assert (problem.answer, problem.fields) == ("2", {"when": "2024-05-06T07:00:00", "none": None})
+    assert (problem.answer, problem.fields) == ("2", {"answer": 2.0, "when": "2024-05-06T07:00:00", "none": None})
 
 
 def test_size_takes_the_first_rows_and_reads_no_further(tmp_path):

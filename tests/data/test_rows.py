@@ -60,7 +60,8 @@ def test_verl_layout_reads_the_ground_truth_and_keeps_the_other_columns():
 def test_gsm8k_answer_is_the_number_after_the_mark_and_the_solution_is_kept():
     problem = read({"question": "How many?", "answer": "1000 + 80 = 1080\n#### 1,080"})
     assert problem.answer == "1080"
-    assert problem.fields == {"question": "How many?", "solution": "1000 + 80 = 1080\n#### 1,080"}
+    whole = "1000 + 80 = 1080\n#### 1,080"
+    assert problem.fields == {"question": "How many?", "answer": whole, "solution": whole}
 
 
 @pytest.mark.parametrize("text", ["#### 1\nand more", "see #### 1", "5\n####", "1,2"])
@@ -78,7 +79,7 @@ def test_copies_share_an_id_whatever_their_other_columns_say():
     first, second = read({"prompt": "q", "answer": 1, "id": 5}), read({"question": "q", "target": "1", "id": 6})
     assert first.id == second.id == problem_id("q", "1")
     assert len(first.id) == 16
-    assert (first.fields, second.fields) == ({"id": 5}, {"question": "q", "target": "1", "id": 6})
+    assert (first.fields, second.fields) == ({"answer": 1, "id": 5}, {"question": "q", "target": "1", "id": 6})
 
 
 def test_a_column_reaches_rewards_as_it_is_in_the_data():

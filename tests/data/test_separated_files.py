@@ -75,7 +75,7 @@ def test_what_the_csv_module_writes_comes_back(tmp_path: Path):
 
 
 def test_csv_json_and_json_lines_give_equal_problems(tmp_path: Path):
-    rows = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "level": n, "kind": "sum"} for n in range(5)]
+    rows = [{"prompt": f"{n} + 1?", "answer": n + 1, "level": n, "kind": "sum"} for n in range(5)]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "x.json").write_text(json.dumps(rows, indent=2))
     with open(tmp_path / "x.csv", "w", newline="") as file:
@@ -84,7 +84,7 @@ def test_csv_json_and_json_lines_give_equal_problems(tmp_path: Path):
         writer.writerows(rows)
     first = load_problems(str(tmp_path / "x.jsonl"))
     assert load_problems(str(tmp_path / "x.csv")) == load_problems(str(tmp_path / "x.json")) == first
-    assert first[3].fields == {"level": 3, "kind": "sum"}
+    assert first[3].fields == {"answer": 4, "level": 3, "kind": "sum"}
 
 
 def test_messages_may_stand_in_a_cell_as_json_but_not_as_python_prints_them(tmp_path: Path):

@@ -1,10 +1,15 @@
 """A user's functions: TRL's convention, our own, and every way they can go wrong; several with weights."""
 
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
 import pytest
+import torch
 
 from dapo.core.errors import DataError, RewardError
 from dapo.rewards import InlineJudge, build_verifier, get_verifier
-from dapo.rewards.verifiers.function import require_columns
+from dapo.rewards.verifiers.function import function_verifier, require_columns
 from dapo.types import Problem, Verdict
 
 PROBLEM = Problem("1", "Q", "A", "s", {"level": 3})
@@ -78,6 +83,40 @@ def test_numpy_results_count_as_numbers():
 def test_none_alone_is_an_error_that_says_so():
     assert errors("nothing", ["a"]) == ["helpers.reward_functions:nothing: no reward function applied"]
     assert get_verifier("helpers.reward_functions:nothing")(PROBLEM, "a").error.endswith("no reward function applied")
+
+
+@pytest.mark.parametrize(
+    ("acc", "correct"),
+    [
+        *(
+            (value, True)
+            for value in (True, 1, 1.0, np.bool_(True), np.int8(1), np.float32(1), np.array(1), Fraction(1))
+        ),
+        *((value, False) for value in (False, 0, -0.0, np.bool_(False), np.uint8(0), np.float64(0), Decimal(0))),
+        (torch.tensor(True), True),
+        (torch.tensor(0.0), False),
+    ],
+)
+def test_acc_of_verls_dict_is_any_value_equal_to_one_or_zero(acc, correct):
+    verifier = function_verifier("m:score", lambda solution_str: {"score": 0.5, "acc": acc}, {})
+    assert verifier.judge(PROBLEM, "5") == Verdict(correct, 0.5)
+    assert build_verifier("m:own", functions={"m:own": lambda problem, response: Verdict(acc, 0.5)}).judge_group(
+        PROBLEM, ["5"], [[1]]
+    ) == [Verdict(correct, 0.5)]
+
+
+@pytest.mark.parametrize("acc", [0.5, 2, -1, "1", "True", None, [1], np.nan, np.array([1, 1]), torch.tensor([0.5])])
+def test_any_other_acc_is_an_error_that_shows_it(acc):
+    verifier = function_verifier("m:score", lambda solution_str: {"score": 0.5, "acc": acc}, {})
+    assert verifier.judge(PROBLEM, "5").error == f"m:score returned acc={acc!r}, expected a value equal to 1 or 0"
+
+
+def test_a_number_as_pred_is_the_answer_for_votes_as_a_text_is():
+    for pred, answer in ((5, "5"), ("5", "5"), (0.5, "0.5"), (None, None), ([5], None)):
+        verifier = function_verifier(
+            "m:score", lambda solution_str, pred=pred: {"score": 1.0, "pred": pred}, {"pred": pred}
+        )
+        assert verifier.judge(PROBLEM, "5").answer == answer
 
 
 @pytest.mark.parametrize(

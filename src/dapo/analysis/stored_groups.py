@@ -18,6 +18,7 @@ from dapo.core.errors import DataError
 from dapo.core.files import damage_of
 from dapo.data.problems import load_problems
 from dapo.data.prompts import PromptEncoder
+from dapo.data.sources.rows import other_fields
 from dapo.policy.model import load_local_tokenizer
 from dapo.runs.checkpoints import has_weights_only, numbered, step_of
 from dapo.runs.directory import RunDirectory
@@ -189,8 +190,13 @@ class RunProblems:
         """The problem of a stored group with all its columns; None if the data no longer has it."""
         copies = self._by_id.get(stored.group.problem.id, [])
         # copies of a problem may differ in the columns that a group was stored with
-        matching = (each for each in copies if short_fields(each.fields, known=[each.answer]) == stored.fields)
-        return next(matching, copies[0] if copies else None)
+        for copy in copies:
+            if short_fields(copy.fields, known=[copy.answer]) == stored.fields:
+                return copy
+        for copy in copies:  # older versions did not store an answer that is no text
+            if short_fields(other_fields(copy), known=[copy.answer]) == stored.fields:
+                return copy
+        return copies[0] if copies else None
 
     def complete(self, stored: StoredGroup) -> StoredGroup:
         """The group with the problem of the run's data, unless the data no longer has it."""

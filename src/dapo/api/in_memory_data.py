@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from dapo.core.errors import DataError, RewardError
 from dapo.core.files import PRIVATE, atomic_file
-from dapo.core.terminal import to_json
-from dapo.data.sources.rows import json_value
+from dapo.core.terminal import to_json, warn
+from dapo.data.sources.rows import describe_texts, json_value, unlike_json
 
 TRAIN_FILE, HELD_OUT_FILE, DEMONSTRATIONS_FILE = "train.jsonl", "held_out.jsonl", "demonstrations.jsonl"
 Data: TypeAlias = Any
@@ -20,12 +20,15 @@ def is_source(data: object) -> bool:
     """Whether `data` names a data source, as opposed to rows."""
     if isinstance(data, Mapping) and any(hasattr(value, "column_names") for value in data.values()):
         raise DataError(f"data: got several data sets ({', '.join(map(str, data))}); expected one: data={{...}}[NAME]")
+    if isinstance(data, list | tuple) and data and all(isinstance(item, str | Path) for item in data):
+        return True  # several sources
     return isinstance(data, str | Path | Mapping)
 
 
 def write_rows(path: Path, data: Data) -> int:
     """Write rows as JSON lines and return their number. Raises DataError for values that JSON cannot hold."""
     count = 0
+    texts: dict[str, str] = {}
     with atomic_file(path, PRIVATE) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for count, row in enumerate(_rows(data), start=1):
             where = f"data, row {count}"
@@ -33,8 +36,13 @@ def write_rows(path: Path, data: Data) -> int:
                 raise DataError(f"{where}: expected a mapping of columns to values, got {type(row).__name__}")
             values = {str(name): json_value(value, f"{where}: {name}") for name, value in row.items()}
             file.write(to_json(values) + "\n")
+            for name, value in row.items():
+                if (kind := unlike_json(value)) is not None:
+                    texts.setdefault(str(name), kind)
     if not count:
         raise DataError("data: no rows")
+    if texts:
+        warn(f"data: {describe_texts(texts)}")
     return count
 
 

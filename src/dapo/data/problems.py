@@ -11,7 +11,7 @@ from dapo.core.errors import DataError
 from dapo.data.sources.builtin import Split, builtin_problems
 from dapo.data.sources.gym_source import gym_problems
 from dapo.data.sources.readers import read_hub_rows, read_rows
-from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text
+from dapo.data.sources.rows import problem_from_row, problem_id, prompt_text, unlike_json
 from dapo.types import Problem
 
 SHOWN_ERRORS = 10
@@ -27,6 +27,7 @@ def load_problems(
     require_answer: bool = True,
     invalid: list[DataError] | None = None,
     convert: Callable[..., Problem] = problem_from_row,
+    texts: dict[str, str] | None = None,
 ) -> list[Problem]:
     """All problems that `spec` names, in order; at least one.
 
@@ -41,17 +42,20 @@ def load_problems(
     `size`. Without `require_answer`, rows without a reference answer are read too; theirs is "".
 
     Rows that cannot be used are left out and their errors appended to `invalid`. Without this list, DataError names
-    the first ten of them. `convert` makes a problem of a row (`problem_from_row`, `demonstration_from_row`).
+    the first ten of them. `convert` makes a problem of a row (`problem_from_row`, `demonstration_from_row`). `texts`
+    gets the columns whose values became texts, each with the type that they had.
     """
     if split not in ("train", "eval"):
         raise ValueError(f"split must be train or eval, got {split!r}")
     source = parse_spec(spec)
     if isinstance(source, MixSource):
-        return _mixed(source, split, require_answer=require_answer, invalid=invalid, convert=convert)
+        how: dict[str, Any] = {"require_answer": require_answer, "invalid": invalid, "convert": convert, "texts": texts}
+        return _mixed(source, split, **how)
     if isinstance(source, TaskSource):
         return _generated(source, split)
     errors: list[DataError] = []
-    problems = list(islice(_read(source, errors, convert, require_answer=require_answer), source.size))
+    rows = _read(source, errors, convert, require_answer=require_answer, texts=texts)
+    problems = list(islice(rows, source.size))
     if not problems:
         name = source.path if isinstance(source, FileSource) else f"hub:{source.name}:{source.split}"
         empty = DataError(f"{name} is empty; expected at least one problem with prompt and answer")
@@ -105,7 +109,12 @@ def _mixed(source: MixSource, split: Split, **options: Any) -> list[Problem]:
 
 
 def _read(
-    source: FileSource | HubSource, errors: list[DataError], convert: Callable[..., Problem], *, require_answer: bool
+    source: FileSource | HubSource,
+    errors: list[DataError],
+    convert: Callable[..., Problem],
+    *,
+    require_answer: bool,
+    texts: dict[str, str] | None,
 ) -> Iterator[Problem]:
     if isinstance(source, FileSource):
         rows, name = read_rows(source.path), source.path.stem
@@ -115,13 +124,18 @@ def _read(
     known: dict[str, Problem] = {}
     options: dict[str, Any] = {"columns": source.columns, "require_answer": require_answer}
     for where, row in rows:
+        if texts is not None and not isinstance(row, DataError):
+            for column, value in row.items():
+                if (kind := unlike_json(value)) is not None:
+                    texts.setdefault(str(column), kind)
         try:
             problem = convert(row, where=where, source=name, **options)
         except DataError as error:
             errors.append(error)
             continue
         first = known.setdefault(problem.id, problem)
-        yield first if first == problem else problem
+        is_copy = first == problem and repr(first.fields) == repr(problem.fields)  # 1 == 1.0 == True
+        yield first if is_copy else problem
 
 
 def _generated(source: TaskSource, split: Split) -> list[Problem]:

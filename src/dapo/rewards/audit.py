@@ -111,7 +111,7 @@ def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Au
     ]
     if problem.answer or not problem.fields:  # else a response is compared with the fields, not with the reference
         tried += [
-            (replace(problem, answer=reference), name, text, reference)
+            (_with_reference(problem, reference), name, text, reference)
             for reference in _BROKEN_REFERENCES
             for name, text in _RESPONSES_TO_BROKEN.items()
             if text != reference
@@ -125,6 +125,12 @@ def audit_reward(judge: Judge, problem: Problem, right: str | None = None) -> Au
         for result, repeated in zip(first, again, strict=True)
     ]
     return Audit(problem, best, checks)
+
+
+def _with_reference(problem: Problem, reference: str) -> Problem:
+    """The problem with another reference answer, which functions get as the column `answer`, too."""
+    fields = {name: value for name, value in problem.fields.items() if name != "answer"}
+    return replace(problem, answer=reference, fields=fields)
 
 
 def _judge(judge: Judge, problem: Problem, name: str, response: str, reference: str | None = None) -> CheckResult:

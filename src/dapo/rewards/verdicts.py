@@ -69,7 +69,7 @@ def to_verdict(name: str, value: Any) -> Verdict | None:
         return binary_verdict(value)
     score = _finite(value)
     if score is None:
-        return error_verdict(f"{name} returned {_shown(value)}, expected a finite number, a bool or None")
+        return error_verdict(f"{name} returned {shown_result(value)}, expected a finite number, a bool or None")
     return Verdict(None, score)
 
 
@@ -78,12 +78,28 @@ def to_verdicts(name: str, results: Any, count: int) -> list[Verdict | None]:
     if hasattr(results, "tolist"):  # a NumPy array or a tensor
         results = results.tolist()
     if not isinstance(results, list | tuple):
-        reason = f"{name} returned {_shown(results)}, expected a list with one number for each response ({count})"
+        reason = f"{name} returned {shown_result(results)}, expected a list with one number for each response ({count})"
     elif len(results) != count:
         reason = f"{name} returned {len(results)} results for {count} responses"
     else:
         return [to_verdict(name, value) for value in results]
     return [error_verdict(reason) for _ in range(count)]
+
+
+def to_correct(value: Any) -> bool | None:
+    """A value that is equal to 1 or 0 as right or wrong, whatever its type; None for any other value."""
+    value = _unboxed(value)
+    if try_call(lambda: bool(value == 1)) is True:
+        return True
+    return False if try_call(lambda: bool(value == 0)) is True else None
+
+
+def shown_result(value: Any) -> str:
+    """A result of user code, for a message."""
+    text = try_call(lambda: repr(value))
+    if not isinstance(text, str):
+        return f"a {type(value).__name__}"
+    return shorten(text, _SHOWN_CHARS)
 
 
 def _unboxed(value: Any) -> Any:
@@ -101,17 +117,12 @@ def _finite(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _shown(value: Any) -> str:
-    text = try_call(lambda: repr(value))
-    if not isinstance(text, str):
-        return f"a {type(value).__name__}"
-    return shorten(text, _SHOWN_CHARS)
-
-
 def _checked(name: str, verdict: Verdict) -> Verdict:
     if verdict.error is not None:
         return error_verdict(f"{name}: {verdict.error}")
-    correct, score = _unboxed(verdict.correct), _finite(_unboxed(verdict.score))
-    if score is None or not isinstance(correct, bool | None):
-        return error_verdict(f"{name} returned {_shown(verdict)}, expected a bool or None as correct, a finite score")
+    correct = None if verdict.correct is None else to_correct(verdict.correct)
+    score = _finite(_unboxed(verdict.score))
+    if score is None or (correct is None and verdict.correct is not None):
+        expected = "a bool (or 1, 0) or None as correct, a finite score"
+        return error_verdict(f"{name} returned {shown_result(verdict)}, expected {expected}")
     return Verdict(correct, score, answer=verdict.answer if isinstance(verdict.answer, str) else None)

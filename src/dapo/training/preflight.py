@@ -16,6 +16,7 @@ from dapo.core.text import did_you_mean
 from dapo.data.prepare.stats import conflicting_answers
 from dapo.data.problems import load_problems
 from dapo.data.sources.builtin import Split
+from dapo.data.sources.rows import describe_texts
 from dapo.rewards.combine import RewardSpec
 from dapo.rewards.data_check import warnings_about_rows
 from dapo.rewards.verifier import ANSWER_MARKERS, VERIFIERS
@@ -40,10 +41,13 @@ def load_rows(
     source = data.train_source if split == "train" else data.eval_source
     assert source is not None
     reward = RewardSpec.of(verifier.verifier, options=verifier.options)
-    rows = load_problems(source, split=split, require_answer=reward.reads_answer)
+    texts: dict[str, str] = {}
+    rows = load_problems(source, split=split, require_answer=reward.reads_answer, texts=texts)
     where = f"data.{split}"
     require_columns(rows, needed_columns, where=where)
     warnings = warnings_about_rows(rows, verifier.verifier, verifier.options, where=where)
+    if texts and any(name not in VERIFIERS for name in reward.weights):
+        warnings.append(f"{where}: {describe_texts(texts)}")
     if reward.reads_answer and (conflicts := conflicting_answers(rows)):
         warnings.append(
             f"{where}: texts with different answers: {conflicts:,}, so a row rewards what another refuses; dapo data "

@@ -13,7 +13,7 @@ from dapo.core.journal import Journal
 from dapo.core.rng import keyed_seed
 from dapo.data.prepare import normalize
 from dapo.data.problems import unique_problems
-from dapo.data.sources.rows import ANSWER_COLUMNS, PROMPT_COLUMNS, problem_id
+from dapo.data.sources.rows import ANSWER_COLUMNS, PROMPT_COLUMNS, other_fields, problem_id
 from dapo.types import Message, Problem
 from strict_math.text import final_part, marked_answer, strip_formatting
 
@@ -177,7 +177,8 @@ def apply(problem: Problem, decision: Decision, template: normalize.InstructionT
         return None
     if decision.action == "unchanged":
         answer = decision.answer or problem.answer
-        return replace(problem, id=problem_id(problem.prompt, answer), answer=answer)
+        fields = problem.fields if answer == problem.answer else other_fields(problem)
+        return replace(problem, id=problem_id(problem.prompt, answer), answer=answer, fields=fields)
     assert decision.question is not None
     assert decision.answer is not None
     before = _question_text(problem)

@@ -12,7 +12,7 @@ from dapo.core.errors import ConfigError, DataError
 from dapo.core.files import fsync
 from dapo.core.terminal import printable_json
 from dapo.data.sources.readers import read_rows, require_file_type
-from dapo.data.sources.rows import problem_from_row
+from dapo.data.sources.rows import is_source_of, other_fields, problem_from_row
 from dapo.types import Problem
 
 _CHUNK_ROWS = 4096
@@ -95,13 +95,22 @@ def write_problems(path: Path, problems: Sequence[Problem]) -> None:
 
 
 def row_of(problem: Problem) -> dict[str, Any]:
-    """The row of a problem; fields that would be read as its prompt, answer or source are renamed `original_NAME`."""
+    """The row of a problem; fields that would be read as its prompt, answer or source are renamed `original_NAME`.
+
+    The answer is written as the data has it, not as the text that verifiers read.
+    """
     prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
-    row: dict[str, Any] = {"prompt": prompt, "source": problem.source}
-    if problem.answer:
-        row = {"prompt": prompt, "answer": problem.answer, "source": problem.source}
-    for name, value in problem.fields.items():
-        if name == "reward_model" and isinstance(value, Mapping):
+    fields = other_fields(problem)
+    of_verl = fields.get("reward_model")
+    keeps_verl = isinstance(of_verl, Mapping) and is_source_of(problem.answer, of_verl.get("ground_truth"))
+    row: dict[str, Any] = {"prompt": prompt}
+    if "answer" not in fields and "answer" in problem.fields:
+        row["answer"] = problem.fields["answer"]
+    elif problem.answer and not keeps_verl:
+        row["answer"] = problem.answer
+    row["source"] = problem.source
+    for name, value in fields.items():
+        if name == "reward_model" and isinstance(value, Mapping) and not keeps_verl:
             # its ground truth is our answer, and two answers in one row could conflict
             value = {key: item for key, item in value.items() if key != "ground_truth"}
             if not value:

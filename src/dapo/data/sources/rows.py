@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -37,8 +37,9 @@ def problem_from_row(
     """Convert one row to a problem. Raises DataError, also if the row is the error of reading it.
 
     A nested column is named with a dot (`reward_model.ground_truth`). An answer in GSM8K's format becomes the number
-    after `####`, and the worked solution `fields["solution"]`. All columns but `prompt` and `answer` become `fields`,
-    so that a reward finds the column that was read as prompt or answer under its own name.
+    after `####`, and the worked solution `fields["solution"]`. All columns become `fields`, so that a reward finds each
+    under its own name with its own value; only a `prompt` that was read as the prompt, and an `answer` that is the
+    problem's answer letter by letter, are not stored twice.
 
     `where` is the row's location, for error messages; `source` the problem's source, unless a column `data_source` or
     `source` names it. Without `require_answer`, a row needs no reference answer as text or number; `answer` is then "".
@@ -56,19 +57,44 @@ def problem_from_row(
         if require_answer:
             raise
         text, answer_column = "", None
-    own = {"prompt"} & {prompt_column} | {"answer"} & {answer_column}
+    answer = _after_mark(text)
+    stored = set[str]()  # columns that the problem holds beside its fields
+    if prompt_column == "prompt":
+        stored.add("prompt")
+    if answer_column == "answer" and json_value(given, f"{where}: answer") == answer:
+        stored.add("answer")
     fields = {
         _name(name, where): json_value(value, f"{where}: {name}")
         for name, value in row.items()
-        if name not in own and not _PANDAS_INDEX.fullmatch(str(name))
+        if name not in stored and not _PANDAS_INDEX.fullmatch(str(name))
     }
     if prompt_column in fields:
         fields[prompt_column] = prompt  # one object, not two
-    answer = _after_mark(text)
     if answer != text:
         fields.setdefault("solution", text)
     sources = [fields[name] for name in SOURCE_COLUMNS if isinstance(fields.get(name), str) and fields[name]]
     return Problem(problem_id(prompt, answer), prompt, answer, sources[0] if sources else source, fields)
+
+
+def other_fields(problem: Problem) -> dict[str, Any]:
+    """The fields of a problem without a column `answer` of which `problem.answer` is the text.
+
+    What describes a problem by its answer and these does not depend on the type in which the data holds the answer.
+    """
+    fields = dict(problem.fields)
+    if is_source_of(problem.answer, fields.get("answer")):
+        del fields["answer"]
+    return fields
+
+
+def is_source_of(answer: str, value: object) -> bool:
+    """Whether a reference answer was read from this value of a column and differs from it, in type or text."""
+    if value is None or value == answer:
+        return False
+    try:
+        return _after_mark(_answer(value, "answer")) == answer
+    except DataError:  # a list, a mapping or a boolean: no reference
+        return False
 
 
 def problem_id(prompt: Prompt, answer: str) -> str:
@@ -86,7 +112,10 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def json_value(value: object, where: str) -> Any:
-    """Convert a value to JSON: times and decimals to strings, NaN to None. Raises DataError for bytes and objects."""
+    """Convert a value to JSON: times and decimals to strings, NaN to None. Raises DataError for bytes and objects.
+
+    `unlike_json` names what changes its type.
+    """
     if isinstance(value, str):
         return _encodable(value, where)
     if value is None or type(value).__name__ in ("NAType", "NaTType"):  # of pandas
@@ -94,7 +123,8 @@ def json_value(value: object, where: str) -> Any:
     if isinstance(value, bool | int):
         return value
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        return json_value(value.tolist(), where)
+        is_time = type(value).__name__ in ("datetime64", "timedelta64")  # whose tolist() may be a bare integer
+        return json_value(str(value) if is_time else value.tolist(), where)
     if isinstance(value, float):
         return value if math.isfinite(value) else None if math.isnan(value) else str(value)
     if isinstance(value, Mapping):
@@ -109,6 +139,32 @@ def json_value(value: object, where: str) -> Any:
         f"{where} holds a value of type {type(value).__name__}; only strings, numbers, times, lists and mappings are "
         "read: drop this column or write it as a string"
     )
+
+
+def unlike_json(value: object) -> str | None:
+    """The type of a value, or of one within it, that `json_value` makes a text; None if it keeps its type."""
+    if value is None or isinstance(value, str | bool | int):
+        return None
+    if isinstance(value, float):
+        return "infinite number" if math.isinf(value) else None
+    if isinstance(value, Mapping):
+        other_keys = (f"key of type {type(key).__name__}" for key in value if not isinstance(key, str))
+        return next(other_keys, None) or _first_unlike_json(value.values())
+    if isinstance(value, list | tuple):
+        return _first_unlike_json(value)
+    if type(value).__module__ == "numpy" and type(value).__name__ not in ("datetime64", "timedelta64"):
+        return unlike_json(value.tolist()) if hasattr(value, "tolist") else None
+    return None if type(value).__name__ in ("NAType", "NaTType") else type(value).__name__
+
+
+def _first_unlike_json(values: Iterable[object]) -> str | None:
+    return next((kind for value in values if (kind := unlike_json(value)) is not None), None)
+
+
+def describe_texts(kinds: Mapping[str, str]) -> str:
+    """A warning about columns, each with the type of its values that became texts."""
+    columns = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+    return f"JSON has no such type, so functions get it as text in the column {columns}"
 
 
 def _column(
@@ -176,6 +232,8 @@ def as_message(value: object, where: str) -> Message:
 
 def _answer(value: object, where: str) -> str:
     """The answer as a string; 3.0 becomes `3`, because tables store integer columns with gaps as floats."""
+    if type(value).__module__ == "numpy":
+        value = json_value(value, where)
     require_filled(value, where, "every problem needs a reference answer: fill it in or drop the row")
     if isinstance(value, str):
         return _encodable(value, where)

@@ -7,6 +7,7 @@ empty value is None. pandas and pyarrow.csv would read 007 as 7, and accept or f
 
 import csv
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -88,21 +89,19 @@ def _column_types(
     records: Iterable[tuple[str, Sequence[str], list[str] | DataError]],
 ) -> Mapping[str, Callable[[str], Any]]:
     """The converter of each column that has values: the first of `_TYPES` that reads all of them."""
-    possible: dict[str, int] = {}
+    fitting: dict[str, list[int]] = {}  # of each column, the types that read all values so far
     for where, names, values in records:
         for name, value in () if isinstance(values, DataError) else zip(names, values, strict=True):
             if not value:
                 continue
-            kind = possible.get(name, 0)
-            while not _TYPES[kind][1](value):
-                kind += 1
-            possible[name] = kind
+            candidates = fitting.get(name, _ALL_TYPES)
+            fitting[name] = [kind for kind in candidates if _TYPES[kind][1](value)]
             if value.startswith("[{'") and "'role':" in value and "'content':" in value:
                 raise DataError(
                     f"{where}: {name} holds messages as Python prints them, which cannot be read; write .jsonl or "
                     ".parquet, or messages as JSON"
                 )
-    return {name: _TYPES[kind][0] for name, kind in possible.items()}
+    return {name: _TYPES[kinds[0]][0] for name, kinds in fitting.items()}
 
 
 def _is_integer(text: str) -> bool:
@@ -112,9 +111,11 @@ def _is_integer(text: str) -> bool:
 
 def _is_number(text: str) -> bool:
     try:
-        return _is_integer(text) or repr(float(text)) == text
+        number = float(text)
     except ValueError:
         return False
+    # `nan` and `inf` may be words, and are no numbers of JSON
+    return math.isfinite(number) and (_is_integer(text) or repr(number) == text)
 
 
 def _is_json_objects(text: str) -> bool:
@@ -134,3 +135,4 @@ _TYPES: tuple[tuple[Callable[[str], Any], Callable[[str], bool]], ...] = (
     (json.loads, _is_json_objects),
     (str, lambda text: True),
 )
+_ALL_TYPES = list(range(len(_TYPES)))

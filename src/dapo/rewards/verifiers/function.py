@@ -6,11 +6,12 @@ import threading
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dapo.core.errors import DataError, RewardError
 from dapo.core.loading import Failure, try_call
-from dapo.rewards.verdicts import TokenIds, error_verdict, to_verdict, to_verdicts
+from dapo.rewards.verdicts import TokenIds, error_verdict, shown_result, to_correct, to_verdict, to_verdicts
 from dapo.types import EpisodeText, Problem, Verdict
 
 if TYPE_CHECKING:
@@ -137,8 +138,8 @@ class ScoreFunction(FunctionVerifier):
     """A function in verl's convention, `compute_score(data_source, solution_str, ground_truth, ...)`, for one response.
 
     It receives the data columns in its signature; with `**kwargs` verl's four, including `extra_info`. It returns a
-    number, a bool, None, or a dict whose `score` is one of these. In a dict, a bool `acc` sets whether the response is
-    correct, and a string `pred` its answer for majority votes.
+    number, a bool, None, or a dict whose `score` is one of these. In a dict, `acc`, equal to 1 or 0, sets whether the
+    response is correct, and `pred`, a string or a number, its answer for majority votes.
     """
 
     given = frozenset({"solution_str", "extra_info"})
@@ -160,12 +161,19 @@ class ScoreFunction(FunctionVerifier):
         verdict = to_verdict(self.name, result["score"])
         if verdict is None or verdict.error is not None:
             return verdict
-        correct, answer = result.get("acc"), result.get("pred")
-        return replace(
-            verdict,
-            correct=correct if isinstance(correct, bool) else verdict.correct,
-            answer=answer if isinstance(answer, str) else None,
-        )
+        correct = verdict.correct
+        if "acc" in result:
+            correct = to_correct(result["acc"])
+            if correct is None:
+                return self._error(f"returned acc={shown_result(result['acc'])}, expected a value equal to 1 or 0")
+        return replace(verdict, correct=correct, answer=_vote(result.get("pred")))
+
+
+def _vote(pred: Any) -> str | None:
+    """The answer of a response as text; None for what is neither a text nor a number."""
+    if isinstance(pred, str):
+        return pred
+    return str(pred) if isinstance(pred, Number) and not isinstance(pred, bool) else None
 
 
 @dataclass(frozen=True)
@@ -234,19 +242,20 @@ def _check_options(path: str, options: Mapping[str, Any], named: Mapping[str, An
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
-    """A problem's columns by name: its fields, `prompt`, `source`, and `answer` if it has one.
+    """A problem's columns by name, each with the value that the data has.
 
-    `data_source` and `ground_truth`, verl's names of the last two, are added unless a column has that name.
+    Where the data has no column of that name, `prompt` and `source` are the problem's, `answer` its reference answer if
+    it has one (as text), `data_source` the source, and `ground_truth` that of `reward_model`, as in verl, or else the
+    reference answer.
     """
-    answer = {"answer": problem.answer} if problem.answer else {}
-    columns = {"prompt": problem.prompt, "source": problem.source, **problem.fields, **answer}
-    columns.setdefault("data_source", problem.source)
+    columns: dict[str, Any] = {"prompt": problem.prompt, "source": problem.source, "data_source": problem.source}
     of_verl = problem.fields.get("reward_model")
+    if problem.answer:
+        columns["answer"] = problem.answer
+        columns["ground_truth"] = problem.answer
     if isinstance(of_verl, Mapping) and "ground_truth" in of_verl:
-        columns.setdefault("ground_truth", of_verl["ground_truth"])
-    elif "answer" in columns:
-        columns.setdefault("ground_truth", columns["answer"])
-    return columns
+        columns["ground_truth"] = of_verl["ground_truth"]
+    return columns | dict(problem.fields)
 
 
 def missing_columns(needed: Collection[str], problem: Problem) -> str:

@@ -17,7 +17,7 @@ from dapo.core.errors import RewardError
 from dapo.core.http_client import RETRYABLE_STATUSES, HttpClient, ServerFailed
 from dapo.core.secrets import mask_text
 from dapo.core.verifier_limits import SERVER_TOTAL_S
-from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json, to_verdict
+from dapo.rewards.verdicts import TokenIds, error_verdict, problem_to_json, to_correct, to_verdict
 from dapo.rewards.verifiers.function import NOT_APPLIED
 from dapo.types import Problem, Verdict
 
@@ -118,8 +118,8 @@ def _to_verdict(value: Any) -> Verdict | None:
     if value.get("error") is not None:
         return error_verdict(f"server: {str(value['error'])[:_SHOWN_CHARS]}")
     score, correct = value.get("score"), value.get("correct")
-    if score is None and isinstance(correct, bool):
-        return to_verdict("server", correct)
+    if score is None and correct is not None and (stated := to_correct(correct)) is not None:
+        return to_verdict("server", stated)
     return to_verdict("server", Verdict(correct, score))  # type: ignore[arg-type]
 
 
