@@ -93,3 +93,12 @@ def test_a_run_without_a_step_and_with_options_of_another_version_has_a_status(d
     directory.config.write_text(CONFIG + "bogus: 1\n")
     status = run_status(directory.path)
     assert (status.state, status.step, status.num_steps, status.metrics) == ("stopped", 0, None, {})
+
+
+def test_a_table_of_runs_says_which_results_are_mean_scores(
+    capsys: pytest.CaptureFixture[str], directory: RunDirectory, tmp_path: Path
+):
+    graded = RunDirectory.create(tmp_path / "graded", CONFIG, {"folder": "."})
+    log_metrics(graded.metrics, [{"step": 0, "eval/sums/accuracy": 0.6, "eval/sums/score_mean": 0.6}])
+    code, out, _ = run(capsys, "status", str(directory.path), str(graded.path))
+    assert (code, "50.0%" in out, "mean score 0.600" in out, "accuracy" in out) == (0, True, True, False)

@@ -30,7 +30,7 @@ from dapo.runs.console import (
     step_line,
     stopwatch,
 )
-from dapo.runs.curves import curves_figure, plot_curves, reliability
+from dapo.runs.curves import curves_figure, plain_text, plot_curves, reliability
 from dapo.runs.metric_table import metric_of
 from dapo.runs.metrics_file import JsonlSink, read_metrics, truncate_after
 from dapo.runs.rollout_table import (
@@ -194,7 +194,7 @@ class TestPlainProgress:
         assert evaluation_line(20, metrics) == "step 20: evaluation: mix 50.0% (41.2% to 59.0%), sums 100.0%"
         assert evaluation_line(20, STEP) == ""
         graded = {"eval/mix/accuracy": 6.25, "eval/mix/low": 5.0, "eval/mix/high": 7.5}
-        assert evaluation_line(20, graded) == "step 20: evaluation: mix 6.250 (5.000 to 7.500)"
+        assert evaluation_line(20, graded) == "step 20: evaluation: mix mean score 6.250 (5.000 to 7.500)"
         nothing = {"eval/mix/truncated_fraction": 0.0}
         assert evaluation_line(20, nothing) == "step 20: evaluation: mix nothing judged"
 
@@ -516,6 +516,26 @@ class TestCurves:
     def test_names_are_not_read_as_formulas(self, tmp_path):
         plot_curves(self.metrics(tmp_path / "m", 20), tmp_path / "curves.png", title=r"model $\nonsense$")
         assert (tmp_path / "curves.png").stat().st_size > 0
+
+    @pytest.mark.parametrize("name", ["数学-run 😀", "тест ñ ß", "a\u200bb\ufe0f🧑‍🚀", "العربية"])
+    def test_a_name_whose_characters_no_font_has_is_drawn_escaped_without_a_warning(self, tmp_path, name):
+        metrics = self.metrics(tmp_path / "m", 3)
+        text = metrics.read_text().replace("eval/mix/", json.dumps(f"eval/{name}/")[1:-1])
+        metrics.write_text(text)
+        plot_curves(metrics, tmp_path / "curves.png", title=name)  # a warning is an error
+        assert plain_text("тест ß $x$") == r"тест ß \$x\$"
+        assert plain_text("数") == "\\u6570"
+
+    @pytest.mark.parametrize("scores", [{"score_mean": 0.667, "low": 0.2, "high": 0.9}, {"low": -0.417, "high": 1.751}])
+    def test_the_evaluation_of_a_graded_reward_is_a_mean_score(self, tmp_path, scores):
+        evaluation = {f"eval/held_out/{key}": value for key, value in ({"accuracy": 0.667} | scores).items()}
+        (tmp_path / "m").write_text(json.dumps({"step": 0, **evaluation}) + "\n")
+        axes = curves_figure(tmp_path / "m").axes[0]
+        assert (axes.get_title(loc="left"), axes.get_ylabel()) == ("Score", "mean score of the verifier")
+        assert axes.lines[-1].get_ydata().tolist() == [0.667]
+        line = evaluation_line(0, evaluation)
+        assert line.startswith(f"step 0: evaluation: held_out mean score 0.667 ({scores['low']:.3f} to ")
+        assert "%" not in line
 
     def test_a_single_step_whose_interval_just_misses_its_mean_is_plotted(self, tmp_path):
         plot_curves(self.metrics(tmp_path / "m", 1, **{"eval/mix/low": 0.1000001}), tmp_path / "curves.png")

@@ -345,6 +345,31 @@ def test_where_most_wrong_responses_are_cut_off_the_limit_is_named_before_the_pr
     assert case.change == ("rollout.max_response_tokens=40960",)
 
 
+@pytest.mark.parametrize("mode", ["soft", "filter"])
+@pytest.mark.parametrize("steps", [1, 2, 3, 8])
+def test_where_all_responses_are_truncated_no_step_blames_the_problems(mode: str, steps: int):
+    cut = {
+        "rollout/truncated_fraction": 1.0,
+        "rollout/groups_trained": 0,
+        "rollout/keep_rate": 0.0,
+        "reward/accuracy": 0.1,
+    }
+    cut |= {"rollout/groups_all_correct": 0, "rollout/groups_all_wrong": 10}
+    config = options(overlong__mode=mode)
+    live = LiveRules(config)
+    said = [case for step in range(1, steps + 1) for case in live.add({"step": step, **HEALTHY, **cut})[0]]
+    assert "truncation" in names(said)
+    assert "too_hard" not in names(said)
+
+
+def test_the_first_evaluation_of_a_graded_reward_is_no_accuracy():
+    history = MetricHistory()
+    scores = {"accuracy": 1.8, "score_mean": 1.8, "low": 1.2, "high": 2.4, "truncated_fraction": 0.9}
+    history.add({"step": 0} | {f"eval/held/{name}": value for name, value in scores.items()})
+    (case,) = active_findings(history, options())
+    assert case.cause.endswith("they are judged before they have answered")
+
+
 def test_a_gradient_that_is_clipped_like_all_others_is_no_spike():
     assert "gradient_spike" in names(spiked({"optim/grad_norm": 90.0}, options(), HEALTHY | {"optim/grad_norm": 0.9}))
     usual = HEALTHY | {"optim/grad_norm": 5.0}  # above max_grad_norm

@@ -1,6 +1,8 @@
 """What a step writes down: the table of judged responses."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from pyarrow.parquet import read_table
@@ -9,12 +11,12 @@ from dapo.config import load_config
 from dapo.data.stream import ProblemStream
 from dapo.runs.console import ProgressDisplay
 from dapo.runs.directory import RunDirectory
-from dapo.runs.outcomes import OUTCOMES
+from dapo.runs.outcomes import COUNTED, OUTCOMES
 from dapo.runs.sinks import Tracker
 from dapo.training.rollout import Batch, Sampling
 from dapo.training.samples import with_advantages
 from dapo.training.state import Run
-from dapo.training.step_metrics import in_background, rollouts_in_background
+from dapo.training.step_metrics import batch_metrics, in_background, rollouts_in_background
 from dapo.types import Generation, Group, Problem, Verdict
 from helpers.fake_rollout import FakeEncoder, problems
 from helpers.paths import TINY
@@ -48,6 +50,26 @@ def test_each_response_has_its_own_advantage_in_the_table_also_behind_one_withou
     found = [row["advantage"] for row in rows]
     assert (found[0], found[2], found[4], found[5]) == (None, None, None, None)
     assert [found[1], found[3]] == pytest.approx([0.7071, -0.7071], abs=1e-4)
+
+
+@pytest.mark.parametrize(("finishes", "trained"), [(("length",) * 3 + ("stop",), 2), (("length",) * 4, 0)])
+def test_tokens_that_do_not_train_are_not_counted_as_trained_and_the_account_adds_up(
+    finishes: tuple[Literal["stop", "length"], ...], trained: int
+):
+    group, dropped = judged(0, 1.0, -1.0, 1.0, -1.0), judged(1, -1.0, -1.0)
+    pairs = zip(group.generations, finishes, strict=True)
+    group = replace(group, generations=tuple(replace(each, finish=finish) for each, finish in pairs))
+    without_verdict = judged(2, 1.0, None, -1.0)
+    config = load_config(TINY, ["overlong.mode=filter"])
+    tokens = dict.fromkeys(COUNTED, 0) | {"trained": 8 + 6, "all_wrong": 4, "aborted": 3}
+    groups = dict.fromkeys(COUNTED, 0) | {"trained": 2, "all_wrong": 1, "aborted": 1}
+    decided = ((group, "trained"), (dropped, "all_wrong"), (without_verdict, "trained"))
+    batch = Batch((group, without_verdict), decided, groups, tokens, shortfall=0)  # type: ignore[arg-type]
+    metrics = batch_metrics(batch, with_advantages(batch.groups, config))
+    assert metrics["rollout/tokens_trained"] == metrics["rollout/tokens_in_minibatches"] == trained + 4
+    assert metrics["rollout/tokens_filtered"] == 8 - trained
+    assert metrics["rollout/tokens_invalid"] == 2
+    assert metrics["rollout/tokens_generated"] == 21 == sum(metrics[f"rollout/tokens_{name}"] for name in COUNTED)
 
 
 def test_background_work_is_done_at_the_end_of_its_block_and_raises_there():

@@ -26,6 +26,7 @@ from dapo.api.keywords import as_overrides, build_scaled, load_base, named_funct
 from dapo.api.notebook import display_class
 from dapo.api.python_errors import in_python, python_interface
 from dapo.api.run import Run, translate_errors
+from dapo.config.load import nested_options, require_set_once, without_repeats
 from dapo.core.errors import ConfigError
 from dapo.core.files import make_private_folder
 from dapo.core.loading import add_code_folder
@@ -35,6 +36,7 @@ from dapo.runs.stored_config import CODE_FOLDER, DATA_FOLDER, trust_module_folde
 
 if TYPE_CHECKING:
     from dapo.api.lifecycle.execute import RunCallbacks
+    from dapo.training.state import Run as TrainingRun
 
 ARGUMENTS = {"data.train": "data", "data.eval": "eval_data", "data.demonstrations": "demonstrations"}
 """The arguments whose rows are copied into the run directory, by option."""
@@ -128,7 +130,11 @@ def train(
 
     if scaled:
         print_text(f"set to fit: {', '.join(as_overrides(scaled))}")
-    command = ["dapo", "train", *arguments, *as_overrides(own | scaled), "--run-dir", str(path)]
+    overrides = as_overrides(own | scaled)
+    if isinstance(config, Mapping):  # its options are arguments, too
+        overrides = without_repeats([*arguments, *overrides])
+        arguments = []
+    command = ["dapo", "train", *arguments, *overrides, "--run-dir", str(path)]
     run = Run(path)
     with (
         translate_errors(run),
@@ -157,8 +163,10 @@ def _read_options(
     named_options = options_from(keywords)
     if twice := sorted(given.keys() & named_options.keys()):
         raise ConfigError(f"{twice[0]} is set twice in one call")
+    both = options_from(given) | named_options
+    require_set_once([(name, nested_options({name: value})) for name, value in both.items()])
     modules = [writer.module() for writer in writers if not writer.is_empty]
-    return options_from(given) | named_options, modules, sorted({each for writer in writers for each in writer.folders})
+    return both, modules, sorted({each for writer in writers for each in writer.folders})
 
 
 def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[StepSink]) -> "RunCallbacks":
@@ -167,18 +175,21 @@ def _callbacks(run: Run, on_step: OnStep | Sequence[OnStep], sinks: Sequence[Ste
     if wrong := [sink for sink in sinks if not hasattr(sink, "write")]:
         raise ConfigError(f"sinks: expected objects with write(step, metrics), got {wrong[0]!r}")
     calls = [on_step] if callable(on_step) else list(on_step)
+    opened: list[TrainingRun] = []  # the last one trains
 
     def after_step(step: int, metrics: Mapping[str, float]) -> None:
         for sink in sinks:
             sink.write(step, metrics)
         if step and any(not name.startswith("eval/") for name in metrics):  # no evaluation before or after all steps
             for call in calls:
-                call(run, {"step": step, **metrics})
+                with run._training(opened[-1]):
+                    call(run, {"step": step, **metrics})
 
     return RunCallbacks(
         warn=lambda text: warn(in_python(text)),
         open_display=display_class(),
         on_step=[after_step],
+        on_open=opened.append,
         on_second_interrupt=signal.default_int_handler,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 from dapo.api.python_errors import in_python
 from dapo.core.terminal import print_text
 from dapo.runs.console import REDRAW_S, ProgressDisplay, notebook_display, stopwatch
-from dapo.runs.metric_table import PHASES
+from dapo.runs.metric_table import PHASES, is_mean_score
 from dapo.runs.sinks import Display
 
 CURVES = {"reward/accuracy": "accuracy", "reward/mean": "reward", "rollout/response_tokens_mean": "length"}
@@ -73,10 +73,14 @@ class NotebookDisplay:
         self._lines.close()
 
     def _add(self, metrics: Mapping[str, float]) -> None:
-        evaluations = [name for name in metrics if re.fullmatch("eval/.+/accuracy", name)]
+        matches = [match for name in metrics if (match := re.fullmatch("eval/(.+)/accuracy", name)) is not None]
+        evaluations = [
+            f"eval/{match[1]}/score_mean" if is_mean_score(metrics, match[1]) else match[0] for match in matches
+        ]
         self._curves = {name: [] for name in evaluations} | self._curves
         for name in (*evaluations, *CURVES):
-            value = metrics.get(name)
+            # older runs have no score_mean
+            value = metrics.get(name, metrics.get(name.replace("/score_mean", "/accuracy")))
             if value is not None and math.isfinite(value):
                 self._curves.setdefault(name, []).append(value)
 
@@ -107,5 +111,6 @@ def _chart(name: str, values: Sequence[float]) -> str:
     line = f"<polyline points='{' '.join(points)}' fill='none' stroke='currentColor' stroke-width='1.5'/>"
     end = "<circle cx='{}' cy='{}' r='2' fill='currentColor'/>".format(*points[-1].split(","))
     svg = f"<svg width='160' height='48' role='img' aria-label='{escape(name)}'>{line}{end}</svg>"
-    label = f"{escape(CURVES.get(name) or name.removesuffix('/accuracy'))} <b>{values[-1]:.3g}</b>"
+    title = CURVES.get(name) or name.removesuffix("/accuracy").replace("/score_mean", ", mean score")
+    label = f"{escape(title)} <b>{values[-1]:.3g}</b>"
     return f"<div style='display:inline-block;margin-right:1em'><small>{label}</small><br>{svg}</div>"

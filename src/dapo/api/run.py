@@ -21,6 +21,7 @@ from dapo.core.text import quoted
 from dapo.runs.console import METRIC_COLUMNS
 from dapo.runs.curves import curves_figure
 from dapo.runs.directory import RunDirectory
+from dapo.runs.metric_table import accuracy_text, is_mean_score
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.status import RunStatus, run_status
 from dapo.runs.stored_config import CODE_FOLDER, load_run_config
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from dapo.api.lifecycle.evaluate_models import EvalRequest
     from dapo.api.lifecycle.generate import OpenModel
+    from dapo.training.state import Run as TrainingRun
 
 SHOWN_METRICS = ("reward/mean", "reward/accuracy", "rollout/keep_rate", "rollout/response_tokens_mean", "loss/entropy")
 
@@ -46,6 +48,7 @@ class Run:
         self.path = Path(path)
         self._directory = RunDirectory(self.path)
         self._model: OpenModel | None = None
+        self._live: TrainingRun | None = None  # during a call of `on_step`
 
     @property
     def config(self) -> Config:
@@ -90,7 +93,7 @@ class Run:
         """Read stored responses of some `steps`, by default all that `log.rollouts` keeps.
 
         `columns` are such as `["step", "response", "reward", "outcome"]`; None: all, also tokens and log-probabilities.
-        Raises DataError for a step without a table.
+        Raises DataError for a step without a table, and for a column that a table does not have.
         """
         from dapo.runs.rollout_table import all_columns, read_rollouts
 
@@ -173,6 +176,8 @@ class Run:
     ) -> Any:
         """Sample answers from the newest checkpoint, with prompts formatted as in training.
 
+        Within `on_step` they come from the present weights instead, those after the step, without a checkpoint.
+
         The model stays loaded for the next call, until `close()`. `prompt` is a question, a list of chat messages, or a
         list of questions. Temperature 0 takes the most likely token; without `max_new_tokens`, the length limit is
         `rollout.max_response_tokens`; equal seeds give equal answers. Returns the answer as text, or `samples` of them
@@ -183,12 +188,23 @@ class Run:
             >>> [len(each) for each in answers]
             [2, 2]
         """
-        from dapo.api.lifecycle.generate import OpenModel, answers_of
+        from dapo.api.lifecycle.generate import OpenModel, answers_of, live_sampler
 
+        if self._live is not None:
+            return answers_of(live_sampler(self._live, samples, temperature, max_new_tokens, seed), prompt)
         if self._model is None or self._model.is_outdated(self._directory):
             self.close()
             self._model = OpenModel(self._directory)
         return answers_of(self._model.sampler(samples, temperature, max_new_tokens, seed), prompt)
+
+    @contextmanager
+    def _training(self, live: "TrainingRun") -> Iterator[None]:
+        """Let `generate` use a run that trains in this process, in a block in which its engine is idle."""
+        self._live = live
+        try:
+            yield
+        finally:
+            self._live = None
 
     def close(self) -> None:
         """Free the model that `generate` loaded."""
@@ -277,8 +293,9 @@ class Run:
                 facts[column.label] = column.show(known).strip()
         for name, result in state.evaluations.items():
             if (accuracy := result.get("accuracy")) is not None:
-                style = ".1%" if 0 <= accuracy <= 1 else ".3f"  # a score need not be a fraction
-                facts[f"evaluation {name}"] = f"{accuracy:{style}} after step {result['step']:.0f}"
+                metrics = {f"eval/{name}/{key}": value for key, value in result.items()}
+                text = accuracy_text(accuracy, is_score=is_mean_score(metrics, name))
+                facts[f"evaluation {name}"] = f"{text} after step {result['step']:.0f}"
         return facts
 
     def _repr_html_(self) -> str:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,17 +148,23 @@ def _accuracy_table(condition: Mapping[str, Any], baseline: str) -> Table:
     facts = ["" if k is None else f"avg@{k}", f"{condition['problems']} held-out problems"]
     facts += [plural(counts.pop(), "seed")] if len(counts) == 1 else []
     columns = ["seeds"] if counts else []
-    columns += ["accuracy", *(["difference to the row named"] if shows_previous else [])]
+    is_binary = condition.get("binary", True)
+    show = partial(_with_range, is_binary=is_binary)
+    columns += ["accuracy" if is_binary else "mean score", *(["difference to the row named"] if shows_previous else [])]
     columns.append(f"vs {printable(shorten(baseline, 16))}")
-    table = _table(f"Accuracy in % with 95 % intervals: {', '.join(filter(None, facts))}", "", *columns)
+    table = _table(
+        f"{'Accuracy in %' if is_binary else 'Mean score'} with 95 % intervals: {', '.join(filter(None, facts))}",
+        "",
+        *columns,
+    )
     if (before := condition["accuracy_before"]) is not None:
-        cells = [*([""] if counts else []), _percent(before["mean"])]
+        cells = [*([""] if counts else []), _number(before["mean"], is_binary=is_binary)]
         table.add_row("before training", *cells, *[""] * (len(columns) - len(cells)), style="dim")
     for row in rows:
-        to_previous = f"{_with_range(row['to_previous'], '+')} {printable(shorten(row['previous'] or '', 16))}"
-        cells = [*([str(len(row["seeds"]))] if counts else []), _with_range(row["accuracy"])]
+        to_previous = f"{show(row['to_previous'], '+')} {printable(shorten(row['previous'] or '', 16))}"
+        cells = [*([str(len(row["seeds"]))] if counts else []), show(row["accuracy"])]
         cells += [to_previous] if shows_previous else []
-        table.add_row(printable(row["variant"]), *cells, _with_range(row["to_baseline"], "+"))
+        table.add_row(printable(row["variant"]), *cells, show(row["to_baseline"], "+"))
     return table
 
 
@@ -175,17 +182,21 @@ def _table(title: str, *names: str) -> Table:
     return ruled_table(Column(names[0], min_width=16), *names[1:], caption=title)
 
 
-def _with_range(found: Mapping[str, Any] | None, sign: str = "") -> str:
+def _with_range(found: Mapping[str, Any] | None, sign: str = "", *, is_binary: bool) -> str:
     """A mean with its interval, and a star after a difference whose interval excludes 0."""
     if found is None:
         return ""
+    mean, low, high = (_number(found[name], sign, is_binary=is_binary) for name in ("mean", "low", "high"))
     if found["low"] is None:
-        return _percent(found["mean"], sign)
+        return mean
     mark = "*" if sign and not found["low"] <= 0 <= found["high"] else " " * bool(sign)
-    return f"{_percent(found['mean'], sign)} [{_percent(found['low'], sign)}, {_percent(found['high'], sign)}]{mark}"
+    return f"{mean} [{low}, {high}]{mark}"
 
 
-def _percent(value: float | None, sign: str = "") -> str:
+def _number(value: float | None, sign: str = "", *, is_binary: bool) -> str:
+    """An accuracy in per cent, or a mean score."""
+    if not is_binary:
+        return number(value, f"{sign}.3f")
     return number(None if value is None else 100 * value, f"{sign}.1f")
 
 

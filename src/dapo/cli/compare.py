@@ -122,18 +122,18 @@ def _by_step(found: Comparison) -> Table:
 def _overview(compared: Sequence[Comparison]) -> Table:
     """One line per run; differences are to the first."""
     a = compared[0].a
-    table = _table(
-        f"Last evaluation, compared with a = {printable(a.path)}", "b", "equal up to", "accuracy, %", *DIFFERENCE, RATIO
-    )
     final = next((each.held_out["final"] for each in compared if "final" in each.held_out), None)
-    table.add_row(printable(a.path), "", "" if final is None else _number(final.accuracy_a, "accuracy"), "", "", "")
+    unit = "accuracy" if final is None or final.is_binary else "score"
+    label = "accuracy, %" if unit == "accuracy" else "mean score"
+    title = f"Last evaluation, compared with a = {printable(a.path)}"
+    table = _table(title, "b", "equal up to", label, *DIFFERENCE, RATIO)
+    table.add_row(printable(a.path), "", "" if final is None else _number(final.accuracy_a, unit), "", "", "")
     for each in compared:
         held_out: HeldOut | None = each.held_out.get("final")
         cells = [""] * 4
         if held_out is not None:
             difference = held_out.difference
-            accuracy = _number(held_out.accuracy_b, "accuracy")
-            cells = [accuracy, *_interval(difference, "accuracy"), _ratio(difference)]
+            cells = [_number(held_out.accuracy_b, unit), *_interval(difference, unit), _ratio(difference)]
         table.add_row(printable(each.b.path), f"step {each.equal_up_to}", *cells)
     return table
 

@@ -10,6 +10,7 @@ from dapo.core.errors import DapoError
 from dapo.core.terminal import printable
 from dapo.runs.console import SafeConsole, accuracies_in, duration, metric_columns
 from dapo.runs.manifest import Fork, describe_changes
+from dapo.runs.metric_table import accuracy_text, is_mean_score
 from dapo.runs.status import RunStatus
 from dapo.runs.time_left import training_seconds
 
@@ -23,19 +24,29 @@ def print_status(statuses: Sequence[RunStatus], damaged: Mapping[str, DapoError]
         for label, text in _details(statuses[0]):
             console.print(f"{label:<12}{text}", soft_wrap=True)
         return
-    numbers = right("step", "left", "accuracy", "disk", no_wrap=True)
+    results = [_result(status) for status in statuses]
+    label = "result" if any(text.startswith("mean score") for text in results) else "accuracy"
+    numbers = right("step", "left", label, "disk", no_wrap=True)
     table = Table(Column("run", overflow="fold"), "state", *numbers)
-    for status in statuses:
-        accuracies = [each["accuracy"] for each in status.evaluations.values() if each.get("accuracy") is not None]
-        accuracy = accuracies[-1] if accuracies else status.metrics.get("reward/accuracy")
+    for status, result in zip(statuses, results, strict=True):
         left = "" if status.seconds_left is None else duration(status.seconds_left)
-        cells = (_steps(status), left, number(accuracy, ".1%"), size(status.disk_bytes["total"]))
+        cells = (_steps(status), left, result, size(status.disk_bytes["total"]))
         table.add_row(status.run, status.state, *cells)
     if statuses:
         console.print(table)
     for status in statuses:
         if status.state == "failed":
             console.print(f"{status.run}: {status.exit_reason}", soft_wrap=True)
+
+
+def _result(status: RunStatus) -> str:
+    """The accuracy or the mean score of the last evaluation, or else the accuracy in training."""
+    evaluated = [name for name, each in status.evaluations.items() if each.get("accuracy") is not None]
+    if not evaluated:
+        return number(status.metrics.get("reward/accuracy"), ".1%")
+    name = evaluated[-1]
+    metrics = {f"eval/{name}/{key}": value for key, value in status.evaluations[name].items()}
+    return accuracy_text(metrics[f"eval/{name}/accuracy"], is_score=is_mean_score(metrics, name))
 
 
 def _details(status: RunStatus) -> list[tuple[str, str]]:

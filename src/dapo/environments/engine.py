@@ -140,6 +140,11 @@ class EpisodeEngine:
         self._answering: deque[tuple[int, _Running, Future[Answer]]] = deque()
         """The episodes whose environment is answering, each with the poll at which the answer counts."""
 
+    @property
+    def turn_engine(self) -> RolloutEngine:
+        """The engine that samples turns; it may be used while no episode is played."""
+        return self._engine
+
     def load_weights(self, weights: WeightSource, version: int) -> None:
         self._engine.load_weights(weights, version)
 

@@ -108,6 +108,7 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Compute all reported figures as JSON values: `accuracy` is avg@k; `low` and `high` are its 95 % interval.
 
+        `binary` is false where the verifier does not decide correct or wrong: `accuracy` is then a mean score.
         `accuracy` is None without any verdict, `low` and `high` without an interval; `interval_note` is the reason.
         `intervals` has the intervals of `pass@j` and `cons@k`; `pass@j` is the mean over `complete_problems`.
         `no_answer_fraction` is the fraction of judged responses without an answer, None if the verifier does not
@@ -150,9 +151,14 @@ class Evaluation:
         summary, prefix = self.summary(), f"eval/{self.plan.name}"
         names = ("accuracy", "low", "high", "response_tokens_mean", "truncated_fraction")
         figures = {key: summary[key] for key in names} | {f"avg@{summary['samples_per_problem']}": summary["accuracy"]}
+        if not summary["binary"]:
+            figures["score_mean"] = summary["accuracy"]
         metrics = {f"{prefix}/{key}": value for key, value in figures.items() if value is not None}
         if len(summary["by_source"]) > 1:
-            metrics.update({f"eval/{source}/accuracy": row["accuracy"] for source, row in summary["by_source"].items()})
+            for source, row in summary["by_source"].items():
+                metrics[f"eval/{source}/accuracy"] = row["accuracy"]
+                if not summary["binary"]:
+                    metrics[f"eval/{source}/score_mean"] = row["accuracy"]
         return metrics
 
     def table(self) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from rich.text import Text
 from dapo.core.errors import DapoError
 from dapo.core.terminal import UNSAFE, print_text, printable
 from dapo.core.text import excerpt, with_interval
-from dapo.runs.metric_table import PHASES, metric_of
+from dapo.runs.metric_table import PHASES, is_mean_score, metric_of
 from dapo.runs.outcomes import VERDICT_WORDS, verdict_word
 from dapo.runs.time_left import TimeLeft, training_seconds
 
@@ -232,12 +232,14 @@ def metric_columns(metrics: Mapping[str, float]) -> list[str]:
 
 
 def accuracies_in(metrics: Mapping[str, float]) -> list[str]:
-    """Format the accuracy of each evaluation among the metrics, with its name and its interval."""
+    """Format the accuracy or the mean score of each evaluation among the metrics, with its name and its interval."""
     entries = []
     for name in dict.fromkeys(each[5:].rpartition("/")[0] for each in metrics if each.startswith("eval/")):
         accuracy, *interval = (metrics.get(f"eval/{name}/{each}") for each in ("accuracy", "low", "high"))
-        style = ".1%" if 0 <= (accuracy or 0) <= 1 else ".3f"  # the score of a verifier need not be a fraction
-        entries.append(f"{name} {with_interval(accuracy, interval, style)}")
+        if accuracy is not None and is_mean_score(metrics, name):
+            entries.append(f"{name} mean score {with_interval(accuracy, interval, '.3f')}")
+        else:
+            entries.append(f"{name} {with_interval(accuracy, interval)}")
     return entries
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import DataError
 from dapo.core.files import atomic_file
 from dapo.core.terminal import printable
-from dapo.runs.metric_table import metric_of
+from dapo.runs.metric_table import is_mean_score, metric_of
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.outcomes import OUTCOMES
 
@@ -86,16 +86,17 @@ def curves_figure(metrics_jsonl: str | Path, *, title: str = "") -> "Figure":
 
 
 def _accuracy(axes: "Axes", records: Sequence[Record]) -> None:
-    is_binary = any("reward/accuracy" in record for record in records) or not any(
-        "reward/score_mean" in record for record in records
-    )
+    names = _evaluation_names(records)
+    has_scores = any(is_mean_score(record, name) for record in records for name in names)
+    has_accuracy = any("reward/accuracy" in record for record in records)
+    is_binary = not has_scores and (has_accuracy or not any("reward/score_mean" in record for record in records))
     if is_binary:
         frame(axes, title="Accuracy", unit="correct (%)")
         _curve(axes, records, "reward/accuracy", colour=BLUE, label="training: all judged responses")
     else:
         frame(axes, title="Score", unit="mean score of the verifier")
         _curve(axes, records, "reward/score_mean", colour=BLUE, label="training: all judged responses")
-    for name, colour in zip(_evaluation_names(records), EVALUATION_COLOURS, strict=False):
+    for name, colour in zip(names, EVALUATION_COLOURS, strict=False):
         _evaluation(axes, records, name, colour, scale=1.0 if is_binary else 0.01)
     if is_binary:
         axes.set_ylim(0, min(102.0, axes.get_ylim()[1]))
@@ -275,5 +276,22 @@ def smoothed(values: Sequence[float]) -> Sequence[float]:
 
 
 def plain_text(text: str) -> str:
-    """Escape text, with its dollar signs: matplotlib reads text between two of them as a formula."""
-    return printable(text).replace("$", r"\$")
+    """Escape text for a figure, where `$` begins a formula, and characters without a glyph in its fonts, too."""
+    shown = []
+    for character in printable(text):
+        if not character.isascii() and not _has_glyph(character):
+            character = character.encode("ascii", "backslashreplace").decode()
+        shown.append(r"\$" if character == "$" else character)
+    return "".join(shown)
+
+
+def _has_glyph(character: str) -> bool:
+    """Whether a font of matplotlib's configuration has the character, in normal and in bold weight."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    for weight in ("normal", "bold"):
+        families = FontProperties().get_family()
+        fonts = [get_font(findfont(FontProperties(family=family, weight=weight))) for family in families]
+        if not any(font.get_char_index(ord(character)) for font in fonts):
+            return False
+    return True

@@ -5,7 +5,7 @@ The rows are in metrics.tsv; the console, the curves, `mean_of_updates` and docs
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -101,3 +101,19 @@ def metric_of(name: str) -> Metric:
         if re.fullmatch(re.sub(r"\{\w+\}", "(.+)", outcomes), name):
             return metric
     raise KeyError(f"{name} is not in the table of metrics (runs/metrics.tsv)")
+
+
+def is_mean_score(metrics: Mapping[str, Any], data: str) -> bool:
+    """Whether `eval/{data}/accuracy` among the metrics of a step is a mean score instead of a fraction.
+
+    Runs of older versions did not log `score_mean`; there, values outside of 0 to 1 show it.
+    """
+    if metrics.get(f"eval/{data}/score_mean") is not None:
+        return True
+    values = [metrics.get(f"eval/{data}/{name}") for name in ("accuracy", "low", "high")]
+    return any(value is not None and not 0 <= value <= 1 for value in values)
+
+
+def accuracy_text(value: float, *, is_score: bool) -> str:
+    """Format the accuracy of an evaluation, or its mean score."""
+    return f"mean score {value:.3f}" if is_score else f"{value:.1%}"

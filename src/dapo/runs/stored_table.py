@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dapo.core.errors import DataError
 from dapo.core.files import damage_of, open_no_link
 
 MAX_BYTES, MAX_EXPANSION = 2**28, 16
@@ -24,14 +25,16 @@ def stored_table(path: str | Path, schema: pa.Schema | None = None) -> Iterator[
         if metadata.num_columns * metadata.num_row_groups > _MAX_COLUMN_CHUNKS:
             raise ValueError(f"it has {metadata.num_row_groups:,} chunks of {metadata.num_columns:,} columns")
         with pq.ParquetFile(source, metadata=metadata, read_dictionary=_dictionaries(metadata)) as file:
-            yield StoredTable(file, schema)
+            yield StoredTable(path, file, schema)
 
 
 class StoredTable:
     """An open table, whose rows come in chunks."""
 
-    def __init__(self, file: pq.ParquetFile, schema: pa.Schema | None) -> None:
-        self._file, self._metadata = file, file.metadata
+    def __init__(self, path: str | Path, file: pq.ParquetFile, schema: pa.Schema | None) -> None:
+        self._path = path
+        self._file = file
+        self._metadata = file.metadata
         self._present: pa.Schema = file.metadata.schema.to_arrow_schema()
         self._schema = self._present if schema is None else schema
         self._leaves: dict[str, list[int]] = {}
@@ -49,9 +52,14 @@ class StoredTable:
         self.chunks = range(len(self.chunk_rows))
 
     def read(self, columns: Sequence[str], chunks: Sequence[int] | None = None) -> pa.Table:
-        """Read columns of some chunks, or of all. Raises ValueError if they are missing, ill-typed or too large."""
+        """Read columns of some chunks, or of all.
+
+        Raises DataError for a column that the table does not have, ValueError for ill-typed or too large ones.
+        """
         chunks = self.chunks if chunks is None else chunks
         for name in columns:
+            if name not in self.names:
+                raise DataError(f"{self._path} has no column {name}; it has {', '.join(self.names)}")
             self._require_type(name)
         found = [self._metadata.row_group(i).column(leaf) for i in chunks for c in columns for leaf in self._leaves[c]]
         self._stored += sum(c.total_compressed_size for c in found)

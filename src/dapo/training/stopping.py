@@ -16,7 +16,7 @@ from dapo.core.errors import NumericsError, ShortfallError
 from dapo.runs.outcomes import Outcome, count_dropped
 from dapo.training.dynamic_sampling import REWARD_TEST
 from dapo.training.rollout import Batch
-from dapo.training.rules.sampling_rules import EASIER_PROBLEMS
+from dapo.training.rules.sampling_rules import EASIER_PROBLEMS, TRUNCATED
 from dapo.training.state import Run
 
 MAX_EMPTY_STEPS = 3  # steps in a row without a group to train on that end a run; one ends a run that has not trained
@@ -63,7 +63,15 @@ def require_groups(batch: Batch, *, step: int = 1, empty_steps: int = 0, reward_
         if empty_steps + 1 < MAX_EMPTY_STEPS:
             return
     steps = f"{empty_steps + 1} steps in a row, the last of them " if empty_steps > 0 else ""
-    advice = _ADVICE[found.most_common(1)[0][0]].replace("{reward_test}", reward_test)
+    outcome = found.most_common(1)[0][0]
+    advice = _ADVICE[outcome].replace("{reward_test}", reward_test)
+    finishes = [generation.finish for group, _ in batch.decided for generation in group.generations]
+    truncated = finishes.count("length") / max(1, len(finishes))
+    if outcome in ("all_wrong", "zero_variance") and truncated > TRUNCATED:
+        advice = (
+            f"{truncated:.0%} of the responses end at the limit of tokens, before they have answered: raise "
+            "rollout.max_response_tokens, or request shorter answers in data.instruction"
+        )
     raise ShortfallError(f"{steps}step {step}: {describe_short_batch(batch)}\n{advice}")
 
 

@@ -76,7 +76,7 @@ def results_figure(results: Results, condition: str) -> "Figure":
     figure = new_figure(*inches, title, layout=layout)
     grid = figure.subplots(height, width, squeeze=False).flatten()
     for axes, panel in zip(grid, panels, strict=False):
-        _panel(axes, panel, rows)
+        _panel(axes, panel, rows, is_binary=results.is_binary(condition))
     for axes in islice(grid, len(panels), None):
         axes.set_visible(False)
     _legend(figure, grid[0], legend / inches[1], seeds=len(results.facts["experiment"]["seeds"]))
@@ -89,45 +89,50 @@ def differences_figure(results: Results) -> "Figure | None":
     A filled point has an interval without 0.
     """
     lines: list[tuple[str, Mapping[str, Any] | None, int]] = []
+    is_binary = True
     for table in make_table(results):
         rows = [(row["variant"], row["to_baseline"], i) for i, row in enumerate(table["rows"])]
         rows = [row for row in rows if row[1] is not None and row[1]["low"] is not None]
         lines += [(table["condition"], None, 0)] if table["condition"] and rows else []
         lines += rows
+        is_binary = is_binary and table["binary"]
     if not lines:
         return None
     figure = new_figure(8.0, _DIFFERENCE_INCHES * len(lines) + 1.4, "", layout="constrained")
     axes = figure.subplots()
     facts = results.facts["experiment"]
-    frame(axes, title=plain_text(f"{facts['name']}: held-out accuracy against {facts['baseline']}"), unit="")
+    quantity, scale = ("accuracy", _PERCENT) if is_binary else ("mean score", 1.0)
+    frame(axes, title=plain_text(f"{facts['name']}: held-out {quantity} against {facts['baseline']}"), unit="")
     axes.axvline(0, color=INK, linewidth=1)
     for y, (_, found, index) in enumerate(lines):
         if found is not None:
-            colour, low, high = COLOURS[index % len(COLOURS)], _PERCENT * found["low"], _PERCENT * found["high"]
+            colour, low, high = COLOURS[index % len(COLOURS)], scale * found["low"], scale * found["high"]
             axes.plot([low, high], [y, y], color=colour, linewidth=2.2, solid_capstyle="round")
             fill = "white" if found["low"] <= 0 <= found["high"] else colour
-            axes.plot([_PERCENT * found["mean"]], [y], "o", color=colour, markerfacecolor=fill, markersize=6.5)
+            axes.plot([scale * found["mean"]], [y], "o", color=colour, markerfacecolor=fill, markersize=6.5)
     axes.set_yticks(range(len(lines)), [plain_text(name) for name, *_ in lines])
     for label, (_, found, _) in zip(axes.get_yticklabels(), lines, strict=True):
         label.set_fontweight("bold" if found is None else "normal")
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.grid(False, axis="y")
     seeds = len(facts["seeds"])
-    axes.set_xlabel(
-        f"points, with 95 % intervals over seeds and problems; {seeds} seed{'s' * (seeds > 1)}; filled: without 0",
-        color=INK,
-        fontsize=9,
-    )
+    unit = "points" if is_binary else "difference"
+    intervals = f"with 95 % intervals over seeds and problems; {seeds} seed{'s' * (seeds > 1)}; filled: without 0"
+    axes.set_xlabel(f"{unit}, {intervals}", color=INK, fontsize=9)
     return figure
 
 
-def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) -> None:
+def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]], *, is_binary: bool) -> None:
     is_accuracy = panel.metric == ACCURACY
-    unit, scale = "correct (%)", _PERCENT
     if not is_accuracy:
         row = metric_of(panel.metric)
-        unit, scale = ("%" if row.scale == _PERCENT else row.unit), row.scale
-    frame(axes, title=plain_text(panel.title) or ("Held-out accuracy" if is_accuracy else panel.metric), unit=unit)
+        title, scale = panel.metric, row.scale
+        unit = "%" if row.scale == _PERCENT else row.unit
+    elif is_binary:
+        title, unit, scale = "Held-out accuracy", "correct (%)", _PERCENT
+    else:
+        title, unit, scale = "Held-out score", "mean score", 1.0
+    frame(axes, title=plain_text(panel.title) or title, unit=unit)
     for first, last in panel.windows:
         axes.axvspan(first - 0.5, last + 0.5, color=INK, alpha=0.08, linewidth=0)
     axes.yaxis.set_label_coords(-0.13, 0.5)
@@ -138,7 +143,7 @@ def _panel(axes: "Axes", panel: Panel, rows: Mapping[str, Sequence[Columns]]) ->
             continue
         grid, mean, low, high = mean_curve(curves, is_by_step=panel.against == "steps")
         colour, style = COLOURS[index % len(COLOURS)], STYLES[index // len(COLOURS) % len(STYLES)]
-        floor, ceiling = _range(panel.metric)
+        floor, ceiling = _range(panel.metric, is_binary=is_binary)
         low, high = np.clip(low, mean.min(where=~np.isnan(mean), initial=floor), ceiling), np.clip(high, floor, ceiling)
         axes.fill_between(grid, scale * low, scale * high, color=colour, alpha=0.12, linewidth=0)
         marker = "o" if len(grid) == 1 or (is_accuracy and panel.against == "steps") else None
@@ -182,8 +187,10 @@ def mean_curve(
     return grid, mean, mean - half, mean + half
 
 
-def _range(metric: str) -> tuple[float, float]:
+def _range(metric: str, *, is_binary: bool = True) -> tuple[float, float]:
     """The range of a metric's values before scaling; bands over few seeds are cut there."""
+    if metric == ACCURACY and not is_binary:
+        return -np.inf, np.inf
     unit = "fraction" if metric == ACCURACY else metric_of(metric).unit
     is_signed = unit in _SIGNED or metric in _SIGNED or metric.startswith("audit/")
     return -np.inf if is_signed else 0.0, 1.0 if unit in ("fraction", "probability") else np.inf

@@ -75,6 +75,12 @@ class Results:
     def runs(self, condition: str, variant: str) -> list[dict[str, Any]]:
         return [run for run in self.facts["runs"] if (run["condition"], run["variant"]) == (condition, variant)]
 
+    def is_binary(self, condition: str) -> bool:
+        """Whether evaluations have accuracies, as opposed to mean scores of a verifier that decides nothing."""
+        runs = [run for run in self.facts["runs"] if run["condition"] == condition]
+        values = [value for run in runs for value in run["curve"].get(ACCURACY, ()) if value is not None]
+        return all(run.get("is_binary", True) for run in runs) and all(0 <= value <= 1 for value in values)
+
     def finished(self, condition: str, variant: str) -> dict[int, dict[str, Any]]:
         return {run["seed"]: run for run in self.runs(condition, variant) if run["accuracies"] is not None}
 

@@ -43,6 +43,7 @@ def _condition(results: Results, condition: str) -> dict[str, Any]:
     return {
         "condition": condition,
         "accuracy_before": mean_over_seeds(known) if known else None,
+        "binary": all(map(_is_binary, runs.values())),
         "problems": len(judged),
         "samples_per_problem": next(
             (run["samples_per_problem"] for row in runs.values() for run in row.values()), None

@@ -59,6 +59,8 @@ class RunCallbacks:
     open_display: Callable[..., Display] = ProgressDisplay
     """Opens the display of progress, with the arguments of ProgressDisplay."""
     on_step: Sequence[Callable[[int, Mapping[str, float]], None]] = ()
+    on_open: Callable[[Run], None] = lambda run: None
+    """Called with the run once its parts are built, and again after each restart."""
     on_second_interrupt: InterruptHandler = END_AT_ONCE
 
 
@@ -243,6 +245,7 @@ def open_run(ready: ReadyRun, callbacks: RunCallbacks) -> Iterator[Run]:
         if run.sampling.max_staleness < 2:
             run.sampling.discard_kept()
         opened.pop_all()
+        callbacks.on_open(run)
         with summary_written(run, callbacks.warn):
             yield run
 

@@ -10,6 +10,7 @@ from dapo.core.errors import CheckpointError
 from dapo.core.terminal import warn
 from dapo.data.prompts import PromptEncoder
 from dapo.data.sources.rows import problem_id
+from dapo.environments.engine import EpisodeEngine
 from dapo.evaluation.evaluate import EngineSampler, Response
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.checkpoints import step_of
@@ -17,6 +18,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
 from dapo.training.assemble.inputs import read_model, stop_at_turn_end
 from dapo.training.assemble.resolve import resolve_auto
+from dapo.training.state import Run as TrainingRun
 from dapo.types import Problem, Prompt
 
 
@@ -50,6 +52,21 @@ class OpenModel:
         self._stack.close()
 
 
+def live_sampler(
+    run: TrainingRun, samples: int, temperature: float, max_new_tokens: int | None, seed: int
+) -> EngineSampler:
+    """A sampler of a run that trains in this process, with the weights after its last step.
+
+    Nothing may be in flight in the run's engine: use it where an evaluation may take place.
+    """
+    run.sync_engine()
+    plan = generation_plan(run.config, run.sampling.plan.stop_ids, samples, temperature, max_new_tokens, seed)
+    engine = run.sampling.engine
+    if isinstance(engine, EpisodeEngine):  # answers are single responses, as those of a checkpoint
+        engine = engine.turn_engine
+    return EngineSampler(engine, run.sampling.encoder, plan)
+
+
 def generation_plan(
     config: Config, stop_ids: tuple[int, ...], samples: int, temperature: float, max_new_tokens: int | None, seed: int
 ) -> EvaluationPlan:
@@ -63,15 +80,19 @@ def answers_of(sampler: EngineSampler, prompt: str | Sequence[Any], *, check: Ca
     prompts: list[Prompt] = [prompt] if _is_one_prompt(prompt) else list(prompt)
     samples = sampler.plan.samples_per_problem
     answers: list[list[str]] = [[""] * samples for _ in prompts]
-    for index, each in enumerate(prompts):
-        sampler.submit(index, Problem(problem_id(each, ""), each, "", "generate", {}))
     missing = samples * len(prompts)
-    while missing:
-        check()
-        found: list[tuple[int, int, Response]] = sampler.poll()
-        for index, i, response in found:
-            answers[index][i] = response.text
-        missing -= len(found)
+    try:
+        for index, each in enumerate(prompts):
+            sampler.submit(index, Problem(problem_id(each, ""), each, "", "generate", {}))
+        while missing:
+            check()
+            found: list[tuple[int, int, Response]] = sampler.poll()
+            for index, i, response in found:
+                answers[index][i] = response.text
+            missing -= len(found)
+    except BaseException:
+        sampler.abort()  # the engine samples for others, too
+        raise
     texts = [each[0] if samples == 1 else each for each in answers]
     return texts[0] if _is_one_prompt(prompt) else texts
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from dapo.runs.metric_table import is_mean_score
 from dapo.training.rules.mean_test import MeanTest
 from sample_intervals import difference_variance
 
@@ -31,6 +32,7 @@ class EvaluationPoint:
     low: float
     high: float
     truncated: float
+    is_score: bool = False  # the accuracy is a mean score
 
 
 @dataclass
@@ -130,7 +132,9 @@ class MetricHistory:
         if not names:
             return
         name = min(names, key=len)  # the whole data set; its sources have longer names
-        point = EvaluationPoint(step, *(values.get(f"{name}/{each}", math.nan) for each in _OF_EVALUATION))
+        accuracy, low, high, truncated = (values.get(f"{name}/{each}", math.nan) for each in _OF_EVALUATION)
+        is_score = is_mean_score(values, name.removeprefix("eval/"))
+        point = EvaluationPoint(step, accuracy, low, high, truncated, is_score)
         self.evaluations += 1
         self.first_evaluation = self.first_evaluation or point
         self.last_evaluation = point

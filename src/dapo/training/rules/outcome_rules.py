@@ -56,7 +56,9 @@ def overfit(history: MetricHistory, config: Config) -> Symptom | None:
     accuracy, before = history.mean(name), history.first_mean(name)
     if accuracy is None or before is None or accuracy - before < GAIN:
         return None
-    fell = f"held-out accuracy fell from {best.accuracy:.1%} at step {best.step} to {last.accuracy:.1%} at {last.step}"
+    style = ".3f" if last.is_score else ".1%"
+    fell = f"from {best.accuracy:{style}} at step {best.step} to {last.accuracy:{style}} at {last.step}"
+    fell = f"held-out {'mean score' if last.is_score else 'accuracy'} fell {fell}"
     evidence = {"eval accuracy": last.accuracy, "eval accuracy, best": best.accuracy, f"{name} at first": before}
     if last.truncated - best.truncated >= (best.accuracy - last.accuracy) / 2:
         limit = config.eval.max_response_tokens or config.rollout.max_response_tokens

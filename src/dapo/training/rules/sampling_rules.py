@@ -52,8 +52,7 @@ def _none_right(history: MetricHistory, config: Config) -> Symptom | None:
 def starvation(history: MetricHistory, config: Config, name: str) -> Symptom | None:
     """Few groups carry a signal, mostly for the reason that the rule `name` stands for."""
     keep_rate = signal_rate(history, config)
-    is_sure = not keep_rate or len(history.window()) >= MIN_STEPS or decided(history) >= MIN_GROUPS
-    if keep_rate is None or keep_rate >= MIN_KEEP_RATE or not is_sure:
+    if keep_rate is None or not _lacks_signal(history, config):
         return None
     if _starvation_cause(history, config) != name or _is_cut_off(history, config, name):
         return None
@@ -101,11 +100,19 @@ _STARVATION = {
 ENABLE = "dynamic_sampling.enabled=true"
 
 
+def _lacks_signal(history: MetricHistory, config: Config) -> bool:
+    """Whether few groups carry a signal: of some steps, of many groups, or none at all."""
+    keep_rate = signal_rate(history, config)
+    if keep_rate is None or keep_rate >= MIN_KEEP_RATE:
+        return False
+    return keep_rate == 0 or len(history.window()) >= MIN_STEPS or decided(history) >= MIN_GROUPS
+
+
 def _is_cut_off(history: MetricHistory, config: Config, name: str) -> bool:
     """Whether groups lack a signal because their responses are truncated, which `truncation` reports."""
     truncated = history.mean("rollout/truncated_fraction") or 0.0
     may_hide = name in ("too_hard", "equal_rewards") or config.overlong.mode == "filter"
-    return may_hide and truncated > TRUNCATED and len(history.window()) >= MIN_STEPS
+    return may_hide and truncated > TRUNCATED
 
 
 def _sampling_change(config: Config) -> tuple[str, ...]:
@@ -185,8 +192,12 @@ def truncation(history: MetricHistory, config: Config) -> Symptom | None:
     truncated, evaluation = history.mean("rollout/truncated_fraction"), history.last_evaluation
     if truncated is None and evaluation is not None:  # of the untrained model, before the first step
         option = "rollout" if config.eval.max_response_tokens is None else "eval"
-        return _cut_off(evaluation.truncated, evaluation.accuracy, config, option, " of the first evaluation")
-    if truncated is None or history.steps < MIN_STEPS or history.rate("rollout/looping_fraction") > truncated / 2:
+        accuracy = None if evaluation.is_score else evaluation.accuracy
+        return _cut_off(evaluation.truncated, accuracy, config, option, " of the first evaluation")
+    # as soon as too few groups carry a signal, because then the problems would be blamed
+    is_sure = history.steps >= MIN_STEPS or _lacks_signal(history, config)
+    looping = history.total("rollout/looping_fraction") / max(1, len(history.window()))
+    if truncated is None or not is_sure or looping > truncated / 2:
         return None
     effect = {"soft": " and are penalised", "filter": " and do not train"}.get(config.overlong.mode, "")
     if config.overlong.mode == "filter" and (rate := signal_rate(history, config) or 0.0) < MIN_KEEP_RATE:
@@ -223,7 +234,12 @@ def length_explosion(history: MetricHistory, config: Config) -> Symptom | None:
     if is_unknown or (gain is not None and gain >= GAIN):
         return None
     scores_alone = "the reward gives only scores: it may pay for length"
-    result = scores_alone if gain is None else f"accuracy changed by {gain:+.1%}"
+    if gain is None:
+        result = scores_alone
+    elif history.performance == "reward/accuracy":
+        result = f"accuracy changed by {gain:+.1%}"
+    else:
+        result = f"the mean score changed by {gain:+.3f}"
     mode, buffer = config.overlong.mode, config.overlong.buffer_tokens
     shorter = max(round(LENGTH_GROWTH * before), buffer if mode == "soft" else 1)
     change = [] if mode == "soft" else ["overlong.mode=filter"]

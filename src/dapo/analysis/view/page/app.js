@@ -90,7 +90,7 @@ const drawChange = async (run, metrics) => {
   const mine = turn;
   drawSummary(metrics.summary, metrics);
   const change = await changeOf(run, metrics).catch(() => null); // evaluations that differ in more than the model are not paired
-  if (mine === turn && change) document.querySelector(".headline").after(changeLink(change, isFraction(evaluated(metrics))));
+  if (mine === turn && change) document.querySelector(".headline").after(changeLink(change, evaluated(metrics).binary));
 };
 const changeLink = (change, binary) => View.h("a", { class: "change", href: View.link("evaluation"), title: `Mean difference on the same ${View.count(change.problems)} problems, with its 95 % interval: better on ${change.better}, worse on ${change.worse}` },
   "paired ", View.h("b", { class: View.changeClass(change) }, View.points(change.difference, binary)), change.low === null ? "" : ` (${View.points(change.low, binary, "")} to ${View.points(change.high, binary, "")})`);
@@ -98,9 +98,8 @@ const changeLink = (change, binary) => View.h("a", { class: "change", href: View
 // The evaluations in the metrics: where they are, and the column of accuracies.
 const evaluated = (metrics) => {
   const name = View.evaluationNames(metrics)[0], accuracy = metrics.columns[`eval/${name}/accuracy`] || [];
-  return { name, accuracy, at: metrics.steps.map((_, i) => i).filter((i) => accuracy[i] != null) };
+  return { name, accuracy, binary: !View.isMeanScore(metrics, name), at: metrics.steps.map((_, i) => i).filter((i) => accuracy[i] != null) };
 };
-const isFraction = ({ at, accuracy }) => at.every((i) => accuracy[i] >= 0 && accuracy[i] <= 1); // the score of a verifier need not be one
 
 // Held-out accuracy before training and now, with the interval of the newest.
 const headline = (metrics) => {
@@ -108,10 +107,10 @@ const headline = (metrics) => {
   if (!found || !at.length) return "";
   const column = (n) => metrics.columns[`eval/${name}/${n}`] || [];
   const first = at[0], last = at[at.length - 1];
-  const shownAs = (v) => View.score(v, isFraction(found));
+  const shownAs = (v) => View.score(v, found.binary);
   const interval = column("low")[last] == null ? "" : ` (${shownAs(column("low")[last]).replace(" %", "")} to ${shownAs(column("high")[last]).replace(" %", "")})`;
   const change = first === last ? shownAs(accuracy[first]) : `${shownAs(accuracy[first])} → ${shownAs(accuracy[last])}`;
-  return View.h("span", { class: "headline", title: `Accuracy on the held-out problems ${name}: step ${metrics.steps[first]}${first === last ? "" : ` and step ${metrics.steps[last]}`}, with the 95 % interval of the last` }, "held out ", View.h("b", {}, `${change}${interval}`));
+  return View.h("span", { class: "headline", title: `${found.binary ? "Accuracy" : "Mean score"} on the held-out problems ${name}: step ${metrics.steps[first]}${first === last ? "" : ` and step ${metrics.steps[last]}`}, with the 95 % interval of the last` }, found.binary ? "held out " : "held out, mean score ", View.h("b", {}, `${change}${interval}`));
 };
 
 const drawSummary = (s, metrics) => {

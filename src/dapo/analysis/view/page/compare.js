@@ -10,7 +10,7 @@ const metricTraces = (name, runs, all, axis) => runs.flatMap((run, i) => {
   return View.curve(metrics, x, name, { label: View.short(run), colour, scale: View.scaleOf(name) });
 });
 
-const unitOf = (name) => (name === "eval accuracy" ? "held out (%)" : View.unitOf(name));
+const unitOf = (name, all) => (name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "held out, mean score" : "held out (%)") : View.unitOf(name));
 
 // The options in which runs differ, with the value in each.
 const differing = (tables) => {
@@ -30,9 +30,9 @@ const pairedWithFirst = async (runs) => {
     return { run, a, b, ...found };
   }));
 };
-const pairedColumns = (first) => [
+const pairedColumns = (first, isBinary) => [
   { name: "run", cell: (r) => (r.error ? r.run : View.h("a", { href: View.link("evaluation", { a_run: first, a_step: r.a.step, b_run: r.run, b_step: r.b.step }), title: "the same difference by problem" }, r.run)) },
-  { name: "accuracy", number: true, cell: (r) => (r.a && r.b ? `${View.judged(r.a.accuracy, r.a.binary)} → ${View.judged(r.b.accuracy, r.b.binary)}` : "") },
+  { name: isBinary ? "accuracy" : "mean score", number: true, cell: (r) => (r.a && r.b ? `${View.judged(r.a.accuracy, r.a.binary)} → ${View.judged(r.b.accuracy, r.b.binary)}` : "") },
   { name: "difference", number: true, cell: (r) => (r.error ? "" : View.h("b", { class: View.changeClass(r) }, View.points(r.difference, r.a.binary))) },
   { name: "95 % interval", number: true, cell: (r) => (r.error ? "" : r.low === null ? "none" : `${View.points(r.low, r.a.binary, "")} to ${View.points(r.high, r.a.binary, "")}`) },
   { name: "verdict", cell: (r) => (r.error ? View.h("span", { class: "note problem" }, `not paired: ${r.error}`) : View.verdict(r, r.run)) },
@@ -49,19 +49,20 @@ View.pages.compare = {
     const asked = state.runs ? state.runs.split(",") : newest, chosen = asked.filter((n) => names.includes(n)), absent = asked.filter((n) => !names.includes(n));
     const axis = View.axes[state.x] ? state.x : "steps";
     let [all, options, paired] = await Promise.all([Promise.all(chosen.map(View.metrics)), Promise.all(chosen.map((run) => View.get("options", { run }))), pairedWithFirst(chosen)]);
-    const heldOut = View.h("div", { id: "held-out" }), drawPaired = () => heldOut.replaceChildren(View.table(pairedColumns(chosen[0]), paired));
+    const pairedAreBinary = () => paired.every((r) => !r.a || r.a.binary);
+    const heldOut = View.h("div", { id: "held-out" }), drawPaired = () => heldOut.replaceChildren(View.table(pairedColumns(chosen[0], pairedAreBinary()), paired));
     const difference = differing(options);
     const every = [...new Set(all.flatMap((m) => Object.keys(m.columns)))].sort();
     const metrics = [...COMPARED, ...(state.metric && !COMPARED.includes(state.metric) ? [state.metric] : [])];
     const order = state.metric ? [state.metric, ...metrics.filter((m) => m !== state.metric)] : metrics;
-    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? "Held-out accuracy" : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ xaxis: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), yaxis: { title: unitOf(name), rangemode: name.startsWith("reward/mean") ? "normal" : "tozero" } }) }));
+    const cards = order.map((name) => View.chart({ title: name === "eval accuracy" ? (all.some(View.hasMeanScores) ? "Held-out score" : "Held-out accuracy") : name, note: (View.metricOf(name) || {}).meaning || "with 95 % intervals", traces: () => metricTraces(name, chosen, all, axis), layout: () => ({ xaxis: View.xAxis(axis, ...all.map((m) => View.xOf(m, axis))), yaxis: { title: unitOf(name, all), rangemode: name.startsWith("reward/mean") ? "normal" : "tozero" } }) }));
     const picker = View.h("select", { id: "metric", "aria-label": "Metric to show first", onchange: (event) => View.go({ metric: event.target.value }) }, View.h("option", { value: "" }, "any other metric …"), every.map((n) => View.h("option", { value: n }, n)));
     picker.value = state.metric || "";
     const rows = difference.rows;
     main.replaceChildren(View.h("div", { class: "head-row" }, View.h("h1", {}, "Compare"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
       View.h("div", { class: "filters" }, View.choices("Runs", [...chosen, ...names.filter((n) => !chosen.includes(n))].map((n) => [n, View.short(n), n]), chosen.join(","), (runs) => View.go({ runs: runs || names[0] }), { several: true }), View.h("label", { class: "field" }, "First chart", picker)),
       absent.length ? View.h("p", { class: "note problem" }, `There is no run ${absent.join(", ")} here, or it is damaged.`) : "",
-      ...(paired.length ? [View.h("div", { class: "head-row" }, View.h("h2", {}, `Held-out accuracy, compared with ${chosen[0]}`), View.note("last evaluations, paired by problem: the difficulty of the problems does not widen the interval")), heldOut, View.h("p", {}, " ")] : []),
+      ...(paired.length ? [View.h("div", { class: "head-row" }, View.h("h2", {}, `Held-out ${pairedAreBinary() ? "accuracy" : "score"}, compared with ${chosen[0]}`), View.note("last evaluations, paired by problem: the difficulty of the problems does not widen the interval")), heldOut, View.h("p", {}, " ")] : []),
       View.h("div", { class: "grid" }, cards),
       View.h("div", { class: "head-row" }, View.h("h2", {}, "Options that differ"), View.h("span", { class: "note" }, `${rows.length} of ${difference.options} options`)),
       rows.length ? View.h("div", { id: "differing" }, View.table([{ name: "option", cell: (r) => View.h("code", {}, r.name) }, ...chosen.map((n, i) => ({ name: View.short(n), title: n, cell: (r) => View.optionValue(r.values[i]) }))], rows)) : View.empty(chosen.length < 2 ? "Choose a second run to see where the options differ." : "These runs have the same options."));

@@ -7,6 +7,14 @@ View.evaluationNames = (metrics) => {
   return whole.length ? whole : all;
 };
 
+// Whether an evaluation's accuracy is a mean score; older runs show it by values outside of 0 to 1 alone.
+View.isMeanScore = (metrics, name) => {
+  const column = (n) => metrics.columns[`eval/${name}/${n}`] || [];
+  if (column("score_mean").some((v) => v != null)) return true;
+  return ["accuracy", "low", "high"].some((n) => column(n).some((v) => v != null && (v < 0 || v > 1)));
+};
+View.hasMeanScores = (metrics) => View.evaluationNames(metrics).some((n) => View.isMeanScore(metrics, n));
+
 View.missing = (metrics, why) => {
   if (metrics.steps.some((s) => s > 0)) return why;
   if (metrics.problem) return "The metrics of this run cannot be read.";
@@ -14,18 +22,20 @@ View.missing = (metrics, why) => {
 };
 
 View.heldOut = (metrics, x, name, colour, label) => {
+  const isScore = View.isMeanScore(metrics, name), scale = isScore ? 1 : 100;
   const column = (n) => metrics.columns[`eval/${name}/${n}`] || [], stretches = View.stretches(metrics, `eval/${name}/accuracy`);
-  const points = (n) => pointsOf(stretches, x, column(n).map((v) => (v === null ? null : 100 * v)));
+  const points = (n) => pointsOf(stretches, x, column(n).map((v) => (v === null ? null : scale * v)));
   const { x: at, y } = points("accuracy"), low = points("low").y, high = points("high").y, paint = View.colour(colour);
   const bars = low.some((v) => v != null), end = (v, from, to) => (v === null || from == null || to == null ? null : Math.max(0, to - from));
-  return [{ x: at, y, type: "scatter", mode: "lines+markers", name: label || name, cliponaxis: false, line: { color: paint, width: 2 }, marker: { size: 7 }, hovertemplate: "%{y:.1f} %",
+  return [{ x: at, y, type: "scatter", mode: "lines+markers", name: label || name, cliponaxis: false, line: { color: paint, width: 2 }, marker: { size: 7 }, hovertemplate: isScore ? "%{y:.3f}" : "%{y:.1f} %",
     error_y: bars ? { type: "data", symmetric: false, array: y.map((v, i) => end(v, v, high[i])), arrayminus: y.map((v, i) => end(v, low[i], v)), color: View.faded(paint, 0.6), thickness: 1.2, width: 4 } : undefined }];
 };
 
 const CURVE_SPECS = [
-  { title: "Held-out accuracy", note: "with its 95 % interval, and the accuracy of all judged training responses", unit: "correct (%)",
-    names: (m) => ["reward/accuracy", ...View.evaluationNames(m).map((n) => `eval/${n}/accuracy`)],
-    draw: (m, x) => [...View.evaluationNames(m).flatMap((n, i) => View.heldOut(m, x, n, ["c1", "c2", "c3", "c4"][i % 4], `held out: ${n}`)), ...View.curve(m, x, "reward/accuracy", { label: "training", scale: 100 })] },
+  { title: (m) => (View.hasMeanScores(m) ? "Held-out score" : "Held-out accuracy"), note: (m) => `with its 95 % interval, and the ${View.hasMeanScores(m) ? "score" : "accuracy"} of all judged training responses`,
+    unit: (m) => (View.hasMeanScores(m) ? "mean score" : "correct (%)"), zero: (m) => !View.hasMeanScores(m),
+    names: (m) => [View.hasMeanScores(m) ? "reward/score_mean" : "reward/accuracy", ...View.evaluationNames(m).map((n) => `eval/${n}/accuracy`)],
+    draw: (m, x) => [...View.evaluationNames(m).flatMap((n, i) => View.heldOut(m, x, n, ["c1", "c2", "c3", "c4"][i % 4], `held out: ${n}`)), ...(View.hasMeanScores(m) ? View.curve(m, x, "reward/score_mean", { label: "training" }) : View.curve(m, x, "reward/accuracy", { label: "training", scale: 100 }))] },
   { title: "Loss", note: "mean negative log-probability of the demonstrations' tokens", names: ["loss/nll"], optional: true, unit: "nats", draw: (m, x) => View.curve(m, x, "loss/nll", { label: "loss" }) },
   { title: "Response length", note: "mean tokens of a response (Fig. 7a)", names: ["rollout/response_tokens_mean"], draw: (m, x) => View.curve(m, x, "rollout/response_tokens_mean", { label: "mean length" }), unit: "tokens" },
   { title: "Reward", note: "shaped reward: score plus overlong penalty (Fig. 7b)", names: ["reward/mean"], zero: false, unit: "reward",
@@ -77,8 +87,9 @@ View.pages.overview = {
   async show(main, state) {
     let metrics = await View.metrics(state.run);
     const axis = View.axes[state.x] ? state.x : "steps";
-    const specs = specsOf(metrics), cards = specs.map((spec) => View.chart({ title: spec.title, note: spec.note, traces: () => spec.draw(metrics, View.xOf(metrics, axis)),
-      layout: () => ({ xaxis: View.xAxis(axis, View.xOf(metrics, axis)), yaxis: { title: spec.unit, range: spec.range, rangemode: spec.zero === false ? "normal" : "tozero" } }) }));
+    const of = (value) => (typeof value === "function" ? value(metrics) : value), hadScores = View.hasMeanScores(metrics);
+    const specs = specsOf(metrics), cards = specs.map((spec) => View.chart({ title: of(spec.title), note: of(spec.note), traces: () => spec.draw(metrics, View.xOf(metrics, axis)),
+      layout: () => ({ xaxis: View.xAxis(axis, View.xOf(metrics, axis)), yaxis: { title: of(spec.unit), range: spec.range, rangemode: of(spec.zero) === false ? "normal" : "tozero" } }) }));
     main.replaceChildren(
       View.h("div", { class: "head-row" }, View.h("h1", {}, "Overview"), View.choices("Over", Object.keys(View.axes).map((a) => [a, a]), axis, (x) => View.go({ x }))),
       metrics.problem ? View.h("p", { class: "note problem" }, metrics.problem) : "",
@@ -86,7 +97,7 @@ View.pages.overview = {
       View.smoothingNote(metrics));
     const draw = () => cards.forEach((card, i) => card.update({ traces: () => specs[i].draw(metrics, View.xOf(metrics, axis)), empty: View.specEmpty(specs[i], metrics) }));
     draw();
-    return { redraw: draw, async follow() { metrics = await View.metrics(state.run); if (specsOf(metrics).length > specs.length) await View.show(); else draw(); } };
+    return { redraw: draw, async follow() { metrics = await View.metrics(state.run); if (specsOf(metrics).length > specs.length || View.hasMeanScores(metrics) !== hadScores) await View.show(); else draw(); } };
   },
 };
 
