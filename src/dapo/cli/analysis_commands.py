@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from dapo.cli.arguments import AsJson, MoreOptions, Overrides, Run, Trust
+from dapo.cli.arguments import AsJson, Overrides, Run, Trust
 from dapo.cli.help import COMPARE, INSPECT, Commands
 from dapo.cli.run_commands import trust_runs
 from dapo.core.errors import ConfigError
