@@ -4,6 +4,7 @@ Each function maps shaped rewards to one number per response, shared by all its 
 in the scale. Those over the batch take all responses of a step, before it is split into minibatches or over ranks.
 """
 
+from math import fsum, sqrt
 from typing import Literal, TypeAlias
 
 import torch
@@ -28,8 +29,8 @@ def group_advantages(rewards: Tensor, *, scale: Scale = "std") -> Tensor:
     if _are_equal(rewards):
         return torch.zeros_like(rewards)
     exact = rewards.double()
-    centred = exact - exact.mean()
-    scaled = centred / (exact.std(correction=1) + STD_EPS) if scale == "std" else centred
+    centred = exact - _mean(exact)
+    scaled = centred / (_deviation(exact) + STD_EPS) if scale == "std" else centred
     return scaled.to(rewards.dtype)
 
 
@@ -45,7 +46,7 @@ def rloo_advantages(rewards: Tensor) -> Tensor:
     if _are_equal(rewards):
         return torch.zeros_like(rewards)
     exact = rewards.double()
-    others = (exact.sum() - exact) / (len(exact) - 1)
+    others = (fsum(exact.tolist()) - exact) / (len(exact) - 1)
     return (exact - others).to(rewards.dtype)
 
 
@@ -80,7 +81,18 @@ def reinforce_pp_baseline_advantages(rewards: Tensor, group_ids: Tensor) -> Tens
         differences[of_group] = group_advantages(rewards[of_group].double(), scale="none")
     if _are_equal(differences):
         return torch.zeros_like(rewards)
-    return (differences / (differences.std(correction=1) + STD_EPS)).to(rewards.dtype)
+    return (differences / (_deviation(differences) + STD_EPS)).to(rewards.dtype)
+
+
+def _mean(values: Tensor) -> float:
+    # fsum: torch adds in an order that depends on the processor, and the sign of an advantage decides by which bound
+    # its tokens are clipped
+    return fsum(values.tolist()) / len(values)
+
+
+def _deviation(values: Tensor) -> float:
+    distances = values - _mean(values)
+    return sqrt(fsum(distances.square().tolist()) / (len(values) - 1))
 
 
 def _are_equal(rewards: Tensor) -> bool:

@@ -4,14 +4,19 @@ A problem's responses are correct with an unknown probability p, for which its h
 
     chance(p)    = 1 - p^G - (1-p)^G                                    some but not all of G responses are correct
     E[chance(p)] = 1 - B(a+G, b) / B(a, b) - B(a, b+G) / B(a, b)        over p ~ Beta(a, b)
+
+Runs decide by these numbers and record them, so their last bit is the same on every machine: sums and products are
+taken in a fixed order, never by BLAS, and exp, log and log-gamma are those of `core.portable_math`.
 """
 
 from collections.abc import Sequence
-from math import comb, exp, lgamma, log, log1p
+from math import comb, fsum, prod
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dapo.core.portable_math import exp, log, log_gamma
 
 MAX_CONCENTRATION = 64.0
 """Bound on a + b of a fitted distribution, so that a problem's own responses count even if all problems are alike."""
@@ -31,7 +36,9 @@ UNIFORM = Beta(1.0, 1.0)
 
 def chance_at(p: float, group_size: int) -> float:
     """`1 - p^G - (1-p)^G`: the chance that a group carries a signal where responses are correct with probability p."""
-    return 1.0 - p**group_size - (1.0 - p) ** group_size
+    all_correct = prod([p] * group_size)
+    all_wrong = prod([1.0 - p] * group_size)
+    return 1.0 - all_correct - all_wrong
 
 
 def largest_chance(group_size: int) -> float:
@@ -40,11 +47,14 @@ def largest_chance(group_size: int) -> float:
 
 
 def expected_chance(posterior: Beta, group_size: int) -> float:
-    """The mean of `chance_at` over a Beta distribution, in closed form; from 0 to `largest_chance`."""
+    """The mean of `chance_at` over a Beta distribution, in closed form; from 0 to `largest_chance`.
+
+    The ratio `B(a+G, b) / B(a, b)` is the product of `(a + i) / (a + b + i)` over i = 0 .. G-1: the probability that
+    response i is correct after i correct ones.
+    """
     a, b = posterior
-    base = lgamma(a + b) - lgamma(a + b + group_size)
-    all_correct = exp(base + lgamma(a + group_size) - lgamma(a))
-    all_wrong = exp(base + lgamma(b + group_size) - lgamma(b))
+    all_correct = prod((a + i) / (a + b + i) for i in range(group_size))
+    all_wrong = prod((b + i) / (a + b + i) for i in range(group_size))
     return max(0.0, 1.0 - all_correct - all_wrong)
 
 
@@ -64,7 +74,8 @@ def beta_cdf(x: float, distribution: Beta) -> float:
         return float(x >= 1)
     if x > (a + 1) / (a + b + 2):  # the fraction converges slowly there: use the symmetry
         return 1.0 - beta_cdf(1.0 - x, Beta(b, a))
-    factor = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
+    inverse_beta = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
+    factor = exp(inverse_beta + a * log(x) + b * log(1.0 - x)) / a
     return min(1.0, factor * _beta_fraction(x, a, b))
 
 
@@ -105,18 +116,24 @@ def fit_beta(correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDA
     trials = correct + wrong
     weights = trials * ages
     seen = weights > 0
-    trials, weights, rates = trials[seen], weights[seen], correct[seen] / trials[seen]
-    total, squares = float(weights.sum()), float((weights**2).sum())
+    trials, weights = trials[seen], weights[seen]
+    rates = correct[seen] / trials
+    # fsum: numpy's products of vectors differ in the last bit with the processor
+    total = fsum(weights)
+    squares = fsum(weights * weights)
     if not total > 0 or not squares > 0:
         return UNIFORM
-    problems = total**2 / squares
-    mean = (problems * float(weights @ rates) / total + 0.5) / (problems + 1)
-    of_flips = float((weights * (1 - weights / total) / trials).sum())
+    problems = total * total / squares
+    mean = (problems * fsum(weights * rates) / total + 0.5) / (problems + 1)
+    of_flips = fsum(weights * (1 - weights / total) / trials)
     room = total - squares / total - of_flips
-    found = (float(weights @ (rates - mean) ** 2) / (mean * (1 - mean)) - of_flips) / room if room > 1e-9 * total else 0
-    correlation = (problems * min(max(found, 0.0), 1.0) + PSEUDO_PROBLEMS * _UNIFORM_CORRELATION) / (
-        problems + PSEUDO_PROBLEMS
-    )
+    found = 0.0
+    if room > 1e-9 * total:
+        distances = rates - mean
+        spread = fsum(weights * (distances * distances)) / (mean * (1 - mean))
+        found = (spread - of_flips) / room
+    of_prior = PSEUDO_PROBLEMS * _UNIFORM_CORRELATION
+    correlation = (problems * min(max(found, 0.0), 1.0) + of_prior) / (problems + PSEUDO_PROBLEMS)
     concentration = min(1 / correlation - 1, MAX_CONCENTRATION)
     return Beta(mean * concentration, (1 - mean) * concentration)
 

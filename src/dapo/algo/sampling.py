@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Protocol
 
 
@@ -32,7 +33,7 @@ class ScoreThresholds:
     def is_met_by(self, verdicts: Sequence[Judged]) -> bool:
         """Whether the spread and the mean of an informative group's scores are within the thresholds."""
         scores = [verdict.score for verdict in verdicts if verdict.error is None]
-        mean = sum(scores) / len(scores)
+        mean = fsum(scores) / len(scores)
         return (
             max(scores) - min(scores) >= self.min_spread
             and (self.mean_above is None or mean > self.mean_above)

@@ -11,6 +11,7 @@ Their ratio is the factor by which an unpaired comparison needs more problems fo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def paired_accuracies(
             return value
         judged = [response for response in row["responses"][:shared] if response["error"] is None]
         values = [float(each["score"] if each["correct"] is None else each["correct"]) for each in judged]
-        return sum(values) / len(values) if values else None
+        return fsum(values) / len(values) if values else None
 
     others = {row["id"]: row for row in b["table"]}
     return {row["id"]: (accuracy(row), accuracy(others[row["id"]])) for row in a["table"]}
@@ -129,9 +130,9 @@ def mean_over_steps(steps: Sequence[Paired]) -> Paired:
     if not found:
         return Paired(None, None, None, 0, 0.0, 0.0)
     count = len(found)
-    mean = sum(step.difference or 0.0 for step in found) / count
-    unpaired = sum(step.unpaired_variance for step in found) / count**2
-    own = sum(step.paired_variance for step in found) / count**2
+    mean = fsum(step.difference or 0.0 for step in found) / count
+    unpaired = fsum(step.unpaired_variance for step in found) / count**2
+    own = fsum(step.paired_variance for step in found) / count**2
     pairs = sum(step.pairs for step in found)
     if not own > 0:
         return Paired(mean, None, None, pairs, unpaired, own)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import io
+import math
 import string
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,7 @@ def _tiny_weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     if len(shape) == 1:
         return np.ones(shape)
     uniforms = keyed_uniforms(keyed_seed("tiny-random", name), int(np.prod(shape)))
-    return (2 * uniforms - 1).reshape(shape) * (3 / shape[1]) ** 0.5
+    return (2 * uniforms - 1).reshape(shape) * math.sqrt(3 / shape[1])
 
 
 def _tiny_tokenizer() -> PreTrainedTokenizerFast:

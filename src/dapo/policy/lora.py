@@ -5,6 +5,7 @@ Engines and exports receive the merged weights W + s B A under the model's own n
 model is the initial one.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Adapters:
             return torch.zeros(rows, rank)
         # uniform numbers of variance 1 / (3 columns)
         uniforms = keyed_uniforms(keyed_seed("lora", self.seed, layer), rank * columns)
-        return torch.from_numpy((2 * uniforms - 1).reshape(rank, columns) / columns**0.5)
+        return torch.from_numpy((2 * uniforms - 1).reshape(rank, columns) / math.sqrt(columns))
 
     def merged(
         self, factors: Mapping[str, Tensor], dtype: torch.dtype, *, full: Callable[[Tensor], Tensor] = lambda each: each

@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from cpu_kernels import add_gradient_, use_sparse_embeddings
 from dapo.config import OptimConfig
 from dapo.core.errors import NumericsError
+from dapo.core.portable_math import cos
 from dapo.policy.hf_io import tied_names
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
@@ -53,7 +54,7 @@ def learning_rate(
     if schedule == "constant":
         return lr
     over = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
-    left = 1 - over if schedule == "linear" else (1 + math.cos(math.pi * over)) / 2
+    left = 1 - over if schedule == "linear" else (1 + cos(math.pi * over)) / 2
     return lr * (min_fraction + (1 - min_fraction) * left)
 
 

@@ -81,7 +81,9 @@ class RewardSpec:
             return error_verdict("; ".join(errors))
         if not applied:
             return error_verdict(f"{', '.join(self.weights)}: {NOT_APPLIED}")
-        score = sum(self.weights[name] * verdict.score for name, verdict in applied.items())
+        score = 0.0
+        for name, verdict in applied.items():  # `sum` rounds differently from Python 3.12 on
+            score += self.weights[name] * verdict.score
         if not abs(score) <= MAX_SCORE:
             name = f"the {'weighted sum of the scores' if len(applied) > 1 else 'score'}"
             return error_verdict(f"{', '.join(applied)}: {name} is {score:g}, expected {MAX_SCORE:g} at most in size")

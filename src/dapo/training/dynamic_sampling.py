@@ -10,12 +10,12 @@ from dapo.algo.sampling import ScoreThresholds, is_informative
 from dapo.core.errors import RewardError, VerifierFailed
 from dapo.core.loading import describe
 from dapo.runs.outcomes import Outcome
-from dapo.training.problem_stats import HALF_LIFE_STEPS
+from dapo.training.problem_stats import discount
 from dapo.types import Group, Verdict
 
 REWARD_TEST = "dapo reward test VERIFIER --data DATA"
 """The command that tests a reward, if the run's own verifier and data are not known."""
-_FADING = 0.5 ** (1 / HALF_LIFE_STEPS)  # the factor by which the decisions of a batch fade with each later one
+_FADING = discount(1)  # the factor by which the decisions of a batch fade with each later one
 
 
 class DynamicSampler:

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from dapo.core.files import atomic_file
+from dapo.core.portable_math import exp, log
 from dapo.core.text import shorten
 from dapo.runs.stored_table import stored_table
 from dapo.types import Group, Problem
@@ -21,6 +23,8 @@ COUNTS = ("visits", "responses", "decided", "correct", "last_step")
 SUMS = ("score_sum", "recent_correct", "recent_wrong")
 """The sum of a problem's scores, and its right and wrong responses, each discounted by its age at the last step."""
 HALF_LIFE_STEPS = 10  # the age at which a response counts half, because the policy has changed since
+_PARTS = np.array([exp(-log(2.0) * part / HALF_LIFE_STEPS) for part in range(HALF_LIFE_STEPS)])
+"""`2^(-age / HALF_LIFE_STEPS)` of the ages below a half-life."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class ProblemStats:
             for name, count in (("visits", 1), ("responses", len(valid)), ("decided", decided), ("correct", correct)):
                 self._counts[name][row] += count
             self._counts["last_step"][row] = step
-            self._sums["score_sum"][row] += sum(verdict.score for verdict in valid)
+            self._sums["score_sum"][row] += fsum(verdict.score for verdict in valid)
             for name, count in (("recent_correct", correct), ("recent_wrong", decided - correct)):
                 self._sums[name][row] = self._sums[name][row] * kept + count
 
@@ -116,10 +120,10 @@ def discount(age: int) -> float: ...
 def discount(age: NDArray[np.int64]) -> NDArray[np.float64]: ...
 def discount(age: Any) -> Any:
     """The weight of a response by its age in steps: `2^(-age / HALF_LIFE_STEPS)`, the same on every processor."""
-    if isinstance(age, np.ndarray):  # numpy's own powers differ in the last bit with the vectors of the processor
-        ages, indices = np.unique(age, return_inverse=True)
-        return np.array([discount(each) for each in ages.tolist()])[indices.reshape(age.shape)]
-    return 2.0 ** (-age / HALF_LIFE_STEPS)
+    # the powers of numpy and of the C library differ in the last bit with the processor; halving is exact
+    halvings, part = np.divmod(age, HALF_LIFE_STEPS)
+    weights = np.ldexp(_PARTS[part], -halvings)
+    return weights if isinstance(age, np.ndarray) else float(weights)
 
 
 def write_problem_stats(path: Path, table: pa.Table) -> None:

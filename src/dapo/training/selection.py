@@ -148,7 +148,9 @@ class ProblemSelector:
         if row is None or row >= len(self._history.correct):
             return prior
         kept = discount(self._step - int(self._history.last_step[row]))
-        return Beta(prior.a + kept * self._history.correct[row], prior.b + kept * self._history.wrong[row])
+        correct = float(self._history.correct[row])
+        wrong = float(self._history.wrong[row])
+        return Beta(prior.a + kept * correct, prior.b + kept * wrong)
 
     def _admission(self, posterior: Beta) -> tuple[float, float]:
         """Return the chance of a signal and the probability of being selected by prediction."""

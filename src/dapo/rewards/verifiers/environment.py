@@ -1,5 +1,7 @@
 """The verifier `environment`: what the environment of an episode paid."""
 
+from math import fsum
+
 from dapo.rewards.verdicts import error_verdict
 from dapo.types import EpisodeText, Problem, Verdict
 
@@ -13,4 +15,4 @@ class EnvironmentVerifier:
         episode = response.episode
         if episode.error is not None:
             return error_verdict(f"environment: {episode.error}")
-        return Verdict(episode.correct, sum(episode.rewards))
+        return Verdict(episode.correct, fsum(episode.rewards))

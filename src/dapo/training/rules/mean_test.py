@@ -11,7 +11,9 @@ expectation is at most 1, whatever the variance. By Ville's inequality the wealt
 gap that begins late is found as well.
 """
 
-from math import exp, log1p
+from math import fsum
+
+from dapo.core.portable_math import exp, log
 
 STAKES = (0.1, 0.25, 0.5, 0.75)
 _MAX_WEALTH, _MAX_LOG = 1e100, 300.0
@@ -27,7 +29,7 @@ class MeanTest:
     @property
     def wealth(self) -> float:
         """The evidence against a mean of at most the threshold: 20 or more is reached by chance in one run of 20."""
-        return sum(self._wealth) / len(self._wealth)
+        return fsum(self._wealth) / len(self._wealth)
 
     def add(self, value: float, *, num_problems: int = 1, variance: float = 0.0) -> None:
         """Add the mean and the variance of a step's problems; a mean above 1 raises the unit, as scores may need."""
@@ -37,5 +39,5 @@ class MeanTest:
         squares = (gain**2 + variance / self._bound**2) / reach**2
         entering = 1 / (self._steps * (self._steps + 1))  # these sum to 1
         for i, stake in enumerate(STAKES):
-            growth = num_problems * (stake * gain + squares * (log1p(-stake * reach) + stake * reach))
+            growth = num_problems * (stake * gain + squares * (log(1 - stake * reach) + stake * reach))
             self._wealth[i] = min(_MAX_WEALTH, (self._wealth[i] + entering) * exp(min(_MAX_LOG, growth)))
