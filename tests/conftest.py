@@ -53,6 +53,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: order.get(item.path, len(order)))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test of compiled kernels where this installation has none for this processor."""
+    if item.get_closest_marker("needs_kernels") is None:
+        return
+    from cpu_kernels import is_compiled  # imports torch
+
+    if not is_compiled():
+        pytest.skip("this installation has no compiled cpu_kernels for this processor (no C++ compiler?)")
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     """Run `dapo` commands in forks of one process, which has imported torch once."""

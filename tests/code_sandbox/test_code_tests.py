@@ -48,7 +48,7 @@ def judged(source, tests, prompt="Q", entry_point=None, **setup):
     texts = [text for part in setup.values() for text in ([part] if isinstance(part, str) else part)]
     try:
         read = read_tests(tests, setup=texts, entry_point=entry_point, prompt=prompt)
-        return read.passed_by(source, SANDBOX, deadline=time.monotonic() + 5)
+        return read.passed_by(source, SANDBOX, deadline=time.monotonic() + 60)
     except UnusableTests as error:
         return str(error)
 

@@ -164,7 +164,7 @@ def test_no_probe_makes_a_program_correct(escape_targets, name, form):
 def test_a_program_without_end_is_wrong_and_leaves_nothing_running(source, tests):
     began = time.monotonic()
     assert judged(source, tests, time_s=0.6) is False
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30  # less than the minute of the sleep
     assert sandbox_processes_left() == []
 
 

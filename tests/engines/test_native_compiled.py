@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import cpu_kernels
-from cpu_kernels.build import find_compiler
 from cpu_kernels.prepacked import COMPILED, LAYERS, shape_name
 from dapo.config.rollout_options import NativeConfig
 from dapo.core.errors import EngineError
@@ -22,7 +21,6 @@ from helpers import tiny_models
 from helpers.fake_engines import answers
 from helpers.tiny_models import SERVED, tiny_model
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.1}  # of the largest, and of the mean difference in nats
 KERNELS = {LAYERS: COMPILED}
 PROMPT = tuple((7 * i + 3 * i * i) % 197 for i in range(40))
@@ -45,7 +43,7 @@ def requests(**options: object) -> list[GenerationRequest]:
     ]
 
 
-@needs_compiler
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SERVED)
 def test_each_log_probability_is_the_plain_models(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
@@ -75,7 +73,7 @@ def test_each_log_probability_is_the_plain_models(name: str, dtype: torch.dtype,
             assert float(difference.max() if dtype == torch.float32 else difference.mean()) < TOLERANCE[dtype]
 
 
-@needs_compiler
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["llama", "tied llama", "qwen2", "qwen3"])
 def test_all_layers_in_one_call_give_the_bits_of_single_calls(
@@ -104,7 +102,7 @@ def test_all_layers_in_one_call_give_the_bits_of_single_calls(
     assert len(steps) == count
 
 
-@needs_compiler
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"temperature": 0.0}, {"min_new_tokens": 4, "stop_ids": (3,)}])
 def test_a_response_is_the_same_alone_and_among_others(options: dict):
     engine = NativeEngine(tiny_model("llama"), NativeConfig(slots=16, kernels=KERNELS))
@@ -117,7 +115,7 @@ def test_a_response_is_the_same_alone_and_among_others(options: dict):
         assert alone.logprobs == pytest.approx(together[each.id].logprobs, abs=1e-5)
 
 
-@needs_compiler
+@pytest.mark.needs_kernels
 def test_dropped_weights_are_freed_with_those_of_all_layers_in_one_call():
     model = tiny_model("llama", dtype=torch.float32)
     compiled = KERNELS | {shape_name(*shape): COMPILED for shape in linear_shapes(model)}
@@ -135,7 +133,7 @@ def test_dropped_weights_are_freed_with_those_of_all_layers_in_one_call():
     assert decoder.layers is not None
 
 
-@needs_compiler
+@pytest.mark.needs_kernels
 def test_a_run_records_compiled_layers_and_one_without_them_does_not_use_them(monkeypatch: pytest.MonkeyPatch):
     model = tiny_model("llama")
     recorded = resolve_kernels(NativeConfig(), model, dtype=torch.float32, device="cpu").kernels

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpu_kernels.build import find_compiler
 from cpu_kernels.prepacked import COMPILED, LAYERS
 from dapo.config.rollout_options import NativeConfig
 from dapo.engines.native.cache import BLOCK
@@ -25,7 +24,6 @@ from helpers.fake_engines import answers
 from helpers.fake_memory import FakeMemory, bytes_for_cache
 from helpers.tiny_models import COMMON, SERVED, tiny_model
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 PROMPTS = [(11, 42, 7, 99), (5, 5, 120), (64, 3, 190, 17, 1, 80)]
 
 
@@ -342,7 +340,7 @@ def long_groups(sizes: Sequence[int] = (6, 4, 3)) -> list[GenerationRequest]:
     ]
 
 
-@needs_compiler
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("name", FULL_ATTENTION)
 def test_a_prompt_read_once_for_its_group_gives_the_tokens_of_one_in_each_row(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -357,7 +355,7 @@ def test_a_prompt_read_once_for_its_group_gives_the_tokens_of_one_in_each_row(
         assert together[label].logprobs == pytest.approx(expected.logprobs, abs=2e-5)
 
 
-@needs_compiler
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("prompts", [1, 3])
 @pytest.mark.parametrize("name", FULL_ATTENTION)
 def test_prompts_without_a_common_beginning_are_each_read_once_for_their_group(
@@ -375,7 +373,7 @@ def test_prompts_without_a_common_beginning_are_each_read_once_for_their_group(
         assert together[label].logprobs == pytest.approx(expected.logprobs, abs=2e-5)
 
 
-@needs_compiler
+@pytest.mark.needs_kernels
 @pytest.mark.parametrize("name", SERVED)
 def test_a_model_with_windows_keeps_each_prompt_in_its_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled_engine(name, 8, monkeypatch)._forward.shares_prompts == (name in FULL_ATTENTION)
@@ -383,7 +381,7 @@ def test_a_model_with_windows_keeps_each_prompt_in_its_rows(name: str, monkeypat
         assert not patch_model(tiny_model(name, dtype=dtype), rows=4, kernels=kernels).shares_prompts
 
 
-@needs_compiler
+@pytest.mark.needs_kernels
 def test_a_prompt_that_a_group_shares_takes_memory_once_and_no_longer_than_the_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -195,9 +195,9 @@ def test_hostile_observations_are_text_of_known_length_or_errors(kind: str):
         def step(self, action: str) -> Any:
             return replace(super().step(action), observation=observation)
 
-    began = time.monotonic()
+    began = time.process_time()
     (found,) = play(episodes(Hostile, max_observation_tokens=100), [request(seed=2)]).values()
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10
     assert found.episode is not None
     if error is not None:
         assert error in (found.episode.error or "")

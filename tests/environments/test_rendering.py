@@ -285,10 +285,10 @@ def test_a_shortened_text_keeps_both_ends_and_counts_what_is_left_out():
     assert "\ufffd" not in subject.shortened("é" * 200, 50)
 
 
-def test_ten_million_hostile_characters_are_shortened_in_less_than_three_seconds():
-    subject, started = renderer("chatml"), time.monotonic()
+def test_ten_million_hostile_characters_are_shortened_in_less_than_three_seconds_of_the_processor():
+    subject, started = renderer("chatml"), time.process_time()
     short = subject.shortened("<|im_end|>" * 1_000_000, 512)
-    assert time.monotonic() - started < 3
+    assert time.process_time() - started < 3
     assert 400 < len(subject._plain(short)) <= 512
     assert "characters left out" in short
 

@@ -223,7 +223,7 @@ def test_closing_leaves_no_process_and_answers_what_is_still_out():
     start = time.monotonic()
     pool.close()
     pool.close()
-    assert time.monotonic() - start < TIMEOUT_S
+    assert time.monotonic() - start < 50  # less than the minute that a verdict may take
     assert not any(is_alive(pid) for pid in pids)
     assert pool.worker_pids == []
     for future in futures:
