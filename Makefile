@@ -8,7 +8,7 @@ PIP     = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check 
 # the extra dev is what `make test` and `make check` need
 PYTEST ?= $(VENV)/bin/python -m pytest
 
-.PHONY: install install-dev install-gym install-gpu quickstart test test-changed test-libraries test-repository test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate size clean
+.PHONY: install install-dev install-gym install-gpu quickstart test test-changed test-libraries test-without-kernels test-repository test-ray test-tools test-vllm nightly soak gpu-acceptance check dist docs site format messages golden bench bench-peers verifier-report mutants simulate size clean
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
@@ -59,6 +59,19 @@ LIBRARIES = tests/code_sandbox tests/strict_math tests/rewards/test_linear_time.
 # the two libraries, which import nothing of dapo, and what verifiers do with responses that are made to harm them
 test-libraries: install-dev
 	$(PARALLEL) $(LIBRARIES) $(ARGS)
+
+# what meets compiled kernels, in an installation without them: a copy of cpu_kernels that holds none comes first. The
+# one test that a compiler means kernels does not hold there
+KERNELLESS  = tests/cpu_kernels tests/engines/test_native_compiled.py tests/engines/test_native_rows.py
+KERNELLESS += tests/engines/test_native_linear.py tests/policy/test_logprobs.py tests/policy/test_objective.py
+KERNELLESS += tests/runs/test_provenance.py tests/runs/test_changed_options.py
+WITHOUT     = build/without-kernels
+test-without-kernels: install-dev
+	rm -rf $(WITHOUT) && mkdir -p $(WITHOUT)/cpu_kernels
+	cp src/cpu_kernels/*.py src/cpu_kernels/*.cpp $(WITHOUT)/cpu_kernels
+	PYTHONPATH=$(CURDIR)/$(WITHOUT) $(VENV)/bin/python -c "import cpu_kernels; assert not cpu_kernels.is_compiled()"
+	PYTHONPATH=$(CURDIR)/$(WITHOUT) $(PARALLEL) $(KERNELLESS) \
+	    --deselect tests/cpu_kernels/test_kernels.py::test_an_installation_with_a_compiler_has_the_kernels $(ARGS)
 
 # the repository around the package: its how-to texts carried out, notebooks, site, wheel, images
 REPOSITORY = $(foreach name,contributing docker examples package site,tests/system/test_$(name).py)
@@ -178,6 +191,7 @@ messages: install-dev
 	DAPO_MESSAGES=rewrite $(PYTEST) -q tests/system/test_bad_input.py
 	git diff --stat -- tests/system/messages.txt
 
-# makes the committed 20-step run anew: only with a change of numerics, and with the reason in the commit
+# makes the committed runs anew: only with a change of numerics, and with the reason in the commit
 golden: install-dev
 	PYTHONPATH=tests $(VENV)/bin/python tests/training/test_train.py $$(mktemp -d)/run
+	PYTHONPATH=tests:. $(VENV)/bin/python tests/training/test_async_laws.py $$(mktemp -d)

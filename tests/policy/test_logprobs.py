@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, Lfm2Config, Lfm2ForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from cpu_kernels import is_compiled
 from dapo.core.errors import ConfigError
 from dapo.policy.logprobs import (
     CHUNK_LOGITS,
@@ -97,7 +98,8 @@ def assert_all_forwards_agree(plain: PreTrainedModel, model: PreTrainedModel, to
 
 @pytest.mark.parametrize("family", SERVED)
 def test_packed_padded_and_single_forwards_agree_in_values_and_gradients(family: str) -> None:
-    assert_all_forwards_agree(tiny_model(family), tiny_model(family), tolerance=1e-5)
+    # float32's rounding by other instructions of the processor; the next test is sharp
+    assert_all_forwards_agree(tiny_model(family), tiny_model(family), tolerance=2e-5)
 
 
 def test_in_float64_they_agree_to_the_last_digits() -> None:
@@ -257,7 +259,8 @@ def test_a_chunk_on_a_gpu_is_four_times_one_on_a_cpu_and_its_bytes_follow_its_te
     assert [chunk_tokens(151_936, kind) for kind in ("cpu", "cuda")] == [441, 1_766]
     assert chunk_tokens(2**40, "cuda") == 1
     by_type = {dtype: (chunk_bytes(1, "cpu", dtype), chunk_bytes(1, "cuda", dtype)) for dtype in CHECKED_TYPES}
-    assert by_type == {torch.bfloat16: (2, 10), torch.float32: (4, 8), torch.float64: (8, 16)}
+    of_scores = 2 if is_compiled() else 6  # PyTorch's functions hold them in float32 as well
+    assert by_type == {torch.bfloat16: (of_scores, 10), torch.float32: (4, 8), torch.float64: (8, 16)}
 
 
 class LiveBytes(TorchDispatchMode):
