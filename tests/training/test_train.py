@@ -276,10 +276,16 @@ def test_tables_of_responses_can_be_smaller_of_the_last_steps_or_none_also_after
 
 def test_the_golden_run_of_20_steps_stays_as_it_was(tmp_path: Path):
     """float64, so that only a change of the algorithm moves it. Made anew by `make golden`, with a reason."""
-    golden = json.loads(GOLDEN.read_text())
     now = golden_run(tmp_path / "run")
-    assert [row["step"] for row in now] == [row["step"] for row in golden] == list(range(21))
-    for is_row, was_row in zip(now, golden, strict=True):
+    assert [row["step"] for row in now] == list(range(21))
+    assert_as_recorded(now)
+
+
+def assert_as_recorded(now: list[dict[str, Any]]) -> None:
+    """The first steps of the golden run are those recorded, but for rounding."""
+    golden = json.loads(GOLDEN.read_text())
+    assert [row["step"] for row in now] == [row["step"] for row in golden[: len(now)]]
+    for is_row, was_row in zip(now, golden, strict=False):
         assert is_row.keys() == was_row.keys()
         for name, was in was_row.items():
             assert math.isclose(is_row[name], was, rel_tol=1e-5, abs_tol=1e-7), (
@@ -307,8 +313,8 @@ def test_at_most_five_functions_lie_between_the_command_and_backward(tmp_path: P
     assert len(stacks[0]) <= 5, stacks[0]
 
 
-def golden_run(path: Path) -> list[dict[str, Any]]:
-    config = tiny("model.dtype=float64", "train.num_steps=20", "train.save_every=0", "optim.lr=0.0003")
+def golden_run(path: Path, *, steps: int = 20) -> list[dict[str, Any]]:
+    config = tiny("model.dtype=float64", f"train.num_steps={steps}", "train.save_every=0", "optim.lr=0.0003")
     start_run(config, run_dir=path, config_name="tiny")
     return metrics(path)
 
