@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dapo.cli.main import main
 from dapo.policy.checkpoint import SavedWeights
-from helpers.commands import run
+from helpers.commands import own_errors, run
 from helpers.paths import CONFIGS
 
 TINY = str(CONFIGS / "tiny.yaml")
@@ -340,8 +340,9 @@ def test_a_full_disk_behind_the_output_is_one_line(arguments: list[str]):
         done = subprocess.run(
             [sys.executable, "-m", "dapo", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: the output: No space left on device; name another place")
+    errors = own_errors(done.stderr)
+    assert (done.returncode, errors.count("\n")) == (2, 1)
+    assert errors.startswith("error: the output: No space left on device; name another place")
 
 
 def test_an_error_of_a_path_is_one_line_that_names_it(finished_run: Path, tmp_path: Path, capsys: Any):
