@@ -1,5 +1,6 @@
 """What a run decides, and what the repository records of runs, does not depend on the last bit of BLAS or libm."""
 
+import ast
 import json
 import math
 import os
@@ -24,6 +25,20 @@ OLDER_PROCESSOR = {
     "ONEDNN_MAX_CPU_ISA": "SSE41",
 }
 """The instructions of x86 of 2008: sums and exp are rounded otherwise, and there are no compiled kernels."""
+
+
+DECIDING = (
+    *("algo/chance.py", "algo/sampling.py", "training/selection.py", "training/problem_stats.py"),
+    *("training/dynamic_sampling.py", "training/rollout_metrics.py", "training/rules/mean_test.py"),
+)
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_no_number_of_the_selection_comes_from_a_power_or_a_product_of_vectors(name: str):
+    """Python's powers are the C library's and numpy's products are BLAS's; a patch of `math` reaches neither."""
+    tree = ast.parse((ROOT / "src/dapo" / name).read_text())
+    operations = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
+    assert [ast.unparse(node) for node in operations if isinstance(node.op, ast.Pow | ast.MatMult)] == []
 
 
 def test_the_recorded_runs_are_the_same_with_another_c_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ taken in a fixed order, never by BLAS, and exp, log and log-gamma are those of `
 """
 
 from collections.abc import Sequence
-from math import comb, fsum, prod
+from math import comb, fsum, ldexp, prod
 from typing import NamedTuple
 
 import numpy as np
@@ -43,7 +43,7 @@ def chance_at(p: float, group_size: int) -> float:
 
 def largest_chance(group_size: int) -> float:
     """`1 - 2^(1-G)`, the largest possible chance, at p = 1/2."""
-    return 1.0 - 2.0 ** (1 - group_size)
+    return 1.0 - ldexp(1.0, 1 - group_size)
 
 
 def expected_chance(posterior: Beta, group_size: int) -> float:

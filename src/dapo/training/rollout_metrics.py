@@ -138,7 +138,8 @@ def prediction_metrics(found: Prediction) -> dict[str, float]:
         metrics[f"rollout/calibration_chance_{name}"] = fsum(chances)
         metrics[f"rollout/calibration_signals_{name}"] = sum(signals)
     if weights := list(found.weights.values()):
-        metrics["rollout/effective_groups"] = fsum(weights) ** 2 / fsum(weight**2 for weight in weights)
+        total = fsum(weights)  # products, not powers: those come from the C library
+        metrics["rollout/effective_groups"] = total * total / fsum(weight * weight for weight in weights)
     return metrics
 
 

@@ -36,7 +36,7 @@ class MeanTest:
         self._bound = max(self._bound, abs(value))
         threshold, self._steps = self._threshold / self._bound, self._steps + 1
         gain, reach = value / self._bound - threshold, 1 + threshold
-        squares = (gain**2 + variance / self._bound**2) / reach**2
+        squares = (gain * gain + variance / (self._bound * self._bound)) / (reach * reach)
         entering = 1 / (self._steps * (self._steps + 1))  # these sum to 1
         for i, stake in enumerate(STAKES):
             growth = num_problems * (stake * gain + squares * (log(1 - stake * reach) + stake * reach))
