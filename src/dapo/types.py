@@ -23,11 +23,21 @@ __all__ = [
     "Sample",
     "Verdict",
     "WeightLayout",
+    "content_text",
 ]
 
-Message: TypeAlias = Mapping[str, str]
+Message: TypeAlias = Mapping[str, Any]
+"""`role`, `content` (a text, a list of parts of text, or None beside `tool_calls`), and whatever a template reads."""
 Prompt: TypeAlias = str | Sequence[Message]
 Finish: TypeAlias = Literal["stop", "length", "aborted"]
+
+
+def content_text(message: Message) -> str:
+    """The text of a message's content: parts are joined by newlines, and no content is an empty text."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content or ())
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Problem:
     id: str
     """An id unique within the data set; copies of one problem share it."""
     prompt: Prompt
-    """Text, or chat messages with `role` and `content`."""
+    """Text, or chat messages with `role`, `content` and further keys, such as `tool_calls`."""
     answer: str
     """The reference answer as text, which the verifier parses."""
     source: str = ""
@@ -48,7 +58,7 @@ class Problem:
     @property
     def question(self) -> str:
         """The prompt's text; of chat messages the last one's."""
-        return self.prompt if isinstance(self.prompt, str) else self.prompt[-1]["content"]
+        return self.prompt if isinstance(self.prompt, str) else content_text(self.prompt[-1])
 
 
 @dataclass(frozen=True)

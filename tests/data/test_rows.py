@@ -176,8 +176,9 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
             ": prompt, message 1: expected a mapping with role and content, got str 'q'",
         ),
         (
-            {"prompt": [USER, {"role": "user", "content": [{"type": "text", "text": "q"}]}], "answer": "a"},
-            ": prompt, message 2: content must be a string, got list [{'type': 'text', 'text': 'q'}]",
+            {"prompt": [USER, {"role": "user", "content": [{"type": "image", "image": "q"}]}], "answer": "a"},
+            ": prompt, message 2, part 1 of its content: models get text only; expected the type text with a text, "
+            "got the type image",
         ),
         (
             {"prompt": [{"role": None, "content": "q"}], "answer": "a"},
@@ -185,7 +186,8 @@ KNOWN_ANSWERS = "reward_model.ground_truth, answer, solution, ground_truth or ta
         ),
         (
             {"prompt": [USER, {"role": "assistant", "content": "2"}], "answer": "2"},
-            ": prompt: the last message is the assistant's; a prompt ends where the model is to answer",
+            ": prompt: the last message is the assistant's; a prompt ends where the model is to answer (TRL would "
+            "continue the message): remove it, or imitate it as data.demonstrations with preset=sft",
         ),
         (
             {"prompt": "q", "answer": None},

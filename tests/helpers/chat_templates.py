@@ -303,8 +303,6 @@ FAMILIES = {
     ),
     "date": Family(
         each("<|im_start|>{{ m.role }} ({{ strftime_now('%d') }})\n{{ m.content }}<|im_end|>\n", CHATML_HEADER),
-        user="refused",
-        tool="refused",
     ),
     "number of messages": Family(
         each(CHATML_TURN, "{{ messages | length }} messages\n" + CHATML_HEADER), user="refused", tool="refused"

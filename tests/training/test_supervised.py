@@ -256,3 +256,25 @@ def test_a_run_with_a_relative_path_is_resumed_from_another_folder_without_a_dif
     all_held_out = write(tmp_path / "one.jsonl", [{"prompt": "a", "response": "b"}])
     with pytest.raises(DataError, match=r"data\.demonstrations: every problem is also in data\.eval"):
         read_inputs(resolve_auto(supervised(all_held_out, f"data.eval={held_out}")))
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        {"content": "", "tool_calls": [{"function": {"name": "find", "arguments": {"a": 2}}}]},
+        {"content": None, "tool_calls": [{"function": {"name": "find", "arguments": '{"a": 2}'}}]},
+        {"content": "so 7", "reasoning_content": "hm"},
+    ],
+)
+def test_a_call_and_a_thought_of_a_demonstration_are_imitated_as_the_template_writes_them(turn) -> None:
+    tokens = tokenizer("qwen 2.5")
+    thought = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    copied = type(tokens)(tokenizer_object=tokens.backend_tokenizer, eos_token="</s>")
+    copied.chat_template = FAMILIES["qwen 2.5"].template.replace("{{ m.content }}", thought + "{{ m.content or '' }}")
+    prompts = PromptEncoder(copied, DataConfig(train="builtin:sums"))
+    problem = read({"messages": [{"role": "user", "content": "4 + 3?"}, {"role": "assistant", **turn}]})
+    answer = AnswerEncoder(copied, DataConfig(train="builtin:sums"), prompts).encode(problem)
+    wanted = '\n{"name": "find", "arguments": {"a": 2}}\n' if "tool_calls" in turn else "<think>hm</think>so 7"
+    text = prompts.decode_prompt(answer.token_ids)
+    assert wanted in text
+    assert text.endswith("<|im_end|>")

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from dapo.core.errors import DataError, RewardError
 from dapo.core.files import PRIVATE, atomic_file
 from dapo.core.terminal import to_json, warn
-from dapo.data.sources.rows import describe_texts, json_value, unlike_json
+from dapo.data.sources.rows import describe_texts, json_value, unlike_json, with_arrow_messages
 
 TRAIN_FILE, HELD_OUT_FILE, DEMONSTRATIONS_FILE = "train.jsonl", "held_out.jsonl", "demonstrations.jsonl"
 Data: TypeAlias = Any
@@ -62,8 +62,12 @@ def row_errors(files: Mapping[str, object]) -> Iterator[None]:
 def _rows(data: Data) -> Iterator[Any]:
     for method, arguments in (("to_pylist", ()), ("to_dicts", ()), ("to_dict", ("records",))):
         if hasattr(data, method) and not (method == "to_dict" and hasattr(data, "column_names")):
-            yield from getattr(data, method)(*arguments)
+            rows = getattr(data, method)(*arguments)
+            yield from map(with_arrow_messages, rows) if method == "to_pylist" else rows
             return
+    if hasattr(data, "column_names"):  # a data set of the package datasets
+        yield from map(with_arrow_messages, data)
+        return
     if not isinstance(data, Iterable):
         expected = "a path, hub:NAME, builtin:TASKS, gym:TASKS, a list of dicts, a DataFrame or a Dataset"
         raise DataError(f"data: expected {expected}, got {type(data).__name__}")

@@ -17,7 +17,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import load_evaluation
 from dapo.runs.rollout_table import EPISODE, all_columns, episode_of, iterate_rows
 from dapo.runs.stored_config import load_run_config
-from dapo.types import Message, Problem, Prompt
+from dapo.types import Message, Problem, Prompt, content_text
 
 Choice: TypeAlias = Literal["shortest", "random"]
 _COLUMNS = ("problem_id", "question", "response", "answer", "correct", "score", "finish", "response_tokens", "step")
@@ -39,7 +39,9 @@ class Judged:
     @property
     def has_empty_turn(self) -> bool:
         """Whether the policy said nothing in a turn, which no demonstration may hold."""
-        turns = [turn["content"] for turn in self.turns if turn["role"] == "assistant"] if self.turns else [self.text]
+        turns = (
+            [content_text(turn) for turn in self.turns if turn["role"] == "assistant"] if self.turns else [self.text]
+        )
         return not all(map(str.strip, turns))
 
     def row(self) -> dict[str, Any]:

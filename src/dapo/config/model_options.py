@@ -1,9 +1,12 @@
 """Options of the model and of the problems: `model`, `data`."""
 
+import json
+from collections.abc import Mapping
+from datetime import datetime
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from dapo.config.data_spec import Source, mix_of, parse_spec, paths_in
 from dapo.config.section import Float, Positive, Section, Switch, Tokens, option
@@ -40,6 +43,39 @@ class ModelConfig(Section):
     )
 
 
+_TAKEN_VARIABLES = {
+    "messages",
+    "conversation",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    "tokenizer_kwargs",
+    "tools",
+    "documents",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "strftime_now",
+    "raise_exception",
+}
+"""Arguments of `apply_chat_template` and names that a template gets already."""
+
+
+def _require_free_variables(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    taken = sorted(variables.keys() & _TAKEN_VARIABLES)
+    if taken:
+        raise ValueError(f"{', '.join(taken)} cannot be set: prompts are rendered with a value of their own")
+    try:
+        json.dumps(variables, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError("the values are to be JSON: texts, numbers, booleans, null, lists and mappings") from None
+    return variables
+
+
 DATA_SOURCES = ("train", "eval", "demonstrations")
 """The options of `data` that name a data source."""
 
@@ -70,6 +106,9 @@ class DataConfig(Section):
     chat_template: Annotated[Literal["auto", "on", "off"], Switch] = option(
         "auto", "Whether prompts use the model's chat template. auto: if the tokenizer has one."
     )
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_require_free_variables)] = option(
+        {}, "Variables for the chat template, such as {enable_thinking: false}: any JSON values."
+    )
 
     @cached_property
     def train_source(self) -> Source:
@@ -80,6 +119,17 @@ class DataConfig(Section):
     def eval_source(self) -> Source | None:
         """`data.eval`, parsed; None if it is not set. Raises DataError."""
         return None if self.eval is None else parse_spec(self.eval)
+
+    @cached_property
+    def template_time(self) -> datetime:
+        """The local time that chat templates read as now: that of the first call, unless `at_time` sets it."""
+        return datetime.now().replace(microsecond=0)
+
+    def at_time(self, time: datetime) -> "DataConfig":
+        """A copy whose chat templates read this time as now; it is no option."""
+        copy = self.model_copy()
+        copy.__dict__["template_time"] = time
+        return copy
 
     @property
     def sources(self) -> dict[str, str | dict[str, Any]]:

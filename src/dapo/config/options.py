@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
@@ -124,6 +125,10 @@ class Config(Section):
         for name in changed.__dict__.keys() - type(changed).model_fields.keys():
             del changed.__dict__[name]  # a cached property of the old values
         return self.model_copy(update={section: changed})
+
+    def at_time(self, time: datetime) -> "Config":
+        """A copy whose chat templates read this local time as now."""
+        return self.model_copy(update={"data": self.data.at_time(time)})
 
     @property
     def samples_ahead(self) -> bool:

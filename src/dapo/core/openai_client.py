@@ -53,7 +53,7 @@ class ChatClient:
             url, token=api_key, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s, connections=connections
         )
 
-    def complete(self, messages: Sequence[Mapping[str, str]], **parameters: float) -> Completion:
+    def complete(self, messages: Sequence[Mapping[str, Any]], **parameters: Any) -> Completion:
         """Request with `parameters` such as temperature, max_tokens, seed. Raises ServerFailed or ServerRefused."""
         body = {"model": self._model, "messages": [dict(message) for message in messages], **parameters}
         answer = self._answer("chat/completions", body)

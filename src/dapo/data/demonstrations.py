@@ -13,11 +13,13 @@ from dapo.data.sources.rows import (
     as_message,
     as_prompt,
     column_value,
+    parsed_messages,
     problem_id,
     require_filled,
     shown,
+    tool_schemas,
 )
-from dapo.types import Message, Problem
+from dapo.types import Message, Problem, content_text
 
 RESPONSE_COLUMNS = ("response", "completion", "output")
 TURNS = "turns"
@@ -43,7 +45,8 @@ def demonstration_from_row(
     A row has a prompt (a text or messages) and a response (a text or messages), in the columns `prompt` and `response`
     or `completion`, or those that `columns` names; or a whole conversation in the column `messages`. The messages up to
     the first of the assistant are the prompt. A demonstration of several turns has them all in the field `turns`, and
-    the last one as its answer. Other columns are left out.
+    the last one as its answer; so does one whose turn has further keys, such as `tool_calls`. Other columns but `tools`
+    are left out.
     """
     if isinstance(row, DataError):
         raise row
@@ -74,14 +77,16 @@ def demonstration_from_row(
         )
     while turns[-1]["role"] != "assistant":  # nothing answers the last messages
         turns = turns[:-1]
-    answer = turns[-1]["content"]
-    if len(turns) == 1:
-        return Problem(problem_id(prompt, answer), prompt, answer, source)
-    return Problem(problem_id(prompt, repr(turns)), prompt, answer, source, {TURNS: turns})
+    answer, fields = content_text(turns[-1]), tool_schemas(row, where)
+    if len(turns) == 1 and turns[0].keys() == {"role", "content"}:
+        return Problem(problem_id(prompt, answer, fields.get("tools")), prompt, answer, source, fields)
+    key = problem_id(prompt, repr(turns), fields.get("tools"))
+    return Problem(key, prompt, answer, source, {**fields, TURNS: turns})
 
 
 def _turns(value: object, where: str) -> list[Message]:
-    """The messages of a response that is a text or a list of messages."""
+    """The messages of a response that is a text or a list of messages, also as JSON text."""
+    value = parsed_messages(value, where)
     if not isinstance(value, str):
         turns = _messages(value, where)
         if all(message["role"] != "assistant" for message in turns):
@@ -106,22 +111,15 @@ def _require_turns(messages: Sequence[Message], where: str) -> None:
 
 def _messages(value: object, where: str) -> list[Message]:
     """Messages in which each of the assistant has a text."""
+    value = parsed_messages(value, where)
     if not isinstance(value, list | tuple) or not value:
         raise DataError(f"{where} must be a list of messages, got {shown(value)}")
-    found = [_with_standard_keys(each) for each in value]
-    messages = [as_message(each, f"{where}, message {number}") for number, each in enumerate(found, start=1)]
+    messages = [as_message(each, f"{where}, message {number}") for number, each in enumerate(value, start=1)]
     for number, message in enumerate(messages, start=1):
-        if message["role"] == "assistant" and not message["content"].strip():
+        says_nothing = not content_text(message).strip() and not message.get("tool_calls")
+        if message["role"] == "assistant" and says_nothing:
             raise DataError(
                 f"{where}, message {number}: the assistant's content is empty; a call belongs into the content, in the "
                 "form in which the model writes it"
             )
     return messages
-
-
-def _with_standard_keys(message: object) -> object:
-    """A message of ShareGPT's form (`from`, `value`) with the keys `role` and `content`."""
-    if not isinstance(message, Mapping) or not {"from", "value"} <= message.keys():
-        return message
-    roles = {"human": "user", "gpt": "assistant"}
-    return {"role": roles.get(message["from"], message["from"]), "content": message["value"]}

@@ -1,17 +1,20 @@
 """Encode problems as prompts: instruction, system message, chat template, tokenizer."""
 
+import json
 import re
 import threading
 from array import array
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from dapo.core.errors import DataError
 from dapo.data.byte_level import ByteDecoder, TokenBound
-from dapo.types import Problem, Prompt
+from dapo.data.chat_template import ChatTemplate
+from dapo.types import Message, Problem, Prompt, content_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,12 +103,20 @@ class PromptEncoder:
         if config.system is not None and not self.uses_template:
             why = "data.chat_template=off" if has_template else "the model's tokenizer has no chat template"
             raise DataError(f"data.system is set, but {why}; leave it out, or put it into data.instruction")
+        if config.chat_template_kwargs and not self.uses_template:
+            why = "data.chat_template=off" if has_template else "the model's tokenizer has no chat template"
+            raise DataError(f"data.chat_template_kwargs is set, but {why}; leave it out")
+        time, variables = config.template_time, config.chat_template_kwargs
+        self.template: ChatTemplate | None = None
+        """The chat template; None without one."""
+        if self.uses_template:
+            self.template = ChatTemplate(tokenizer, time=time, variables=variables, tools=tools)
         self.turn_end: TurnEnd | None = find_turn_end(tokenizer) if self.uses_template else None
         """The end of an assistant's turn in the template; None without a template."""
         self._text_end = TextEnd(tokenizer, None if self.turn_end is None else self.turn_end.token_id)
         self._tokenizer = tokenizer
         self._config = config
-        self._tools = list(tools) or None
+        self._has_tools = bool(tools)
         self._lengths: dict[Hashable, int] = {}
         self._bounds: dict[Hashable, int] = {}  # of prompts whose length has not been needed
         self._bound = TokenBound.of(tokenizer, add_special_tokens=not self.uses_template)
@@ -119,12 +130,12 @@ class PromptEncoder:
 
         Ids are cached: rendering and encoding take about a millisecond, and a run encodes each problem repeatedly.
         """
-        key = _key(problem.prompt)
+        key = _key(problem)
         if key in self._cached_ids:
             return tuple(self._cached_ids[key])
         text = self.render(problem)
         with self._lock:
-            ids = tuple(self._tokenized(text))
+            ids = tuple(self._tokenized([text])[0])
         self._lengths[key] = len(ids)
         if len(self._cached_ids) < MAX_CACHED_PROMPTS:
             self._cached_ids[key] = array("i", ids)
@@ -137,7 +148,7 @@ class PromptEncoder:
 
     def length(self, problem: Problem) -> int:
         """The number of tokens of the prompt, cached."""
-        key = _key(problem.prompt)
+        key = _key(problem)
         return self._lengths[key] if key in self._lengths else len(self.encode(problem))
 
     def measure(
@@ -147,7 +158,7 @@ class PromptEncoder:
 
         Every prompt is rendered, but one whose bytes show that it is not longer than `above` is not encoded.
         """
-        waiting = {_key(problem.prompt): problem for problem in problems}
+        waiting = {_key(problem): problem for problem in problems}
         waiting = {key: p for key, p in waiting.items() if key not in self._lengths and self._may_exceed(key, above)}
         keys = list(waiting)
         for start in range(0, len(keys), _BATCH):
@@ -161,13 +172,13 @@ class PromptEncoder:
                 self._lengths |= dict(zip(texts, map(len, tokenized), strict=True))
             if on_progress is not None:
                 on_progress(min(start + _BATCH, len(keys)), len(keys))
-        longest = max((self._lengths.get(_key(problem.prompt), 0) for problem in problems), default=0)
+        longest = max((self._lengths.get(_key(problem), 0) for problem in problems), default=0)
         return longest if longest > above else 0
 
     def render(self, problem: Problem) -> str:
         """The prompt as text, with the template's special tokens. Raises DataError if it cannot be rendered."""
-        if self.uses_template:
-            return self._templated(problem)
+        if self.template is not None:
+            return self._templated(problem, self.template)
         prompt = with_instruction(problem, self._config.instruction)
         if isinstance(prompt, str):
             return prompt
@@ -176,12 +187,54 @@ class PromptEncoder:
                 f"problem {problem.id}: a conversation with assistant messages cannot be rendered without a chat "
                 "template; use data.chat_template=on with a model that has one"
             )
-        return "\n\n".join(message["content"] for message in prompt)
+        return "\n\n".join(content_text(message) for message in prompt)
 
     def render_messages(self, messages: Sequence[Mapping[str, Any]], *, header: bool = True, **variables: Any) -> str:
-        """The text of chat messages, and the `header` of the assistant's next turn; raises the template's errors."""
-        options = {"tools": self._tools, "add_generation_prompt": header, "tokenize": False, **variables}
-        return str(self._tokenizer.apply_chat_template([dict(message) for message in messages], **options))
+        """The text of chat messages, and the `header` of the assistant's next turn.
+
+        Raises ValueError with the template's reason if it rejects them.
+        """
+        assert self.template is not None
+        return self.template.render(messages, header=header, **variables)
+
+    @property
+    def time_read(self) -> datetime | None:
+        """The local time that the chat template reads as now; None if it reads none."""
+        reads_clock = self.template is not None and self.template.reads_clock
+        return self._config.template_time if reads_clock else None
+
+    def notes(self, problems: Sequence[Problem]) -> list[str]:
+        """What the chat template does that a user may not expect: it reads the date, or not what the problems have."""
+        if self.template is None:
+            return [f"{name} is not shown to the model: no chat template is used" for name in _columns_of(problems)]
+        notes, read = [], self.template.variables_read
+        if (time := self.time_read) is not None:
+            notes.append(
+                f"the chat template reads the clock, which stands at {time.isoformat(' ')} in all prompts (of a run: "
+                "its first start)"
+            )
+        if unread := sorted(self._config.chat_template_kwargs.keys() - read):
+            notes.append(f"the chat template does not read {', '.join(unread)} (data.chat_template_kwargs)")
+        columns = _columns_of(problems)
+        if TOOLS in columns and "tools" not in read:
+            notes.append("the chat template does not read tools: the column tools is not shown to the model")
+        elif TOOLS in columns and self._has_tools:
+            notes.append("the column tools is not shown to the model: the environment has tools")
+        texts = {problem.prompt for problem in problems if isinstance(problem.prompt, str)}
+        if rendered := sum(self.template.rendered_prompt(text) is not None for text in texts):
+            notes.append(f"{rendered} prompts are rendered with the chat template already, and are used as they are")
+        if unread := self._unread_keys(problems, self.template):
+            notes.append(f"the chat template does not read {', '.join(unread)} of messages: the model does not see it")
+        return notes
+
+    def _unread_keys(self, problems: Sequence[Problem], template: ChatTemplate) -> list[str]:
+        """The keys of messages that the template does not read, tried on one problem for each set of keys."""
+        examples: dict[frozenset[str], Problem] = {}
+        for problem in problems:
+            if not isinstance(problem.prompt, str):
+                examples.setdefault(frozenset(key for message in problem.prompt for key in message), problem)
+        prompts = [each.prompt for each in examples.values() if not isinstance(each.prompt, str)]
+        return sorted({key for prompt in prompts for key in template.unread_keys(prompt)})
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a response up to the first special token: what follows it is not part of the answer."""
@@ -200,7 +253,7 @@ class PromptEncoder:
         """
         limit = self._config.max_prompt_tokens
         longest = self.measure(problems, above=limit, on_progress=on_progress)
-        kept = [p for p in problems if self._lengths.get(_key(p.prompt), 0) <= limit] if longest else list(problems)
+        kept = [p for p in problems if self._lengths.get(_key(p), 0) <= limit] if longest else list(problems)
         if problems and not kept:
             raise DataError(
                 f"all {len(problems)} prompts are longer than data.max_prompt_tokens={limit}; "
@@ -211,20 +264,59 @@ class PromptEncoder:
     def _may_exceed(self, key: Hashable, length: int) -> bool:
         return self._bounds.get(key, length + 1) > length
 
-    def _tokenized(self, text: str | list[str]) -> Any:
+    def _tokenized(self, texts: Sequence[str]) -> list[Sequence[int]]:
         # a template contains the special tokens; lengths are checked here, and need no warning
-        return self._tokenizer(text, add_special_tokens=not self.uses_template, verbose=False)["input_ids"]
+        options = {"add_special_tokens": not self.uses_template, "verbose": False}
+        rows = self._tokenizer(list(texts), **options)["input_ids"]
+        begin = self._tokenizer.bos_token_id
+        # the tokenizer adds the begin token also to a text that begins with it
+        return [row[1:] if begin is not None and list(row[:2]) == [begin, begin] else row for row in rows]
 
-    def _templated(self, problem: Problem) -> str:
-        from jinja2 import TemplateError
-
+    def _templated(self, problem: Problem, template: ChatTemplate) -> str:
+        rendered = self._rendered_already(problem, template)
+        if rendered is not None:
+            return rendered
         messages = chat_messages(problem, instruction=self._config.instruction, system=self._config.system)
+        roles = ", ".join(message["role"] for message in messages)
         try:
-            return self.render_messages(messages)
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
+            template.require_unrendered(messages)
+            adapted = template.in_its_forms(messages)
+            text = template.render(adapted, **template_columns(problem))
+            self._require_no_none(adapted, text, template)
+        except ValueError as error:
             reason = f"the model's chat template rejects messages of {roles}: {error}"
             raise DataError(f"problem {problem.id}: {reason}") from None
+        except DataError as error:
+            raise DataError(f"problem {problem.id}: {error}") from None
+        return text
+
+    def _rendered_already(self, problem: Problem, template: ChatTemplate) -> str | None:
+        """The prompt of a problem whose text is a whole prompt in the template; None for another problem."""
+        rendered = template.rendered_prompt(problem.prompt) if isinstance(problem.prompt, str) else None
+        added = {
+            "data.instruction": self._config.instruction,
+            "data.system": self._config.system,
+            "data.chat_template_kwargs": self._config.chat_template_kwargs,
+            "the columns for the template": template_columns(problem),
+        }
+        names = [name for name, value in added.items() if value]
+        if rendered is not None and names:
+            raise DataError(
+                f"problem {problem.id}: its text is a prompt in the chat template already, so {' and '.join(names)} "
+                "would have no effect: leave it out, or give messages with role and content"
+            )
+        return rendered
+
+    def _require_no_none(self, messages: Sequence[Message], text: str, template: ChatTemplate) -> None:
+        """Raise DataError if the template writes the word None where a message has no content."""
+        if all(message.get("content") is not None for message in messages):
+            return
+        filled = [message if message.get("content") is not None else {**message, "content": ""} for message in messages]
+        if text.count("None") > template.render(filled).count("None"):
+            raise DataError(
+                "the model's chat template writes None for a message without content; "
+                'give it an empty one, "content": ""'
+            )
 
     def _text(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         with self._lock:
@@ -232,11 +324,56 @@ class PromptEncoder:
             return str(self._tokenizer.decode(list(ids), **options))
 
 
-def _key(prompt: Prompt) -> Hashable:
-    return prompt if isinstance(prompt, str) else tuple(tuple(sorted(message.items())) for message in prompt)
+TOOLS = "tools"
+"""The column with the schemas of a problem's tools, which the chat template gets."""
+TEMPLATE_KWARGS = "chat_template_kwargs"
+"""The column with a problem's variables for the chat template, as TRL has it."""
 
 
-def chat_messages(problem: Problem, *, instruction: str = "", system: str | None = None) -> list[dict[str, str]]:
+def template_columns(problem: Problem) -> dict[str, Any]:
+    """What the columns of a problem give to the chat template: `tools`, and variables."""
+    tools, variables = problem.fields.get(TOOLS), problem.fields.get(TEMPLATE_KWARGS)
+    columns = dict(variables) if isinstance(variables, Mapping) else {}
+    if _are_schemas(tools):
+        columns[TOOLS] = tools
+    return columns
+
+
+def chat_request(problem: Problem, *, config: "DataConfig") -> dict[str, Any]:
+    """The part of a chat completion's request with which a server renders the prompt as we do.
+
+    `messages`, and where they are set `tools` and `chat_template_kwargs`.
+    """
+    columns = template_columns(problem)
+    tools = columns.pop(TOOLS, None)
+    variables = {**config.chat_template_kwargs, **columns}
+    request: dict[str, Any] = {"messages": chat_messages(problem, instruction=config.instruction, system=config.system)}
+    if tools:
+        request[TOOLS] = tools
+    if variables:
+        request[TEMPLATE_KWARGS] = variables
+    return request
+
+
+def _are_schemas(tools: Any) -> bool:
+    return isinstance(tools, list) and bool(tools) and all(isinstance(tool, Mapping) for tool in tools)
+
+
+def _columns_of(problems: Sequence[Problem]) -> list[str]:
+    """The columns for the chat template that some problem has."""
+    return sorted({name for problem in problems for name in template_columns(problem)} & {TOOLS})
+
+
+def _key(problem: Problem) -> Hashable:
+    """What the prompt of a problem follows from."""
+    columns = template_columns(problem)
+    if isinstance(problem.prompt, str) and not columns:
+        return problem.prompt
+    prompt = problem.prompt if isinstance(problem.prompt, str) else [dict(message) for message in problem.prompt]
+    return json.dumps([prompt, columns], sort_keys=True), "messages"
+
+
+def chat_messages(problem: Problem, *, instruction: str = "", system: str | None = None) -> list[dict[str, Any]]:
     """The problem as chat messages, with `system` as the first unless the problem has a system message."""
     prompt = with_instruction(problem, instruction)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(m) for m in prompt]
@@ -251,12 +388,16 @@ def with_instruction(problem: Problem, instruction: str) -> Prompt:
         return problem.prompt
     if isinstance(problem.prompt, str):
         return f"{problem.prompt}\n{instruction}"
-    messages = list(problem.prompt)
+    messages: list[Message] = list(problem.prompt)
     last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
     if last is None:
         reason = "data.instruction is appended to the last user message, and there is none"
         raise DataError(f"problem {problem.id}: {reason}")
-    messages[last] = {**messages[last], "content": f"{messages[last]['content']}\n{instruction}"}
+    content = messages[last].get("content")
+    if isinstance(content, list | tuple):
+        messages[last] = {**messages[last], "content": [*content, {"type": "text", "text": f"\n{instruction}"}]}
+    else:
+        messages[last] = {**messages[last], "content": f"{content or ''}\n{instruction}"}
     return messages
 
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dapo.core.errors import DataError
 from dapo.core.text import quoted
 from dapo.core.verifier_limits import MAX_SCORE
+from dapo.data.sources.rows import as_message
 from dapo.types import Message, Problem
 
 __all__ = ["Environment", "StepResult"]
@@ -56,7 +58,10 @@ def prompt_to_json(prompt: Any) -> Any:
     """Check what `reset` returned. Raises TypeError if it is neither None, a text nor a list of messages."""
     if prompt is None or isinstance(prompt, str):
         return prompt
-    return _messages(prompt, "reset returned")
+    try:
+        return [dict(as_message(message, f"message {i}")) for i, message in enumerate(prompt, start=1)]
+    except (DataError, TypeError):
+        return _messages(prompt, "reset returned")  # raises with what was expected
 
 
 def result_to_json(result: Any) -> dict[str, Any]:

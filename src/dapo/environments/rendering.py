@@ -263,8 +263,6 @@ class TurnRenderer:
             history = [*_history(1), turn, _message("tool"), {"role": "assistant", "content": _ANSWER}, *_history(1)]
             if (text := self._render(history)) is not None:
                 found["earlier tool calls"] = self._behind(observation, history=history) if _TURN in text else None
-        for date in ("1 January 2031", "2 February 2032"):
-            found["the date"] = self._behind(observation, strftime_now=lambda _, date=date: date)
         for cause, text in found.items():
             if text is None and cause.startswith("a history"):
                 raise DataError(f"{self.name} rejects {cause} behind which a turn and a message of {role} come")

@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.http_client import ServerFailed, ServerRefused
@@ -12,7 +13,7 @@ from dapo.core.rng import keyed_seed
 from dapo.core.secrets import mask_text
 from dapo.evaluation.evaluate import Response
 from dapo.evaluation.scores import EvaluationPlan
-from dapo.types import Finish, Problem
+from dapo.types import Finish, Message, Problem
 
 API_KEY_VARIABLE = "OPENAI_API_KEY"  # the environment variable with the server's key
 _FINISHES: Mapping[str, Finish] = {"stop": "stop", "length": "length"}
@@ -28,7 +29,7 @@ class ServerSampler:
         url: str,
         model: str,
         plan: EvaluationPlan,
-        to_messages: Callable[[Problem], Sequence[Mapping[str, str]]],
+        to_messages: Callable[[Problem], Sequence[Message] | Mapping[str, Any]],
         *,
         concurrency: int = 16,
         timeout_s: float = 600.0,
@@ -41,7 +42,8 @@ class ServerSampler:
             url: The server's address up to and including the version: `http://localhost:8000/v1`.
             model: The model's name at the server.
             plan: The sampling options.
-            to_messages: Turns a problem into chat messages.
+            to_messages: Turns a problem into chat messages, or into a mapping of `messages` and what the server's
+                chat template gets besides (`tools`, `chat_template_kwargs`).
             concurrency: The number of requests in flight.
             timeout_s: The time limit of one response.
             retries: The number of retries after a lost connection, a timeout, status 429 or 5xx.
@@ -57,17 +59,18 @@ class ServerSampler:
             raise ConfigError(f"--server: {error}") from None
         self._require_model(url, model)
         self._results: queue.SimpleQueue[tuple[int, int, Response]] = queue.SimpleQueue()
-        self._tasks: queue.SimpleQueue[tuple[int, int, list[dict[str, str]], int] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[int, int, dict[str, Any], int] | None] = queue.SimpleQueue()
         self._is_closed = False
         for _ in range(concurrency):
             # daemons: a pending request must not keep an interrupted command alive
             threading.Thread(target=self._work, name="dapo-server", daemon=True).start()
 
     def submit(self, index: int, problem: Problem) -> None:
-        messages = [dict(message) for message in self._to_messages(problem)]
+        found = self._to_messages(problem)
+        prompt = dict(found) if isinstance(found, Mapping) else {"messages": [dict(message) for message in found]}
         for i in range(self.plan.samples_per_problem):
             seed = keyed_seed(self.plan.seed, "eval", problem.id, i) % (1 << _SEED_BITS)
-            self._tasks.put((index, i, messages, seed))
+            self._tasks.put((index, i, prompt, seed))
 
     def poll(self) -> list[tuple[int, int, Response]]:
         """See Sampler. Waits a moment if no response has arrived."""
@@ -87,18 +90,18 @@ class ServerSampler:
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None and not self._is_closed:
-            index, i, messages, seed = task
+            index, i, prompt, seed = task
             try:
-                response = self._request(messages, seed)
+                response = self._request(prompt, seed)
             except Exception as error:  # otherwise a thread's exception is lost, and the evaluation waits forever
                 kind = "" if isinstance(error, DapoError) else f"{type(error).__name__}: "
                 response = _failed_response(kind + str(error).removeprefix(f"{self._chat.url}: "))
             self._results.put((index, i, response))
 
-    def _request(self, messages: list[dict[str, str]], seed: int) -> Response:
+    def _request(self, prompt: dict[str, Any], seed: int) -> Response:
         plan = self.plan
         found = self._chat.complete(
-            messages, temperature=plan.temperature, top_p=plan.top_p, max_tokens=plan.max_response_tokens, seed=seed
+            **prompt, temperature=plan.temperature, top_p=plan.top_p, max_tokens=plan.max_response_tokens, seed=seed
         )
         if found.finish not in _FINISHES:
             return _failed_response(f"the response ended by {found.finish!r}")

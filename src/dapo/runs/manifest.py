@@ -24,6 +24,9 @@ from dapo.data.sources.rows import other_fields
 from dapo.runs.directory import RunDirectory
 from dapo.types import Problem
 
+TEMPLATE_TIME = "template_time"
+"""The manifest's entry with the local time that chat templates read as now."""
+
 
 @dataclass(frozen=True)
 class Fork:
@@ -74,10 +77,16 @@ def make_manifest(
     run_dir: Path | None = None,
     module_folders: Sequence[str] = (),
     fork: Fork | None = None,
+    template_time: datetime | None = None,
 ) -> dict[str, Any]:
-    """Make the manifest of a new run. Reads no environment variable; secrets in `command` are masked."""
+    """Make the manifest of a new run. Reads no environment variable; secrets in `command` are masked.
+
+    `template_time` is the local time that chat templates read as now, in this process and all that continue the run.
+    """
+    local_time = template_time or local(started)
     return {
         "started": started.astimezone(UTC).isoformat(timespec="seconds"),
+        TEMPLATE_TIME: local_time.isoformat(timespec="seconds"),
         "command": mask_secrets(command),
         "folder": os.getcwd(),  # of relative paths and modules of the configuration
         **({} if run_dir is None else {"run_dir": str(run_dir.absolute())}),  # files of the run move with it
@@ -104,6 +113,23 @@ def manifest_entry(run: RunDirectory, name: str) -> Any:
     try:
         return read_json(run.manifest)[name]
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def local(time: datetime) -> datetime:
+    """A time as this machine's clock shows it, without a zone and without microseconds."""
+    return time.astimezone().replace(tzinfo=None, microsecond=0)
+
+
+def template_time_of(run: RunDirectory) -> datetime | None:
+    """The local time that chat templates read as now in a run: the recorded one, or when the run was started.
+
+    None if the manifest is damaged.
+    """
+    recorded, started = manifest_entry(run, TEMPLATE_TIME), manifest_entry(run, "started")
+    try:
+        return datetime.fromisoformat(recorded) if recorded is not None else local(datetime.fromisoformat(started))
+    except (TypeError, ValueError):
         return None
 
 

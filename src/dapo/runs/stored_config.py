@@ -16,7 +16,7 @@ from dapo.core.loading import add_code_folder
 from dapo.core.secrets import mask_options
 from dapo.core.terminal import print_text
 from dapo.runs.directory import RunDirectory
-from dapo.runs.manifest import manifest_entry
+from dapo.runs.manifest import manifest_entry, template_time_of
 
 CODE_FOLDER = "code"
 """Folder of a run directory with the modules of a run that was started from Python."""
@@ -45,7 +45,9 @@ def load_run_config(run: RunDirectory, overrides: Sequence[str] = (), *, step: i
             there.append(override(key, str(found)))
     if started_in is not None and (started_in / own.model.name).is_dir():
         there.append(override("model.name", str(started_in / own.model.name)))
-    return load_config(file, [*there, *without_old_options(overrides)])
+    config = load_config(file, [*there, *without_old_options(overrides)])
+    time = template_time_of(run)
+    return config if time is None else config.at_time(time)
 
 
 def without_old_options(overrides: Sequence[str]) -> list[str]:

@@ -8,9 +8,9 @@ from dapo.core.errors import DataError
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
 from dapo.data.demonstrations import turns_of
-from dapo.data.prompts import PromptEncoder, chat_messages
+from dapo.data.prompts import PromptEncoder, chat_messages, template_columns
 from dapo.environments.rendering import TurnRenderer
-from dapo.types import Problem
+from dapo.types import Message, Problem, content_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +49,7 @@ class AnswerEncoder:
         turns, ids, ranges = turns_of(demonstration), list[int](), list[tuple[int, int]]()
         position = 0
         while position < len(turns):
-            own = self._turn_ids(turns[position]["content"], demonstration, is_first=not ids)
+            own = self._turn_ids(turns[position], demonstration, is_first=not ids)
             ranges.append((len(ids), len(ids) + len(own)))
             ids += own
             observed = []
@@ -68,21 +68,49 @@ class AnswerEncoder:
             self._renderers[roles] = TurnRenderer(self._tokenizer, self._config, roles=roles)
         return self._renderers[roles]
 
-    def _turn_ids(self, content: str, demonstration: Problem, *, is_first: bool) -> list[int]:
+    def _turn_ids(self, turn: Message, demonstration: Problem, *, is_first: bool) -> list[int]:
         """The ids of one turn with its end, as the chat template writes it behind the header of the turn."""
+        content = content_text(turn)
         if self._end and self._end in content:
             raise DataError(
                 f"demonstration {demonstration.id}: the response {quoted(content)} contains {self._end}, which ends a "
                 "turn; leave it out, it is added"
             )
         asked = demonstration if is_first else Problem("", _QUESTION, "")
-        text = self._turn_text(content, asked)
+        is_text = turn.keys() == {"role", "content"} and isinstance(turn["content"], str)
+        text = self._turn_text(content, asked) if is_text else self._whole_turn_text(turn, asked, demonstration)
         if is_first:
             before, prompt = self._prompts.render(demonstration), self._prompts.encode(demonstration)
             whole = self._prompts.encode_rendered(before + text)
             if whole[: len(prompt)] == tuple(prompt):
                 return list(whole[len(prompt) :])
         return list(self._prompts.encode_rendered(text))
+
+    def _whole_turn_text(self, turn: Message, asked: Problem, demonstration: Problem) -> str:
+        """The text of a turn with further keys, such as calls or a thought, as the chat template writes it.
+
+        Raises DataError if there is no template, or it writes a turn otherwise than behind the prompt.
+        """
+        keys = ", ".join(key for key in turn if key not in ("role", "content"))
+        template = self._prompts.template
+        if template is None:
+            raise DataError(f"demonstration {demonstration.id}: {keys} of a message need a chat template; leave it out")
+        if template.unread_keys([turn]) == keys.split(", "):
+            return self._turn_text(content_text(turn), asked)
+        messages = chat_messages(asked, instruction=self._config.instruction, system=self._config.system)
+        before = self._prompts.render(asked)
+        try:
+            columns = template_columns(asked)
+            rendered = template.render(template.in_its_forms([*messages, turn]), header=False, **columns)
+        except ValueError as error:
+            raise DataError(f"demonstration {demonstration.id}: the chat template rejects a turn: {error}") from None
+        if not rendered.startswith(before) or (self._end and self._end not in rendered[len(before) :]):
+            raise DataError(
+                f"demonstration {demonstration.id}: the chat template does not write {keys} behind the prompt; write "
+                "the turn into its content, in the form in which the model writes it"
+            )
+        behind = rendered[len(before) :]
+        return f"{behind.rpartition(self._end)[0]}{self._end}" if self._end else behind
 
     def _turn_text(self, content: str, asked: Problem) -> str:
         """The text of a turn with its end; a template may put an empty thought or a channel before its content."""

@@ -26,7 +26,7 @@ from dapo.core.loading import add_code_folder
 from dapo.core.rng import keyed_seed
 from dapo.runs.checkpoints import accuracy_of, numbered, require_optimizer_state, step_of
 from dapo.runs.directory import RunDirectory, require_new_run
-from dapo.runs.manifest import Fork, make_manifest
+from dapo.runs.manifest import Fork, make_manifest, template_time_of
 from dapo.runs.metrics_file import truncate_after
 from dapo.runs.stored_config import CODE_FOLDER, OWN_FOLDERS, changed_config
 from dapo.training.checkpointing import STATE_FILE, is_logged, read_state
@@ -219,6 +219,8 @@ def _manifest(plan: ForkPlan, command: Sequence[str]) -> dict[str, Any]:
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    manifest = make_manifest(command, seed=plan.config.train.seed, started=datetime.now(UTC), gpus=gpus, fork=plan.fork)
+    time = template_time_of(plan.parent)
+    started, seed = datetime.now(UTC), plan.config.train.seed
+    manifest = make_manifest(command, seed=seed, started=started, gpus=gpus, fork=plan.fork, template_time=time)
     of_parent = read_json(plan.parent.manifest)
     return manifest | {name: of_parent[name] for name in _LOCATIONS if name in of_parent}

@@ -24,7 +24,7 @@ from dapo.rewards.verifiers.function import require_columns
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import require_new_run
-from dapo.types import Group, Problem, Prompt
+from dapo.types import Group, Problem, Prompt, content_text
 
 NO_COLUMNS: Mapping[str, Collection[str]] = {}
 
@@ -79,7 +79,7 @@ def _unrequested_markers(data: DataConfig, rows: Sequence[Problem], reward: Rewa
 
 
 def _text(prompt: Prompt) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    return prompt if isinstance(prompt, str) else "\n".join(content_text(message) for message in prompt)
 
 
 @contextmanager

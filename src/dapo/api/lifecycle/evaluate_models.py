@@ -18,7 +18,7 @@ from dapo.core.journal import open_journal
 from dapo.core.terminal import print_text, warn
 from dapo.data.prepare.write import require_new
 from dapo.data.problems import load_problems
-from dapo.data.prompts import PromptEncoder, chat_messages
+from dapo.data.prompts import PromptEncoder, chat_request
 from dapo.evaluation.evaluate import EngineSampler, Sampler, evaluate
 from dapo.evaluation.pairing import paired_difference
 from dapo.evaluation.scores import EvaluationPlan, require_summary
@@ -30,6 +30,7 @@ from dapo.runs.checkpoints import step_of
 from dapo.runs.console import progress
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import with_verifier
+from dapo.runs.manifest import TEMPLATE_TIME, template_time_of
 from dapo.runs.stored_config import load_run_config, with_start_folder
 from dapo.training.assemble.build import build_engine, evaluation_plan, open_launcher
 from dapo.training.assemble.episodes import Episodes
@@ -138,7 +139,9 @@ def evaluation_config(
         raw["data"]["instruction"] = INSTRUCTION
     if request.samples_per_problem is not None:
         raw["eval"] = {**raw.get("eval", {}), "samples_per_problem": request.samples_per_problem}
-    return resolve_auto(build_config(raw, request.overrides, where="dapo eval"), training=False), checkpoint
+    config = build_config(raw, request.overrides, where="dapo eval")
+    time = template_time_of(RunDirectory.open(model)) if checkpoint is not None else None
+    return resolve_auto(config if time is None else config.at_time(time), training=False), checkpoint
 
 
 def _evaluate(
@@ -165,13 +168,15 @@ def _evaluate(
                 raise ConfigError(
                     "a server samples single responses, and this run plays episodes: evaluate it without a server"
                 )
-            to_messages = partial(chat_messages, instruction=config.data.instruction, system=config.data.system)
-            server = ServerSampler(request.server, model, plan, to_messages, concurrency=request.concurrency)
+            to_request = partial(chat_request, config=config.data)
+            server = ServerSampler(request.server, model, plan, to_request, concurrency=request.concurrency)
             sampler = stack.enter_context(closing(server))
+        time = None if inputs is None else inputs.encoder.time_read
         records = None
         if journal is not None:
             identity = {"model": model, "checkpoint": str(checkpoint) if checkpoint is not None else None}
-            identity |= {"server": request.server, **_settings(config, plan, problems)}
+            date = {} if time is None else {"date of the chat template": str(time.date())}
+            identity |= {"server": request.server, **_settings(config, plan, problems), **date}
             records = stack.enter_context(open_journal(journal, identity))
             if judged := len(records.records):
                 print_text(f"continuing: {judged} of {len(problems)} problems are judged already ({journal})")
@@ -182,7 +187,8 @@ def _evaluate(
         show = stack.enter_context(progress(f"evaluate {model}"))
         check = partial(stop.check, advice)
         result = evaluate(sampler, judge, problems, journal=records, on_progress=show, check=check)
-    return {"model": model, "data": request.data or data, **result.summary(), "table": result.table()}
+    summary = {} if time is None else {TEMPLATE_TIME: time.isoformat()}
+    return {"model": model, "data": request.data or data, **summary, **result.summary(), "table": result.table()}
 
 
 def _read_problems(
@@ -242,12 +248,15 @@ def open_engine_sampler(
     return EngineSampler(engine, encoder, plan)
 
 
+_PROMPT_OPTIONS = {"instruction", "system", "chat_template", "chat_template_kwargs"}
+
+
 def _settings(config: Config, plan: EvaluationPlan, problems: list[Problem]) -> dict[str, Any]:
     ids = hashlib.blake2b("\n".join(problem.id for problem in problems).encode(), digest_size=8).hexdigest()
     return {
         "problems": ids,
         **{f"plan.{name}": value for name, value in asdict(plan).items()},
-        "prompt": config.data.model_dump(mode="json", include={"instruction", "system", "chat_template"}),
+        "prompt": config.data.model_dump(mode="json", include=_PROMPT_OPTIONS),
         "reward": config.reward.model_dump(mode="json"),
         "dtype": config.model.dtype,
     }

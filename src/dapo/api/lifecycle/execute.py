@@ -27,7 +27,7 @@ from dapo.runs.console import ProgressDisplay, progress
 from dapo.runs.curves import plot_curves
 from dapo.runs.directory import RunDirectory
 from dapo.runs.evaluations import first_and_last_evaluation
-from dapo.runs.manifest import Fork, make_manifest, provenance, provenance_diff
+from dapo.runs.manifest import Fork, local, make_manifest, provenance, provenance_diff
 from dapo.runs.metrics_file import read_metrics
 from dapo.runs.sinks import Display
 from dapo.runs.stored_config import keep_overrides, load_run_config, with_start_folder
@@ -118,11 +118,12 @@ def new_run(
     """
     with open_judge(config, run_dir=path, prepared=prepared) if judge is None else nullcontext(judge) as verifiers:
         require_hardware(config)
+        started = datetime.now(UTC)
+        config = config.at_time(local(started))
         notes: list[str] = []
         config = resolve_auto(with_exported_runs(config, notes.append), log=notes.append)
         inputs = _read_inputs(config, verifiers)
         inputs.notes += notes
-        started = datetime.now(UTC)
         gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         config = resolve_engine(config, inputs.loaded.model)
         manifest = make_manifest(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo.cli.check.estimate import ResourceEstimate
-from dapo.cli.check.report import describe_estimate, describe_response_end, estimate_of, find_problems
+from dapo.cli.check.report import describe_estimate, describe_prompts, estimate_of, find_problems
 from dapo.cli.check.summary import DataFacts, changed_paper_values, data_facts, explain, ignored_options, safeguards
 from dapo.config import Config
 from dapo.config.load import resolve_auto_verifier
@@ -16,6 +16,7 @@ from dapo.runs.directory import RunDirectory
 from dapo.runs.manifest import Fork
 from dapo.training.assemble.resolve import require_hardware
 from dapo.training.preflight import open_judge
+from dapo.types import Problem
 
 
 def check_config(
@@ -53,7 +54,9 @@ def check_config(
     if (fork := Fork.of(RunDirectory(path.parent))) is not None:
         print_text(f"fork      of {fork.describe()}")
     estimate = describe_estimate(config, assume, verbose=verbose or bool(assume))
-    lines = [*explain(config, needed_columns), "", *describe_response_end(config), *estimate]
+    data, num_removed = data_facts(resolve_auto_verifier(config), needed_columns)
+    description = explain(config, needed_columns, (data, num_removed))
+    lines = [*description, "", *describe_prompts(config, _problems(data)), *estimate]
     faults = [line for line in lines if line.startswith("problem: ")]
     for line in [*faults, *([""] if faults else []), *(line for line in lines if line not in faults)]:
         print_text(line)
@@ -94,10 +97,14 @@ def check_as_json(
             {"option": name, "value": value, "paper": paper} for name, value, paper in changed_paper_values(config)
         ],
         "safeguards": list(safeguards(config)),
-        "notes": list(describe_response_end(config)),
+        "notes": list(describe_prompts(config, _problems(data))),
         "estimate": None if estimate is None else _estimate_json(estimate),
         "problems": found,
     }
+
+
+def _problems(data: Sequence[DataFacts]) -> list[Problem]:
+    return [problem for facts in data for problem in facts.problems or ()]
 
 
 def _data_json(data: DataFacts) -> dict[str, Any]:

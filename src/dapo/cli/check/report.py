@@ -15,6 +15,7 @@ from dapo.policy.model import load_local_tokenizer, load_meta_model
 from dapo.policy.model_dimensions import FAMILIES, find_dimensions
 from dapo.training.assemble.inputs import turn_end_notes
 from dapo.training.assemble.resolve import resolve_auto
+from dapo.types import Problem
 
 
 def describe_estimate(config: Config, given: Sequence[str] = (), *, verbose: bool = False) -> Iterator[str]:
@@ -72,16 +73,21 @@ def resolve_estimate(estimate: ResourceEstimate) -> tuple[ResourceEstimate, str 
     return replace(estimate, config=config), reason
 
 
-def describe_response_end(config: Config) -> Iterator[str]:
-    """The end tokens of responses, if the tokenizer is on this machine. Raises DataError if a template is missing."""
+def describe_prompts(config: Config, problems: Sequence[Problem] = ()) -> Iterator[str]:
+    """The end tokens of responses, and what the chat template reads, if the tokenizer is on this machine.
+
+    Raises DataError if a template is missing.
+    """
     found = load_local_tokenizer(config.model.name, trust_remote_code=config.model.trust_remote_code)
     if found is None:
         return
     tokenizer, stop_ids = found
-    turn_end = PromptEncoder(tokenizer, config.data).turn_end
+    encoder = PromptEncoder(tokenizer, config.data)
+    turn_end = encoder.turn_end
     ends = {*stop_ids, *([turn_end.token_id] if turn_end is not None and turn_end.token_id is not None else [])}
     yield f"responses end at {', '.join(repr(tokenizer.convert_ids_to_tokens(i)) for i in sorted(ends)) or 'no token'}"
     yield from turn_end_notes(tokenizer, stop_ids, turn_end)
+    yield from encoder.notes(problems)
 
 
 def _processes(estimate: ResourceEstimate) -> Iterator[str]:

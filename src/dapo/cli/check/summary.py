@@ -21,8 +21,14 @@ from dapo.types import Problem
 _TOKEN_BYTES = 8  # a token's id and log-probability, in the controller and in a checkpoint
 
 
-def explain(config: Config, needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS) -> Iterator[str]:
+def explain(
+    config: Config,
+    needed_columns: Mapping[str, Collection[str]] = NO_COLUMNS,
+    data: "tuple[Sequence[DataFacts], int] | None" = None,
+) -> Iterator[str]:
     """Describe a configuration in lines for a person; `needed_columns` are those of each function of the reward.
+
+    `data` are the facts of `data_facts`, where they are known already.
 
     Raises DataError if a local data source cannot be read or lacks a column that the reward reads, and RewardError if
     the reward can judge none of its rows.
@@ -30,7 +36,7 @@ def explain(config: Config, needed_columns: Mapping[str, Collection[str]] = NO_C
     config = resolve_auto_verifier(config)
     dtype = "bfloat16 where the processor is fast at it, else float32" if config.model.dtype == "auto" else None
     yield f"model     {config.model.name} (computed in {dtype or config.model.dtype})"
-    yield from _data(config, needed_columns)
+    yield from _data(config, *(data or data_facts(config, needed_columns)))
     yield ""
     yield from _step(config)
     yield ""
@@ -179,8 +185,7 @@ def _facts(
     return DataFacts(role, source.label, *load_rows(config.data, config.reward, role, needed_columns))
 
 
-def _data(config: Config, needed_columns: Mapping[str, Collection[str]]) -> Iterator[str]:
-    found, num_removed = data_facts(config, needed_columns)
+def _data(config: Config, found: Sequence[DataFacts], num_removed: int) -> Iterator[str]:
     for each in found:
         label = f"{each.role:9} {each.label}"
         if each.problems is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from dapo.core.http_client import ServerFailed
 from dapo.core.journal import Journal
@@ -14,7 +14,7 @@ from dapo.core.rng import keyed_seed
 from dapo.data.prepare import normalize
 from dapo.data.problems import unique_problems
 from dapo.data.sources.rows import ANSWER_COLUMNS, PROMPT_COLUMNS, other_fields, problem_id
-from dapo.types import Message, Problem
+from dapo.types import Message, Problem, content_text
 from strict_math.text import final_part, marked_answer, strip_formatting
 
 Generate: TypeAlias = Callable[[str, int], str]  # maps a request and a seed to the model's response
@@ -178,13 +178,14 @@ def apply(problem: Problem, decision: Decision, template: normalize.InstructionT
     if decision.action == "unchanged":
         answer = decision.answer or problem.answer
         fields = problem.fields if answer == problem.answer else other_fields(problem)
-        return replace(problem, id=problem_id(problem.prompt, answer), answer=answer, fields=fields)
+        new_id = problem_id(problem.prompt, answer, fields.get("tools"))
+        return replace(problem, id=new_id, answer=answer, fields=fields)
     assert decision.question is not None
     assert decision.answer is not None
     before = _question_text(problem)
     start, end = template.span(before)
     after = before[:start] + decision.question + before[end:]
-    prompt: str | list[dict[str, str]] = after
+    prompt: str | list[dict[str, Any]] = after
     if not isinstance(problem.prompt, str):
         prompt = [dict(message) for message in problem.prompt]
         prompt[_question_message_index(problem.prompt)]["content"] = after
@@ -196,7 +197,7 @@ def apply(problem: Problem, decision: Decision, template: normalize.InstructionT
         for name, value in problem.fields.items()
         if name not in read_as_either and value != problem.prompt and str(value) != problem.answer
     } | original
-    new_id = problem_id(prompt, decision.answer)
+    new_id = problem_id(prompt, decision.answer, problem.fields.get("tools"))
     return replace(problem, id=new_id, prompt=prompt, answer=decision.answer, fields=fields)
 
 
@@ -253,7 +254,7 @@ def _seed(problem: Problem, attempt: int, use: int) -> int:
 
 def _question_text(problem: Problem) -> str:
     prompt = problem.prompt
-    return prompt if isinstance(prompt, str) else prompt[_question_message_index(prompt)]["content"]
+    return prompt if isinstance(prompt, str) else content_text(prompt[_question_message_index(prompt)])
 
 
 def _question_message_index(messages: Sequence[Message]) -> int:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from dapo.config.data_spec import FILE_TYPES, HubSource
 from dapo.core.errors import DataError
 from dapo.core.loading import quiet_hub, require_package
+from dapo.data.sources.rows import with_arrow_messages
 from dapo.data.sources.separated import separated_rows
 
 Rows: TypeAlias = Iterator[tuple[str, dict[str, Any] | DataError]]
@@ -54,7 +55,7 @@ def read_hub_rows(source: HubSource) -> Rows:
         reason = " ".join(str(error).split()) or "no reason given"
         raise DataError(f"{label} cannot be loaded: {type(error).__name__}: {reason}") from None
     for number, row in enumerate(table, start=1):
-        yield f"{label}, row {number}", dict(row)
+        yield f"{label}, row {number}", with_arrow_messages(row)
 
 
 def _check(path: Path) -> None:
@@ -185,7 +186,7 @@ def _parquet_rows(path: Path) -> Rows:
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}, row {number}", row
+                    yield f"{path}, row {number}", with_arrow_messages(row)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         after = f" after row {number}" if number else ""
         raise DataError(f"{path}: not readable as Parquet{after} ({' '.join(str(error).split())})") from None

@@ -13,7 +13,7 @@ from uuid import UUID
 from dapo.config.data_spec import ANY_COLUMNS, Columns
 from dapo.core.errors import DataError
 from dapo.core.text import one_line, shorten
-from dapo.types import Message, Problem, Prompt
+from dapo.types import Message, Problem, Prompt, content_text
 
 PROMPT_COLUMNS = ("prompt", "question", "problem")
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "solution", "ground_truth", "target")
@@ -68,12 +68,14 @@ def problem_from_row(
         for name, value in row.items()
         if name not in stored and not _PANDAS_INDEX.fullmatch(str(name))
     }
+    fields |= tool_schemas(row, where)
     if prompt_column in fields:
         fields[prompt_column] = prompt  # one object, not two
     if answer != text:
         fields.setdefault("solution", text)
     sources = [fields[name] for name in SOURCE_COLUMNS if isinstance(fields.get(name), str) and fields[name]]
-    return Problem(problem_id(prompt, answer), prompt, answer, sources[0] if sources else source, fields)
+    key = problem_id(prompt, answer, fields.get("tools"))
+    return Problem(key, prompt, answer, sources[0] if sources else source, fields)
 
 
 def other_fields(problem: Problem) -> dict[str, Any]:
@@ -97,17 +99,17 @@ def is_source_of(answer: str, value: object) -> bool:
         return False
 
 
-def problem_id(prompt: Prompt, answer: str) -> str:
+def problem_id(prompt: Prompt, answer: str, tools: object = None) -> str:
     """A hash of the content as 16 hexadecimal digits, which is equal for copies."""
     content = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-    text = _SORTED_JSON.encode([content, answer])
+    text = _SORTED_JSON.encode([content, answer] if tools is None else [content, answer, tools])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def prompt_text(prompt: Prompt) -> str:
     """The prompt on one line with whitespace collapsed; of messages, all but system messages."""
     if not isinstance(prompt, str):
-        prompt = " ".join(message["content"] for message in prompt if message["role"] != "system")
+        prompt = " ".join(content_text(message) for message in prompt if message["role"] != "system")
     return one_line(prompt)
 
 
@@ -178,7 +180,10 @@ def _column(
         raise DataError(f"{where}: no column {named}, which is named as {what}; columns here: {present}")
     if not required:
         return None
-    if what == "prompt" and (finished := next((name for name in CONVERSATION_COLUMNS if name in row), None)):
+    finished = next((name for name in CONVERSATION_COLUMNS if name in row), None) if what == "prompt" else None
+    if finished is not None and _ends_before_answer(row[finished]):
+        return finished
+    if finished is not None:
         raise DataError(
             f"{where}: the column {finished} holds finished conversations, which preset=sft imitates as "
             "data.demonstrations; here a row needs a prompt (the messages before the reply, or the question) and a "
@@ -205,29 +210,144 @@ def column_value(row: Mapping[str, Any], column: str) -> object:
 
 
 def as_prompt(value: object, where: str) -> Prompt:
-    """The value as a prompt: a text, or messages that end before the assistant's. Raises DataError."""
+    """The value as a prompt: a text, or messages that end before the assistant's. Raises DataError.
+
+    A text that is JSON of messages is read as messages.
+    """
     require_filled(value, where, "expected the question as a string or messages")
+    value = parsed_messages(value, where)
     if isinstance(value, str):
         return _encodable(value, where)
     if not isinstance(value, list | tuple):
         raise DataError(f"{where} must be a string or a list of messages, got {shown(value)}")
     messages = [as_message(item, f"{where}, message {number}") for number, item in enumerate(value, start=1)]
-    if not any(message["content"].strip() for message in messages):
+    if not any(content_text(message).strip() for message in messages):
         raise DataError(f"{where} is empty; expected at least one message with content")
     if messages[-1]["role"] == "assistant":
-        raise DataError(f"{where}: the last message is the assistant's; a prompt ends where the model is to answer")
+        raise DataError(
+            f"{where}: the last message is the assistant's; a prompt ends where the model is to answer (TRL would "
+            "continue the message): remove it, or imitate it as data.demonstrations with preset=sft"
+        )
     return messages
 
 
+def parsed_messages(value: object, where: str) -> object:
+    """The messages of a text that is JSON of a list of messages; any other value as it is.
+
+    Raises DataError for messages as Python prints them.
+    """
+    text = value.strip() if isinstance(value, str) else ""
+    if not text.startswith("["):
+        return value
+    if text[1:].lstrip().startswith("{'") and "'role':" in text and "'content':" in text:
+        raise DataError(
+            f"{where} holds messages as Python prints them, which cannot be read; write .jsonl or .parquet, or "
+            "messages as JSON"
+        )
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return value
+    is_conversation = isinstance(found, list) and bool(found) and all(map(_is_message, found))
+    return found if is_conversation else value
+
+
+def _is_message(value: object) -> bool:
+    if not isinstance(value, Mapping):
+        return False
+    keys = value.keys()
+    is_call = "role" in keys and bool(value.get("tool_calls"))
+    return is_call or {"role", "content"} <= keys or {"from", "value"} <= keys
+
+
+def _ends_before_answer(value: object) -> bool:
+    """Whether the value is a conversation whose last message is not the assistant's."""
+    messages = parsed_messages(value, "")
+    last = messages[-1] if isinstance(messages, list | tuple) and messages else None
+    return _is_message(last) and with_standard_keys(last)["role"] != "assistant"
+
+
+def with_standard_keys(message: Any) -> Any:
+    """A message of ShareGPT's form (`from`, `value`) with the keys `role` and `content`."""
+    if not isinstance(message, Mapping) or not {"from", "value"} <= message.keys():
+        return message
+    roles = {"human": "user", "gpt": "assistant"}
+    return {"role": roles.get(message["from"], message["from"]), "content": message["value"]}
+
+
 def as_message(value: object, where: str) -> Message:
-    """The value as a message with `role` and `content`. Raises DataError."""
-    if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
+    """The value as a message: `role`, `content`, and its other keys, which a chat template may read.
+
+    A key without a value is left out, as tables fill up missing keys; `content` may be null beside `tool_calls`. Raises
+    DataError.
+    """
+    value = with_standard_keys(value)
+    if not isinstance(value, Mapping) or not _is_message(value):
         keys = f"the keys {', '.join(map(str, value)) or '(none)'}" if isinstance(value, Mapping) else shown(value)
         raise DataError(f"{where}: expected a mapping with role and content, got {keys}")
-    for key in ("role", "content"):
-        if not isinstance(value[key], str) or (key == "role" and not value[key].strip()):
-            raise DataError(f"{where}: {key} must be a string, got {shown(value[key])}")
-    return {"role": _encodable(value["role"], f"{where}: role"), "content": _encodable(value["content"], where)}
+    message = {name: item for name, item in json_value(value, where).items() if item is not None}
+    role = message.get("role")
+    if not isinstance(role, str) or not role.strip():
+        raise DataError(f"{where}: role must be a string, got {shown(value['role'])}")
+    content = _content(message.get("content"), where, may_be_null=bool(message.get("tool_calls")))
+    return {**message, "role": role, "content": content}
+
+
+def _content(value: object, where: str, *, may_be_null: bool) -> str | list[dict[str, Any]] | None:
+    """A message's content: a text, several parts of text, or None. Raises DataError."""
+    if isinstance(value, str) or (value is None and may_be_null):
+        return value
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{where}: content must be a string or a list of parts of text, got {shown(value)}")
+    parts = [_part(part, f"{where}, part {number} of its content") for number, part in enumerate(value, start=1)]
+    return parts[0]["text"] if len(parts) == 1 else parts
+
+
+def _part(value: object, where: str) -> dict[str, Any]:
+    """A part of text. Raises DataError for another kind, such as an image."""
+    part = {"type": "text", "text": value} if isinstance(value, str) else value
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
+        what = shown(value) if kind is None else f"the type {kind}"
+        raise DataError(f"{where}: models get text only; expected the type text with a text, got {what}")
+    return {name: item for name, item in part.items() if item is not None}
+
+
+def with_arrow_messages(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of an Arrow table with messages, and schemas of tools, as they were before Arrow merged their keys.
+
+    All mappings of a column get the same keys in Arrow, with null for those that they did not have.
+    """
+    columns = dict(row)
+    for name, value in row.items():
+        is_list = isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+        if is_list and (name == "tools" or _is_message(value[0])):
+            columns[name] = [_without_nulls(item) for item in value]
+    return columns
+
+
+def _without_nulls(value: Any) -> Any:
+    """The value without keys that are null; a message keeps its content."""
+    if isinstance(value, Mapping):
+        is_message = _is_message(value)
+        kept = {name: item for name, item in value.items() if item is not None or (is_message and name == "content")}
+        return {name: _without_nulls(item) for name, item in kept.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def tool_schemas(row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The column `tools` alone, with schemas that the chat template gets, from a list or JSON text of one."""
+    tools = row.get("tools")
+    if isinstance(tools, str) and tools.lstrip().startswith("["):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            return {}
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        return {}
+    return {"tools": json_value(tools, f"{where}: tools")}
 
 
 def _answer(value: object, where: str) -> str:

@@ -90,17 +90,12 @@ def _column_types(
 ) -> Mapping[str, Callable[[str], Any]]:
     """The converter of each column that has values: the first of `_TYPES` that reads all of them."""
     fitting: dict[str, list[int]] = {}  # of each column, the types that read all values so far
-    for where, names, values in records:
+    for _, names, values in records:
         for name, value in () if isinstance(values, DataError) else zip(names, values, strict=True):
             if not value:
                 continue
             candidates = fitting.get(name, _ALL_TYPES)
             fitting[name] = [kind for kind in candidates if _TYPES[kind][1](value)]
-            if value.startswith("[{'") and "'role':" in value and "'content':" in value:
-                raise DataError(
-                    f"{where}: {name} holds messages as Python prints them, which cannot be read; write .jsonl or "
-                    ".parquet, or messages as JSON"
-                )
     return {name: _TYPES[kinds[0]][0] for name, kinds in fitting.items()}
 
 

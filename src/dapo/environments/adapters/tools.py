@@ -10,7 +10,7 @@ from dapo.core.loading import Failure, try_call
 from dapo.environments.calls import CallForm, CallReader, WrongCall, tool_schema
 from dapo.environments.environment import StepResult
 from dapo.rewards.verifiers.function import EventLoop, columns_of
-from dapo.types import Message, Problem
+from dapo.types import Message, Problem, content_text
 
 _NO_TOOLS = ("reset", "get_reward", "close")
 
@@ -99,4 +99,4 @@ def _joined(prompt: Any, text: Any) -> Any:
     if not isinstance(text, str) or isinstance(prompt, str):
         return f"{prompt}{text}" if isinstance(text, str) else text
     *earlier, last = [dict(message) for message in prompt]
-    return [*earlier, {**last, "content": f"{last['content']}{text}"}]
+    return [*earlier, {**last, "content": f"{content_text(last)}{text}"}]

@@ -10,7 +10,7 @@ from code_sandbox import LocalSandbox, SandboxError, Tests, UnusableTests, probe
 from dapo.core.errors import RewardError
 from dapo.core.verifier_limits import CODE_TIME_S
 from dapo.rewards.verdicts import binary_verdict, error_verdict
-from dapo.types import Problem, Verdict
+from dapo.types import Problem, Verdict, content_text
 from strict_math.text import fences, final_part
 
 Isolation = Literal["require", "best_effort"]
@@ -125,7 +125,7 @@ def _tests_of(problem: Problem, field: str) -> Tests:
             "statements such as 'assert add(1, 2) == 3'"
         )
     setup = [problem.fields[name] for name in _SETUP_COLUMNS if problem.fields.get(name)]
-    prompt = problem.prompt if isinstance(problem.prompt, str) else "\n".join(m["content"] for m in problem.prompt)
+    prompt = problem.prompt if isinstance(problem.prompt, str) else "\n".join(content_text(m) for m in problem.prompt)
     return read_tests(
         tests,
         setup=[text for part in setup for text in ([part] if isinstance(part, str) else part)],

@@ -6,7 +6,7 @@ from typing import Any
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
 from dapo.rewards.verdicts import TokenIds, error_verdict
-from dapo.types import Problem, Verdict
+from dapo.types import Problem, Verdict, content_text
 
 
 class RewardModelVerifier:
@@ -83,7 +83,7 @@ class RewardModelVerifier:
                 [*messages, {"role": "assistant", "content": response}], tokenize=False
             )
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        parts = [problem.prompt] if isinstance(problem.prompt, str) else [m["content"] for m in problem.prompt]
+        parts = [problem.prompt] if isinstance(problem.prompt, str) else [content_text(m) for m in problem.prompt]
         return list(self._tokenizer("\n".join([*parts, response]))["input_ids"])
 
     def _scores(self, rows: Sequence[Sequence[int]]) -> list[float]:

@@ -57,6 +57,7 @@ def read_inputs(
             on_failure.callback(episodes.pool.close)
             held_out = episodes.with_prompts(held_out)
             problems = problems if config.is_supervised else episodes.with_prompts(problems)
+        notes += encoder.notes([*problems, *held_out])
         if training:
             problems = drop_long(problems, encoder, notes, kind="training prompts", on_progress=on_progress)
         if training and config.is_supervised:

@@ -1,0 +1,316 @@
+"""A model's chat template: the text of messages, the forms that it takes, its marks, and what it reads besides.
+
+Rendering is a function of the messages: the clock that a template may read stands still, and what it draws at random
+is drawn with a fixed seed.
+"""
+
+import json
+import random
+import re
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from dapo.core.errors import DataError
+from dapo.core.text import quoted
+from dapo.types import Message, content_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+THOUGHTS = re.compile(r"think|reason", re.IGNORECASE)
+"""Marks around private reasoning, which an instruction to the model may name."""
+_MARK = re.compile(r"<+[^<>\s]{1,60}>+|\[[^\[\]\s]{1,60}\]")
+"""A text in brackets, such as `<|user|>`, `<start_of_turn>`, `[/INST]`."""
+_FIRST, _ANSWER, _LAST = "zq1question", "zq2answer", "zq3question"
+_NAME, _KEY, _VALUE = "zq4tool", "zq5key", "zq6value"
+_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")  # tags of transformers around the assistant's tokens
+_SEEDING = threading.Lock()
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, with the variables and the time that it gets in every rendering."""
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        *,
+        time: datetime,
+        variables: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Render nothing yet.
+
+        Args:
+            tokenizer: The tokenizer, which has a chat template.
+            time: The local time that the template reads as now.
+            variables: Variables for the template (`data.chat_template_kwargs`).
+            tools: Schemas of tools.
+        """
+        self._tokenizer = tokenizer
+        self._time = time
+        self._variables = dict(variables)
+        self._tools = list(tools) or None
+
+    # --- what the template reads
+
+    @cached_property
+    def _tree(self) -> Any:
+        """The template, parsed; None if it cannot be."""
+        from jinja2 import Environment, TemplateError
+
+        try:
+            source = self._tokenizer.get_chat_template(None, self._tools)
+            environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+            environment.globals.clear()  # names of globals, such as lipsum, are read as well
+            return environment.parse(_GENERATION.sub("", source))
+        except (TemplateError, TypeError, ValueError):
+            return None
+
+    @cached_property
+    def variables_read(self) -> frozenset[str]:
+        """The names of the variables that the template does not set itself."""
+        from jinja2 import meta
+
+        return frozenset() if self._tree is None else frozenset(meta.find_undeclared_variables(self._tree))
+
+    @property
+    def reads_clock(self) -> bool:
+        return "strftime_now" in self.variables_read
+
+    @cached_property
+    def _draws(self) -> bool:
+        """Whether the template has a random function."""
+        from jinja2 import nodes
+
+        if self._tree is None or "lipsum" in self.variables_read:
+            return self._tree is not None
+        return any(node.name == "random" for node in self._tree.find_all(nodes.Filter))
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        """All attributes and texts of the template's code, among them the keys of messages that it reads."""
+        from jinja2 import nodes
+
+        if self._tree is None:
+            return frozenset()
+        attributes = {node.attr for node in self._tree.find_all(nodes.Getattr)}
+        constants = {node.value for node in self._tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        return frozenset(attributes | constants)
+
+    def unread_keys(self, messages: Sequence[Message]) -> list[str]:
+        """The keys of messages that do not change the text, because the template never names them."""
+        keys = {key for message in messages for key in message} - self._words - {"role", "content"}
+        unread = []
+        for key in sorted(keys):
+            without = [{name: value for name, value in message.items() if name != key} for message in messages]
+            try:
+                is_read = self.render(messages) != self.render(without)
+            except ValueError:
+                continue
+            if not is_read:
+                unread.append(key)
+        return unread
+
+    # --- rendering
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, header: bool = True, tools: Any = None, **variables: Any
+    ) -> str:
+        """The text of messages, and the `header` of the assistant's next turn.
+
+        `tools` are schemas beside those of the constructor. Raises ValueError with the template's reason if it
+        rejects the messages.
+        """
+        from jinja2 import TemplateError
+
+        options = {
+            "strftime_now": self._time.strftime,
+            **self._variables,
+            **variables,
+            "tools": self._tools or tools,
+            "add_generation_prompt": header,
+            "tokenize": False,
+        }
+        plain = [dict(message) for message in messages]
+        try:
+            if not self._draws:
+                return str(self._tokenizer.apply_chat_template(plain, **options))
+            with _seeded(json.dumps([plain, header], default=str)):
+                return str(self._tokenizer.apply_chat_template(plain, **options))
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ValueError(str(error)) from None
+
+    def _try(self, messages: Sequence[Mapping[str, Any]], *, header: bool = True) -> str | None:
+        try:
+            return self.render(messages, header=header)
+        except ValueError:
+            return None
+
+    # --- the forms of messages
+
+    def in_its_forms(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages with the contents and the arguments of calls in the form that the template takes.
+
+        A form that it takes is left as it is. Raises ValueError for arguments that are no JSON object.
+        """
+        return [self._in_its_form(message) for message in messages]
+
+    def _in_its_form(self, message: Message) -> dict[str, Any]:
+        adapted = dict(message)
+        content = message.get("content")
+        if isinstance(content, str) and not self._takes_texts and self._takes_parts:
+            adapted["content"] = [{"type": "text", "text": content}]
+        elif isinstance(content, list | tuple) and not self._takes_parts:
+            adapted["content"] = content_text(message)
+        calls = message.get("tool_calls")
+        if isinstance(calls, list | tuple):
+            adapted["tool_calls"] = [self._call_in_its_form(call) for call in calls]
+        return adapted
+
+    def _call_in_its_form(self, call: Any) -> Any:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        arguments = function.get("arguments") if isinstance(function, Mapping) else None
+        if isinstance(arguments, str) and self._takes_objects and not self._takes_json:
+            arguments = _parsed_arguments(arguments)
+        elif isinstance(arguments, Mapping) and self._takes_json and not self._takes_objects:
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        else:
+            return call
+        if "function" not in call:
+            return {**call, "arguments": arguments}
+        return {**call, "function": {**call["function"], "arguments": arguments}}
+
+    @cached_property
+    def _takes_texts(self) -> bool:
+        """Whether the content of a message may be a text."""
+        return _FIRST in (self._try([_user(_FIRST)]) or "")
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the content of a message may be a list of parts."""
+        rendered = self._try([_user([{"type": "text", "text": _FIRST}])])
+        if rendered is None or _FIRST not in rendered:
+            return False
+        return rendered == self._try([_user(_FIRST)]) or not self._takes_texts
+
+    @cached_property
+    def _takes_objects(self) -> bool:
+        """Whether the arguments of a call may be an object."""
+        return self._writes_call({_KEY: _VALUE})
+
+    @cached_property
+    def _takes_json(self) -> bool:
+        """Whether the arguments of a call may be JSON text."""
+        return self._writes_call(json.dumps({_KEY: _VALUE}))
+
+    def _writes_call(self, arguments: object) -> bool:
+        """Whether the template writes a call with these arguments, neither as Python prints them nor quoted twice."""
+        function = {"name": _NAME, "arguments": arguments}
+        call = {"type": "function", "id": "call00000", "function": function}
+        result = {"role": "tool", "name": _NAME, "tool_call_id": "call00000", "content": _ANSWER}
+        for content in ("", None):
+            turn = {"role": "assistant", "content": content, "tool_calls": [call]}
+            for behind in ([result], [], [result, _user(_LAST)]):
+                text = self._try([_user(_FIRST), turn, *behind], header=False)
+                if text is not None and _NAME in text:
+                    return _VALUE in text and f'\\"{_KEY}' not in text and f"'{_KEY}'" not in text
+        return False
+
+    # --- texts that are rendered already
+
+    def rendered_prompt(self, text: str) -> str | None:
+        """A text that is a whole prompt in this template, with its begin token; None for another text.
+
+        It begins with a mark of the template, and ends with what the template puts behind the last question.
+        """
+        header = self._borders[-1].rstrip()
+        if not self._marks.search(header) or not text.rstrip().endswith(header) or not self._marks.match(text):
+            return None
+        begin = str(self._tokenizer.bos_token or "")
+        needs_begin = begin and self._borders[0].startswith(begin) and not text.startswith(begin)
+        return begin + text if needs_begin else text
+
+    def require_unrendered(self, messages: Sequence[Message]) -> None:
+        """Raise DataError if the text of a message holds the template's own marks, or is a whole conversation."""
+        for message in messages:
+            text = content_text(message)
+            mark = self._marks.search(text)
+            found = mark[0] if mark else self._labels_in(text) if message["role"] == "user" else None
+            if found:
+                raise DataError(
+                    f"the text {quoted(text)} holds {found}, with which the model's chat template writes turns, so it "
+                    "would be rendered twice: give messages with role and content, or use whole prompts as they are "
+                    "with data.chat_template=off; a mark that is part of the question is to be taken out"
+                )
+
+    @cached_property
+    def _borders(self) -> tuple[str, str, str, str]:
+        """The template's texts before a question, behind it, between an answer and a question, and behind that."""
+        answer = {"role": "assistant", "content": _ANSWER}
+        text = self._try([_user(_FIRST), answer, _user(_LAST)]) or ""
+        if _FIRST in text and _ANSWER in text and _LAST in text:
+            before, _, rest = text.partition(_FIRST)
+            behind, _, rest = rest.partition(_ANSWER)
+            between, _, header = rest.partition(_LAST)
+            return before, behind, between, header
+        before, _, header = (self._try([_user(_FIRST)]) or "").partition(_FIRST)
+        return before, header, "", header
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """Special tokens that the template writes, and texts in brackets around its turns; none of a thought."""
+        before, behind, between, header = self._borders
+        turns = f"{behind} {between} {header}"
+        marks = set(_MARK.findall(turns))
+        tokenizer = self._tokenizer
+        special = {str(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special |= {str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
+        marks |= {token for token in special if token in f"{before} {turns}" or token == tokenizer.bos_token}
+        marks = {mark for mark in marks if re.search(r"[^\w\s]", mark) and not THOUGHTS.search(mark)}
+        longest_first = sorted(marks, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def _labels_in(self, text: str) -> str | None:
+        """The labels of both roles, as `User:` and `Assistant:`, if the text is a conversation written with them."""
+        before, _, _, header = self._borders
+        question, answer = (self._label(border) for border in (before, header))
+        if not question or not answer or not text.rstrip().endswith(answer):
+            return None
+        is_found = re.search(rf"(?:^|\s){re.escape(question)}", text[: text.rstrip().rfind(answer)])
+        return f"{question} and {answer}" if is_found else None
+
+    def _label(self, border: str) -> str:
+        """The last line of a border without its marks, if it ends as a label does."""
+        lines = [line.strip() for line in self._marks.sub("", border).splitlines() if line.strip()]
+        return lines[-1] if lines and re.fullmatch(r".*\w.*[^\w\s]", lines[-1]) else ""
+
+
+def _user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _parsed_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call from JSON text; an empty text has none."""
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of a tool call are to be a JSON object, got {quoted(text)}")
+    return arguments
+
+
+@contextmanager
+def _seeded(seed: str) -> Iterator[None]:
+    """Seed Python's random numbers, from which jinja's random functions draw, in the block."""
+    with _SEEDING:
+        state = random.getstate()
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(state)
