@@ -2,17 +2,20 @@
 
 Example:
     >>> from foreign_options import read_shell
-    >>> read_shell("python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$((4 * 4))", {})
+    >>> read_shell("python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$((4 * 4))", {})[0].options
     {'actor_rollout_ref.rollout.n': 16}
 """
 
 from foreign_options.formulas import Unknown, compute
+from foreign_options.reading import Reading
 from foreign_options.scripts import read_script
 from foreign_options.shell import read_shell
-from foreign_options.tables import Counterpart, Table, Translation, leaves_of, shown_value, translated
+from foreign_options.tables import Algorithm, Counterpart, Table, Translation, leaves_of, shown_value, translated
 
 __all__ = [
+    "Algorithm",
     "Counterpart",
+    "Reading",
     "Table",
     "Translation",
     "Unknown",

@@ -105,11 +105,39 @@ def _sinks(value: Any) -> list[str]:
     return [name for name in names if name in ("tensorboard", "wandb", "trackio")]
 
 
-def _dataset(name: Any, split: str) -> str | None:
-    """A data set as text: that of the hub is `OWNER/NAME` there."""
-    return f"hub:{name}:{split}" if re.fullmatch(r"[\w.-]+/[\w-]+", str(name)) else name
+def _dataset(name: Any, split: str, configuration: str | None = None) -> Any:
+    """A data set: that of the hub is `OWNER/NAME` there; one without a default configuration needs its name."""
+    if not re.fullmatch(r"[\w.-]+/[\w-]+", str(name)):
+        return name
+    configuration = configuration or _CONFIGURATIONS.get(str(name))
+    if configuration is None:
+        return f"hub:{name}:{split}"
+    return {"hub": name, "config": configuration, "split": split}
 
 
+def _files(value: Any) -> Any:
+    """A file or another source; several are a mix, whose parts have the shortest names that differ."""
+    if not isinstance(value, list):
+        return value
+    if len(value) == 1:
+        return value[0]
+    return {"mix": dict(zip(_part_names([str(each) for each in value]), value, strict=True))}
+
+
+def _part_names(paths: list[str]) -> list[str]:
+    """Names of files: the last parts of their paths, as many as it takes, else with a number."""
+    parts = [re.sub(r"\.\w+$", "", path).strip("/").split("/") for path in paths]
+    longest = max(map(len, parts))
+    names: list[str] = []
+    for length in range(1, longest + 1):
+        names = [re.sub(r"[^A-Za-z0-9-]+", "_", "_".join(each[-length:])).strip("_") or "part" for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name}_{i}" for i, name in enumerate(names, start=1)]
+
+
+_CONFIGURATIONS = {"openai/gsm8k": "main", "gsm8k": "main"}
+"""Configurations of data sets that have no default, as the recipes of other systems name them in their code."""
 _UNARY: Mapping[type[ast.AST], Any] = {ast.USub: operator.neg, ast.Not: operator.not_}
 _BINARY: Mapping[type[ast.AST], Any] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
@@ -131,6 +159,6 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         "dataset": _dataset,
         "startswith": str.startswith,
     },
-    "files": lambda value: value[0] if isinstance(value, list) and len(value) == 1 else value,
+    "files": _files,
     "function": lambda path, name: f"{Path(path).stem}:{name}",
 }

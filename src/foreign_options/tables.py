@@ -81,15 +81,32 @@ class Translation:
     title: str
     ours: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """Values by option, each with the option of the other system that it comes from; empty: from its defaults."""
+    missing: list[str] = field(default_factory=list)
+    """Sentences on the algorithms that there are none of here."""
+    unread: list[str] = field(default_factory=list)
+    """What may set further options, or others of ours, and could not be read."""
+    assumed: list[str] = field(default_factory=list)
+    """What the values rest on."""
+    unknown: dict[str, list[str]] = field(default_factory=dict)
+    """Options whose value is not known or not possible here, by what a person is to do."""
     left_out: dict[str, list[str]] = field(default_factory=dict)
     """Options of the other system by the reason why they have no place."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each option that has a place here was read."""
+        return not self.unread and not self.unknown
 
     def text(self, order: Sequence[str], escape: Callable[[Any], Any]) -> str:
         """The options as YAML in this order, with comments on where values come from and what is left out.
 
-        `escape` changes a value so that it is read literally.
+        What the values lack stands above them. `escape` changes a value so that it is read literally.
         """
-        positions, lines = {name: i for i, name in enumerate(order)}, list[str]()
+        lines = [*self._head()]
+        positions = {name: i for i, name in enumerate(order)}
+        by_default = f"the default of {self.title}"
+        if self.unread:
+            by_default = f"{self.title}'s own value, unless what is not read above sets it"
         shown: tuple[str, ...] = ()
         for option in sorted(self.ours, key=lambda each: positions.get(each, 0)):
             value, origin = self.ours[option]
@@ -99,12 +116,34 @@ class Translation:
                     lines.append(f"{'  ' * depth}{section}:")
             shown = (*sections,)
             written = yaml.safe_dump(escape(value), default_flow_style=True, width=10**6).removesuffix("...\n")
-            lines.append(
-                f"{'  ' * len(sections)}{leaf}: {written.strip()}  # {origin or f'the default of {self.title}'}"
-            )
+            lines.append(f"{'  ' * len(sections)}{leaf}: {written.strip()}  # {origin or by_default}")
         for reason, options in self.left_out.items():
             lines += ["", f"# {reason}:", *(f"#   {option}" for option in options)]
         return "\n".join(lines) + "\n"
+
+    def _head(self) -> Iterator[str]:
+        """The comments above the options."""
+        blocks = {
+            "There is no such algorithm here, so what follows is another one": self.missing,
+            f"Not read; it may set options of {self.title} that are missing below": self.unread,
+            **self.unknown,
+            "Taken as follows": self.assumed,
+        }
+        for reason, texts in blocks.items():
+            if texts:
+                yield f"# {reason}:"
+                yield from (f"#   {' '.join(text.split())}" for text in texts)
+                yield ""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """An option of another system that selects an algorithm."""
+
+    same: tuple[Any, ...] = ()
+    """Values without a counterpart that change nothing."""
+    condition: str = ""
+    """A formula that holds where the option has an effect; empty: always."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +156,8 @@ class Table:
     """Values of its options that are not set, and names that formulas use."""
     defaults_here: Mapping[str, Any]
     """Values of our options that no option of it sets."""
+    algorithms: Mapping[str, Algorithm] = field(default_factory=dict)
+    """Its options that select an algorithm, of which a value without a counterpart is no detail."""
 
     def rows_of(self, name: str) -> list[Counterpart]:
         """The rows of an option by its whole name, else the row `section.*` of a section that it is in.
@@ -129,42 +170,89 @@ class Table:
         is_section = not found and any(row.name.startswith(f"{name}.") for row in self.rows)
         return [Counterpart(name, (), _SECTION, converted=False, formula="")] if is_section else found
 
-    def translate(self, given: Mapping[str, Any]) -> Translation:
-        """Translate options of another system; those that are not set have its defaults."""
-        found = Translation(self.title, {option: (value, "") for option, value in self.defaults_here.items()})
-        names = {name: value for name, value in {**self.defaults, **given}.items() if not isinstance(value, Unknown)}
-        unset = {name: value_of(name, names) for name in self.defaults if name not in given and self.rows_of(name)}
-        for name, value in {**unset, **given}.items():
-            rows = self.rows_of(name)
-            shown = f"{name}={_one_line(value)}"
-            if not rows:
-                if name in given:
-                    found.left_out.setdefault(f"{self.title} may have these options; the table does not", []).append(
-                        shown
-                    )
+    def folded(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with those mappings whole that were typed key by key: `chat_template_kwargs.enable_thinking`."""
+        mappings = {row.name for row in self.rows if row.name.endswith("kwargs")}
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            whole = next((each for each in mappings if name.startswith(f"{each}.")), None)
+            if whole is None or any(row.name == name for row in self.rows):
+                found[name] = value
                 continue
-            row, ours = (rows[0], {}) if isinstance(value, Unknown) else translated(rows, value, names)
-            origin = name if name in given else self._origins(row, given)
-            for option, own in ours.items():
-                before, source = found.ours.get(option, (own, ""))
-                if before != own and source in given and name in given:
-                    found.left_out.setdefault(f"Also {option}={_one_line(own)} by {name}, which holds", []).append(
-                        source
-                    )
-            found.ours |= {option: (own, origin) for option, own in ours.items()}
-            if name not in given or ours:
-                continue
-            options = dict.fromkeys(option.partition("=")[0] for each in rows for option in each.ours)
-            if value is None:
-                reason = "Null, as if they were not set"
-            elif isinstance(value, Unknown) and options:
-                reason = f"Set {', '.join(options)} yourself: the value is known only when the script runs"
-            elif row is None:
-                reason = f"{' and '.join(options)}: no such value here"
-            else:
-                reason = " or ".join(options) + ": " * bool(options) + (row.remark or "the default").rstrip(".")
-            found.left_out.setdefault(reason, []).append(shown)
+            inner = found.get(whole)
+            inner = inner if isinstance(inner, dict) else {}
+            found[whole] = value if isinstance(value, Unknown) else {**inner, name.removeprefix(f"{whole}."): value}
         return found
+
+    def translate(self, given: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> Translation:
+        """Translate options of another system; those that are not set have its defaults.
+
+        `facts` are names for formulas that are no options, such as the number of processes.
+        """
+        found = Translation(self.title, {option: (value, "") for option, value in self.defaults_here.items()})
+        known = {**self.defaults, **given, **(facts or {})}
+        names = {name: value for name, value in known.items() if not isinstance(value, Unknown)}
+        unset = {name: value_of(name, names) for name in self._unset(given) if self._has_value(name, names)}
+        for name, value in {**unset, **given}.items():
+            self._translate_one(name, value, given, names, found)
+        return found
+
+    def _unset(self, given: Mapping[str, Any]) -> list[str]:
+        return [name for name in self.defaults if name not in given and self.rows_of(name)]
+
+    def _has_value(self, name: str, names: Mapping[str, Any]) -> bool:
+        """Whether a default is known: that of a formula is not if one of its options is not."""
+        try:
+            value_of(name, names)
+        except (ValueError, TypeError, ArithmeticError):
+            return False
+        return True
+
+    def _translate_one(
+        self, name: str, value: Any, given: Mapping[str, Any], names: Mapping[str, Any], found: Translation
+    ) -> None:
+        """Add an option of theirs to what is found."""
+        rows, shown = self.rows_of(name), f"{name}={_one_line(value)}"
+        if not rows:
+            if name in given:
+                reason = f"{self.title} may have these options; the table does not"
+                found.left_out.setdefault(reason, []).append(shown)
+            return
+        row, ours = (rows[0], {}) if isinstance(value, Unknown) else translated(rows, value, names)
+        origin = name if name in given else self._origins(row, given)
+        for option, own in ours.items():
+            before, source = found.ours.get(option, (own, ""))
+            if before != own and source in given and name in given:
+                reason = f"Also {option}={_one_line(own)} by {name}, which holds"
+                found.left_out.setdefault(reason, []).append(source)
+        found.ours |= {option: (own, origin) for option, own in ours.items()}
+        if name not in given or ours:
+            return
+        options = dict.fromkeys(option.partition("=")[0] for each in rows for option in each.ours)
+        is_algorithm = self._selects(name, value, names)
+        if value is None:
+            found.left_out.setdefault("Null, as if they were not set", []).append(shown)
+        elif isinstance(value, Unknown) and (options or is_algorithm):
+            person = f"Set {', '.join(options) or 'the algorithm'} yourself"
+            found.unknown.setdefault(f"{person}: the value is known only when the script runs", []).append(shown)
+        elif is_algorithm and (row is None or not row.ours):
+            why = "" if row is None else f" ({row.reason})"
+            found.missing.append(f"{shown} has no counterpart{why}")
+        elif row is None:
+            found.left_out.setdefault(f"{' and '.join(options)}: no such value here", []).append(shown)
+        else:
+            reason = " or ".join(options) + ": " * bool(options) + (row.remark or "the default").rstrip(".")
+            found.left_out.setdefault(reason, []).append(shown)
+
+    def _selects(self, name: str, value: Any, names: Mapping[str, Any]) -> bool:
+        """Whether an option selects an algorithm by this value."""
+        algorithm = self.algorithms.get(name)
+        if algorithm is None or value is None or value in algorithm.same:
+            return False
+        try:
+            return not algorithm.condition or bool(compute(algorithm.condition, names))
+        except (ValueError, TypeError, ArithmeticError):
+            return True
 
     def _origins(self, row: Counterpart | None, given: Mapping[str, Any]) -> str:
         """The options that are set and that the formula of another option uses."""
@@ -172,7 +260,7 @@ class Table:
         formulas = {
             name: value for name, value in self.defaults.items() if isinstance(value, str) and value[:2] == "= "
         }
-        for _ in range(3):  # formulas of formulas
+        for _ in range(4):  # formulas of formulas
             text = re.sub(r"[\w.]+", lambda match: formulas.get(match[0], match[0]), text)
         return ", ".join(name for name in given if name in re.findall(r"[\w.]+", text))
 

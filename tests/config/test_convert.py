@@ -131,7 +131,7 @@ def test_a_script_of_verl_with_variables_arithmetic_arrays_and_comments(
     assert (config.overlong.mode, config.overlong.buffer_tokens, config.log.sinks) == ("soft", 512, ["wandb"])
     assert (config.eval.temperature, config.rollout.engine) == (0.0, "vllm")  # verl's defaults
     assert "#   data.truncation=left" in text
-    assert "#   trainer.experiment_name=run-$(date+%s)" in text
+    assert "#   trainer.experiment_name=run-$(date +%s)" in text
     typed = re.findall(r"^ +\+?([a-z_]+\.[\w.]+)=", RECIPE, flags=re.MULTILINE)
     assert len(typed) > 25
     assert [name for name in typed if name not in text] == []

@@ -1,7 +1,12 @@
 """`dapo convert`: translates a script or YAML file of verl, AReaL or TRL, which it reads and never runs."""
 
+import ast
+import json
 import os
+import re
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,52 +15,161 @@ import yaml
 from dapo.config import build_config
 from dapo.config.load import as_literal, read_options, resolve_references
 from dapo.config.option_fields import options_of
-from dapo.config.other_names import OTHERS, peer_that_knows
+from dapo.config.other_names import OTHERS, Peer, peer_that_knows
 from dapo.core.errors import ConfigError
 from dapo.core.files import read_regular
 from dapo.core.secrets import may_be_written
-from foreign_options import Unknown, leaves_of, read_script, read_shell
+from foreign_options import Reading, Translation, Unknown, leaves_of, read_script, read_shell
 
+NOT_WHOLE = 3  # the exit code if options were not read, or their values are not known
 MAX_BYTES = 2**20
 EXPECTED = (
     "expected a shell script with verl's options (data.train_batch_size=512), a YAML file of verl, AReaL or TRL, or a "
-    "Python script that calls TRL's GRPOConfig(...)"
+    "Python script or notebook that calls TRL's GRPOConfig(...)"
 )
 
 
-def convert_file(path: Path) -> tuple[str, str | None]:
-    """Translate a file of another system to YAML; also returns why it does not load yet, or None.
+@dataclass(frozen=True)
+class Conversion:
+    """A translated file."""
 
-    Raises ConfigError if the file is of no other system.
+    text: str
+    """The configuration as YAML, with what it lacks in comments above it."""
+    fault: str | None
+    """Why it cannot be trained: it does not load, or an algorithm has no counterpart; None: it can."""
+    is_whole: bool
+    """Whether each option that has a place here was read."""
+
+
+def convert_file(path: Path, num_processes: int | None = None) -> Conversion:
+    """Translate a file of another system to YAML.
+
+    `num_processes` is the number of trainer processes that a script of TRL is launched on; None: as its launcher says,
+    else 1. Raises ConfigError if the file is of no other system.
     """
-    given, names = _read(path), [name for name, _ in options_of()]
+    readings, names = _read(path), [name for name, _ in options_of()]
+    reading = max(readings, key=_num_known, default=Reading())
+    given = reading.options
     peer = peer_that_knows(given)
-    known = 0 if peer is None else sum(bool(OTHERS[peer].rows_of(name)) for name in given)
+    known = _num_known(reading)
     if len(given.keys() & set(names)) > known / 2:
         check = f"dapo check {shlex.quote(str(path))}"
         raise ConfigError(f"{path} has the options of this system, not of another; {check} explains it")
     if peer is None or 2 * known < len(given):
         raise ConfigError(f"{path} has {known} options of verl, AReaL or TRL; {EXPECTED}")
-    text = OTHERS[peer].translate(given).text(names, as_literal)
-    fault = None
-    try:
-        build_config(yaml.safe_load(text) or {})
-    except ConfigError as error:
-        fault = str(error)
-    return f"# Converted from {path.name} by `dapo convert`; `dapo check` explains what it does.\n{text}", fault
+    facts = _facts(path, peer, reading, num_processes)
+    given = OTHERS[peer].folded(given)
+    found = OTHERS[peer].translate(given, facts)
+    found.unread += reading.unread
+    found.assumed += [*_other_commands(readings, reading), *reading.assumed]
+    if peer == "trl":
+        found.assumed += _batch_of_trl(given, facts)
+    for name in _FILES_OF_OPTIONS & given.keys():
+        found.unread.append(f"the options in the file {given[name]} ({name})")
+    fault = _fault_of_batch(found, facts)
+    text = found.text(names, as_literal)
+    if fault is None:
+        try:
+            build_config(yaml.safe_load(text) or {})
+        except ConfigError as error:
+            fault = f"the converted configuration does not load yet: {error}"
+    if found.missing:
+        fault = f"no such algorithm here: {'; '.join(found.missing)}"
+    head = f"# Converted from {path.name} by `dapo convert`; `dapo check` explains what it does.\n"
+    return Conversion(head + text, fault, found.is_whole)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The options that a file sets, by their names in the other system. Raises ConfigError."""
+_FILES_OF_OPTIONS = {"config", "config_file"}
+
+
+def _num_known(reading: Reading) -> int:
+    """The number of options that the tables know."""
+    peer = peer_that_knows(reading.options)
+    return 0 if peer is None else sum(bool(OTHERS[peer].rows_of(name)) for name in reading.options)
+
+
+def _facts(path: Path, peer: Peer, reading: Reading, num_processes: int | None) -> dict[str, Any]:
+    """What formulas use besides options: of TRL the number of processes, and whether unsloth changes the batch."""
+    if peer != "trl":
+        return {}
+    uses_unsloth = path.suffix in (".py", ".ipynb") and re.search(r"^\s*(?:from|import)\s+unsloth\b", _text(path), re.M)
+    return {"processes": num_processes or reading.num_processes or 1, "unsloth": int(bool(uses_unsloth))}
+
+
+def _other_commands(readings: Sequence[Reading], taken: Reading) -> list[str]:
+    """Sentences on the commands of a script that have options too and are not translated."""
+    found = [f"line {taken.line}: the command {taken.command}"] if taken.line else []
+    for each in readings:
+        if each is taken or not _num_known(each):
+            continue
+        differ = [name for name, value in each.options.items() if taken.options.get(name) != value]
+        if differ:
+            found.append(f"line {each.line}: {each.command} is another command, with {', '.join(differ)}")
+    return found
+
+
+def _batch_of_trl(given: Mapping[str, Any], facts: Mapping[str, Any]) -> list[str]:
+    """Sentences on what the batch of TRL rests on."""
+    found = []
+    if facts["processes"] == 1:
+        found.append("one process trains; `dapo convert --processes N` for a script that is launched on N")
+    size, group = given.get("per_device_train_batch_size"), given.get("num_generations")
+    if facts["unsloth"] and isinstance(size, int) and isinstance(group, int) and size % group:
+        found.append("unsloth raises per_device_train_batch_size to num_generations if the batch is no multiple of it")
+    return found
+
+
+def _fault_of_batch(found: Translation, facts: Mapping[str, Any]) -> str | None:
+    """Take out a batch that is no whole number of prompts, and ask for the number of processes."""
+    name = "rollout.prompts_per_step"
+    value, origin = found.ours.get(name, (1, ""))
+    if not facts or not isinstance(value, float) or value.is_integer():
+        return None
+    fault = (
+        f"{origin} make {value:g} groups per batch on {facts['processes']} process(es), which is no whole number: "
+        "`dapo convert --processes N` takes the number of processes that the script is launched on"
+    )
+    for each in (name, "train.minibatch_groups"):
+        found.ours.pop(each, None)
+    found.unread.append(fault)
+    return fault
+
+
+def _read(path: Path) -> list[Reading]:
+    """The commands of a file with their options, by their names in the other system. Raises ConfigError."""
     if path.suffix in (".yaml", ".yml"):
         leaves = leaves_of("", resolve_references(read_options(path)))
-        return {name: Unknown(value) if "${" in str(value) else value for name, value in leaves if name}
+        return [Reading({name: Unknown(value) if "${" in str(value) else value for name, value in leaves if name})]
     try:
-        text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8")
-        if path.suffix == ".py":
-            return read_script(text, path.stem)
+        text = _text(path)
+        if path.suffix in (".py", ".ipynb"):
+            return [read_script(text, path.stem)]
         return read_shell(text, {name: value for name, value in os.environ.items() if may_be_written(name)})
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, SyntaxError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not readable ({error}); {EXPECTED}") from None
+
+
+def _text(path: Path) -> str:
+    """The text of a script, or that of a notebook's cells of code."""
+    text = read_regular(path, max_bytes=MAX_BYTES).decode("utf-8-sig")
+    if path.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)
+    found = cells.get("cells") if isinstance(cells, dict) else None
+    sources = [each.get("source", "") for each in found or [] if isinstance(each, dict) and each.get("cell_type") == "code"]
+    return "\n".join(map(_cell, sources))
+
+
+def _cell(source: str | Sequence[str]) -> str:
+    """A cell without the commands of notebooks, which are no Python."""
+    text = source if isinstance(source, str) else "".join(source)
+    if text.lstrip().startswith("%%") and not text.lstrip().startswith("%%capture"):
+        return ""
+    text = re.sub(r"^(\s*)[%!].*$", r"\1pass", text, flags=re.MULTILINE)
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return "" if "GRPO" not in text else text
+    return text

@@ -21,7 +21,7 @@ from dapo.cli.data import data_app
 from dapo.cli.help import DATA, REFERENCE, TRAIN, Commands
 from dapo.core.errors import EXIT_CODES, ConfigError, DapoError
 from dapo.core.secrets import mask_text
-from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr
+from dapo.core.terminal import print_json, print_text, printable, stdout_to_stderr, warn
 from dapo.core.text import one_line
 
 # torch and transformers are imported inside the commands, so that --help and a config error answer at once
@@ -161,15 +161,21 @@ def _list_shipped(folder: Literal["configs", "docs"], use: str, as_json: bool) -
 
 @lists_app.command(group=TRAIN)
 def convert(
-    file: Annotated[Path, Argument(metavar="FILE", help="A script or YAML file, which is read, never run.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A script, notebook or YAML file, which is read, never run.")],
+    processes: Annotated[
+        int | None, Option(metavar="N", min=1, help="Trainer processes that a script of TRL is launched on [default: 1].")
+    ] = None,
 ) -> None:
     """Translate a configuration of verl, AReaL or TRL."""
-    from dapo.cli.convert import convert_file
+    from dapo.cli.convert import NOT_WHOLE, convert_file
 
-    text, fault = convert_file(file)
-    print_text(text, end="")
-    if fault is not None:
-        raise ConfigError(f"the converted configuration does not load yet: {fault}")
+    found = convert_file(file, processes)
+    print_text(found.text, end="")
+    if found.fault is not None:
+        raise ConfigError(found.fault)
+    if not found.is_whole:
+        warn("options could not be read, or their values are not known; the comments above the configuration name them")
+        raise typer.Exit(NOT_WHOLE)
 
 
 @lists_app.command(group=REFERENCE)

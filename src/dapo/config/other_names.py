@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import yaml
 
-from foreign_options import Counterpart, Table, shown_value, translated
+from foreign_options import Algorithm, Counterpart, Table, shown_value, translated
 
 Peer: TypeAlias = Literal["trl", "verl", "areal"]
 TITLES: Mapping[Peer, str] = {"trl": "TRL", "verl": "verl", "areal": "AReaL"}
@@ -35,7 +35,16 @@ REMOVED: Mapping[str, str] = {row.name: row.remark for row in _TABLES["dapo"]}
 
 _DEFAULTS = yaml.safe_load(Path(__file__).with_name("other_defaults.yaml").read_bytes())
 OTHERS: Mapping[Peer, Table] = {
-    peer: Table(title, COUNTERPARTS[peer], _DEFAULTS[peer]["theirs"], _DEFAULTS[peer].get("here", {}))
+    peer: Table(
+        title,
+        COUNTERPARTS[peer],
+        _DEFAULTS[peer]["theirs"],
+        _DEFAULTS[peer].get("here", {}),
+        {
+            name: Algorithm(tuple(each.get("same", ())), each.get("condition", ""))
+            for name, each in _DEFAULTS[peer]["algorithms"].items()
+        },
+    )
     for peer, title in TITLES.items()
 }
 NO_OPTIONS: Mapping[str, Any] = {}

@@ -1,0 +1,21 @@
+"""What is found in a script: the options that it sets, and what could not be read."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Reading:
+    """The options of a command or of a script, with all that stands there besides."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Values by name; one that is known only when the script runs is Unknown."""
+    unread: list[str] = field(default_factory=list)
+    """What may set further options that are not known, each with its line."""
+    assumed: list[str] = field(default_factory=list)
+    """What the values rest on, each with its line: a branch that was taken, arguments that are not there."""
+    command: str = ""
+    """The command that the options belong to, without them."""
+    line: int = 0
+    num_processes: int | None = None
+    """The number of trainer processes, if a launcher's option says so."""
