@@ -163,12 +163,7 @@ class _Reader:
         for each in self.configs:
             if each is not config:
                 self._note_other(each, config)
-        lora = trainer.values.get("peft_config") if trainer else None
-        if not isinstance(lora, _Object):
-            if isinstance(lora, Unknown) or trainer is None:
-                lora = self.loras[-1] if self.loras else None
-            else:
-                lora = None
+        lora = self._lora(trainer)
         for each in (config, lora, trainer):
             if each is not None:
                 options |= each.values
@@ -187,11 +182,18 @@ class _Reader:
         self.reading.assumed = [*dict.fromkeys(self.reading.assumed)]
         return self.reading
 
+    def _lora(self, trainer: _Object | None) -> _Object | None:
+        """The adapters' configuration that the trainer takes, or where that is not known the last one."""
+        given = trainer.values.get("peft_config") if trainer else Unknown("")
+        if isinstance(given, _Object):
+            return given
+        return self.loras[-1] if isinstance(given, Unknown) and self.loras else None
+
     def _note_other(self, other: _Object, taken: _Object | None) -> None:
         differ = [name for name, value in other.values.items() if taken is None or taken.values.get(name) != value]
         if differ and taken is not None:
             self.reading.assumed.append(
-                f"line {other.line}: another {other.kind}, which is not that of the trainer; it sets {', '.join(differ)}"
+                f"line {other.line}: another {other.kind}, not that of the trainer; it sets {', '.join(differ)}"
             )
 
     def _option(self, name: str, value: Any, line: int) -> Any:
@@ -244,7 +246,7 @@ class _Reader:
                     self.reading.assumed.append(f"line {node.lineno}: {node.name} is taken to be called")
                     self._call_function(node, [], {}, node)
 
-    def _statement(self, node: ast.stmt) -> None:
+    def _statement(self, node: ast.stmt) -> None:  # noqa: C901, PLR0912, PLR0915 (a case for each kind)
         match node:
             case ast.Import(names=names):
                 for each in names:
@@ -393,7 +395,7 @@ class _Reader:
         if type(before) is type(value) and before == value:
             return value
         line = getattr(node, "lineno", 0)
-        if isinstance(value, _Reference | _Class) or before is None and isinstance(value, _Object | _Model | _Data):
+        if isinstance(value, _Reference | _Class) or (before is None and isinstance(value, _Object | _Model | _Data)):
             self.reading.assumed.append(f"{self._line(node)}, in a branch, is taken")
             return value
         return Unknown(f"{self._shown(value)} (line {line}, in a branch)")
@@ -454,7 +456,7 @@ class _Reader:
                 return scope[name]
         return None
 
-    def _value(self, node: ast.expr) -> Any:
+    def _value(self, node: ast.expr) -> Any:  # noqa: C901, PLR0911, PLR0912 (a case for each kind)
         """The value of an expression; Unknown with its text if it is not known."""
         self._count()
         match node:
@@ -489,9 +491,8 @@ class _Reader:
                 return self._value(body if verdict else other)
             case ast.BoolOp():
                 return self._bool(node)
-            case ast.UnaryOp(op=ast.Not(), operand=inner):
-                found = self._value(inner)
-                return Unknown(ast.unparse(node)) if isinstance(found, Unknown) else not found
+            case ast.UnaryOp(op=operator, operand=inner):
+                return self._signed(node, operator, self._value(inner))
             case ast.BinOp(left=left, right=right):
                 return self._operated(node, self._value(left), self._value(right))
             case ast.Compare(left=left, ops=[_], comparators=[right]):
@@ -606,6 +607,14 @@ class _Reader:
             if bool(found) == isinstance(node.op, ast.Or):
                 return found
         return found
+
+    def _signed(self, node: ast.expr, operator: ast.unaryop, value: Any) -> Any:
+        if isinstance(value, Unknown):
+            return Unknown(ast.unparse(node))
+        try:
+            return evaluate(ast.UnaryOp(operator, ast.Name("value")), {"value": value})
+        except (ValueError, TypeError, ArithmeticError):
+            return Unknown(ast.unparse(node))
 
     def _operated(self, node: ast.BinOp, left: Any, right: Any) -> Any:
         if isinstance(node.op, ast.BitOr) and isinstance(left, dict):
@@ -841,9 +850,7 @@ class _Reader:
         if any(isinstance(each, _Object) and each.kind == "GRPOConfig" for each in given):
             self.reading.assumed.append(f"{self._line(node)} may change the configuration")
 
-    def _method(
-        self, owner: Any, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
-    ) -> Any:
+    def _method(self, owner: Any, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
         """A method of a value that is known."""
         if isinstance(owner, dict):
             return self._of_dict(owner, name, arguments, keywords, node)
@@ -891,9 +898,7 @@ class _Reader:
         is_key = isinstance(first, str | int | float)
         if name == "update":
             for other in [*arguments, keywords]:
-                if isinstance(other, list) and all(isinstance(each, list) and len(each) == 2 for each in other):
-                    other = {key: value for key, value in other if isinstance(key, str)}
-                self._merge(owner, other, node)
+                self._merge(owner, _from_pairs(other), node)
             return None
         if name in ("get", "pop", "setdefault") and is_key:
             missing = arguments[1] if len(arguments) > 1 else None
@@ -920,14 +925,15 @@ class _Reader:
             owner.append(Unknown(self._line(node)))
         return None
 
-    def _known_call(self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call) -> Any:
+    def _known_call(  # noqa: C901, PLR0911, PLR0912 (a case for each function)
+        self, name: str, arguments: list[Any], keywords: dict[str, Any], node: ast.Call
+    ) -> Any:
         """A call of a function whose meaning is known here."""
         first = arguments[0] if arguments else next(iter(keywords.values()), None)
         if name == "dict":
             found: dict[Any, Any] = {}
             for other in arguments:
-                pairs = isinstance(other, list) and all(isinstance(each, list) and len(each) == 2 for each in other)
-                self._merge(found, {key: value for key, value in other if isinstance(key, str)} if pairs else other, node)
+                self._merge(found, _from_pairs(other), node)
             return found | keywords
         if name == "setattr" and len(arguments) == 3:
             self._set(*arguments, node)
@@ -1104,6 +1110,13 @@ class _Reader:
 
 
 _NOT_FOUND: Any = object()
+
+
+def _from_pairs(value: Any) -> Any:
+    """The mapping that a list of pairs stands for; anything else is returned."""
+    if isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value):
+        return {key: each for key, each in value if isinstance(key, str)}
+    return value
 
 
 def _is_stored(node: ast.AST) -> bool:

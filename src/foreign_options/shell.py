@@ -3,6 +3,7 @@
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -37,12 +38,13 @@ _OPEN, _CLOSE = "\ue000", "\ue001"
 """Around a piece of text whose value only the running script knows, as `$name`."""
 
 Value: TypeAlias = str | dict[str, str]  # a text, or an array by index
-_PRINTING = ("echo", "printf", "cat", "tee", ":", "true", "false", "which", "command", "type", "cd", "mkdir", "rm", "cp")
+_PRINTING = ("echo", "printf", "cat", "tee", ":", "true", "false", "which", "command", "type", "cd", "mkdir", "rm")
 _NAME = r"[A-Za-z_]\w*"
 _OPTION = re.compile(rf"(?:\+{{0,2}}|~)({_NAME}(?:[.@/][\w@/-]+)*)=(.*)", flags=re.DOTALL)
 _STRAY = re.compile(rf"(?:\+{{0,2}}|~){_NAME}(?:\.\w+)+=.*", flags=re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", flags=re.DOTALL)
 _FILE = re.compile(r"@.*|.*\.(?:ya?ml|json|toml|txt|cfg|conf|args)", flags=re.DOTALL)
+_LAUNCHERS = ("accelerate.commands.launch", "torch.distributed.run", "torch.distributed.launch")
 _COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 
 
@@ -56,10 +58,8 @@ def read_shell(text: str, environment: Mapping[str, str]) -> list[Reading]:
         {'data.train_batch_size': 32}
     """
     shell = _Shell(dict(environment))
-    try:
+    with suppress(_Exit):
         shell.follow(parse_shell(text))
-    except _Exit:
-        pass
     for reading in shell.found:
         reading.unread = [*dict.fromkeys([*reading.unread, *shell.unread])]
         reading.assumed = [*dict.fromkeys([*reading.assumed, *shell.assumed])]
@@ -245,9 +245,9 @@ class _Shell:
         if command.assignments and name not in self.functions and name not in (":", "set"):
             self.variables = before
 
-    def _run(self, name: str, words: list[str], command: Simple) -> None:
+    def _run(self, name: str, words: list[str], command: Simple) -> None:  # noqa: C901, PLR0912 (a case for each)
         """Follow a command whose words are known."""
-        if name in ("exit", "return") or name == "exec" and len(words) == 1:
+        if name in ("exit", "return") or (name == "exec" and len(words) == 1):
             raise _Exit
         if name in self.functions and self.depth < MAX_DEPTH:
             self._call(self.functions[name], words[1:])
@@ -272,7 +272,10 @@ class _Shell:
             self._nested(words[flag + 1] if flag + 1 < len(words) else "", command)
         elif name == "printf" and words[1:2] == ["-v"] and len(words) > 2:
             self.variables[words[2]] = f"{_OPEN}${words[2]}{_CLOSE}"
-        elif name not in _PRINTING and name not in ("[", "test", "trap", "alias"):
+        elif name in _PRINTING:
+            if command.heredocs:
+                self.assumed.append(f"line {command.line}: a here-document of `{name}` is not read")
+        elif name not in ("[", "test", "trap", "alias"):
             self._program(words, command)
 
     def _call(self, body: Commands, arguments: list[str]) -> None:
@@ -327,7 +330,7 @@ class _Shell:
         first = command.words[0]
         return isinstance(first, tuple) and "".join(part.text for part in first) in ("[", "test", "!", "grep")
 
-    def _truth(self, commands: Commands) -> bool | None:
+    def _truth(self, commands: Commands) -> bool | None:  # noqa: PLR0911 (a case for each kind)
         """Whether a condition holds; None: it is known only when the script runs."""
         if len(commands) != 1:
             return None
@@ -399,8 +402,6 @@ class _Shell:
             self.variables[name] = items
         elif assignment.is_added:
             start = _joined(before) if before is not None else ""
-            if _OPEN not in start + value and _is_integer(start) and _is_integer(value) and start:
-                pass  # `declare -i` would add them; without it they are texts
             self.variables[name] = f"{start}{value}"[:MAX_TEXT]
         else:
             self.variables[name] = value
@@ -539,12 +540,14 @@ class _Shell:
             return shown if values is None else values
         return self._operated(match[0], values, rest, shown)
 
-    def _operated(self, name: str, values: list[str] | None, rest: str, shown: list[str]) -> list[str]:
+    def _operated(  # noqa: C901, PLR0911, PLR0912 (a case for each operator)
+        self, name: str, values: list[str] | None, rest: str, shown: list[str]
+    ) -> list[str]:
         """`${name:-word}` and the other operators of braces."""
         is_known = values is not None and _OPEN not in "".join(values)
         if match := re.match(r":?[-=+?]", rest):
             sign, word = match[0], rest[match.end() :]
-            is_missing = values is None or sign[0] == ":" and not "".join(values)
+            is_missing = values is None or (sign[0] == ":" and not "".join(values))
             if sign[-1] == "+":
                 return [] if is_missing else [self._text(parse_word(word))]
             if not is_missing:
@@ -614,7 +617,7 @@ def _as_python(text: str) -> str:
     return " ".join(re.sub(r"!(?!=)", " not ", text).split())
 
 
-def _read_arguments(words: Sequence[str], reading: Reading) -> None:
+def _read_arguments(words: Sequence[str], reading: Reading) -> None:  # noqa: PLR0912 (a case for each form)
     """Sort the words behind a program into options and what is not read."""
     i = 0
     while i < len(words):
@@ -643,8 +646,8 @@ def _read_arguments(words: Sequence[str], reading: Reading) -> None:
             else:
                 reading.options[name] = _typed(value)
         elif _is_open_word(word) and re.fullmatch(rf"{_OPEN}\$\{{?[@*0-9]\}}?{_CLOSE}", word):
-            reading.assumed.append(f"line {reading.line}: {_plain(word)}, the arguments of the script, is taken as empty")
-        elif _OPEN in word or _FILE.fullmatch(word) or word.startswith(("~", "+")):
+            reading.assumed.append(f"line {reading.line}: {_plain(word)}, the script's arguments, is taken as empty")
+        elif _OPEN in word or "=" in word or _FILE.fullmatch(word) or word.startswith(("~", "+")):
             reading.unread.append(f"line {reading.line}: {_plain(word)}")
         elif word.strip():
             reading.assumed.append(f"line {reading.line}: {_plain(word)} is no option")
@@ -660,7 +663,7 @@ def _program_end(words: Sequence[str]) -> int:
     for i, word in enumerate(words):
         if word.endswith(".py") and not word.startswith("-"):
             return i + 1
-        if word == "-m" and i + 1 < len(words) and words[i + 1] not in ("accelerate.commands.launch", "torch.distributed.run"):
+        if word == "-m" and i + 1 < len(words) and words[i + 1] not in _LAUNCHERS:
             return i + 2
         if word.rpartition("/")[2] in ("trl", "swift") and i + 1 < len(words):
             return i + 2
@@ -695,7 +698,7 @@ def _assigned_in(commands: Commands) -> list[str]:
     return found
 
 
-def _compared(words: Sequence[str]) -> bool | None:
+def _compared(words: Sequence[str]) -> bool | None:  # noqa: PLR0911 (a case for each operator)
     """The verdict of `test`; None: it is known only when the script runs."""
     if words[:1] == ["!"]:
         inner = _compared(words[1:])

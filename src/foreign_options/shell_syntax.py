@@ -201,7 +201,7 @@ class ShellParser:
             return found[0] if found else None
         return Group(line, tuple(found), is_subshell=False)
 
-    def _command(self) -> Command | None:
+    def _command(self) -> Command | None:  # noqa: PLR0911 (a case for each kind)
         line, keyword = self.line, self._keyword()
         if self.text.startswith("((", self.position):
             return self._arithmetic_command()
@@ -484,9 +484,7 @@ class ShellParser:
             if self.text.startswith("\\\n", self.position):
                 self.position += 2
                 is_continued = True
-            elif self.position == len(self.text) - 1 and self._peek() == "\\":  # the last line of a file
-                self.position += 1
-            elif self._peek() in " \t":
+            elif self._peek() in " \t" or self._is_last_backslash():
                 self.position += 1
             elif self._peek() == "#" and (self.position == 0 or self.text[self.position - 1] in " \t\n;&|()"):
                 stop = self.text.find("\n", self.position)
@@ -502,6 +500,10 @@ class ShellParser:
                 self._read_heredocs()
             else:
                 return
+
+    def _is_last_backslash(self) -> bool:
+        """Whether the file ends with a line that would go on."""
+        return self._peek() == "\\" and self.position == len(self.text) - 1
 
     def _word(self, *, is_value: bool = False) -> Word | None:
         """The next word, or None at the end of the command; the value of an assignment begins at once."""

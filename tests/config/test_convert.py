@@ -105,11 +105,13 @@ train_dataset: {path: openai/gsm8k, batch_size: 128}
 """
 
 
-def converted(tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[Config, str]:
+def converted(
+    tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str], *, code: int = 0
+) -> tuple[Config, str]:
     """The configuration that `dapo convert` prints for a file, and its text."""
     (tmp_path / name).write_text(text, encoding="utf-8")
-    code, out, err = run(capsys, "convert", str(tmp_path / name))
-    assert code == 0, out + err
+    found, out, err = run(capsys, "convert", str(tmp_path / name))
+    assert found == code, out + err
     return build_config(yaml.safe_load(out)), out
 
 
@@ -138,7 +140,7 @@ def test_a_script_of_verl_with_variables_arithmetic_arrays_and_comments(
 
 
 def test_a_script_of_trl_is_read_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    config, text = converted(tmp_path, "train.py", TRL_SCRIPT, capsys)
+    config, text = converted(tmp_path, "train.py", TRL_SCRIPT, capsys, code=3)
     assert (config.model.name, config.data.train) == ("Qwen/Qwen2.5-0.5B-Instruct", "train.jsonl")
     assert config.reward.verifier == {"trl.rewards:accuracy_reward": 1.0, "train:format_reward": 0.5}
     # 32 x 8 responses / 8; 32 x 2 responses per update; 8 / 2 updates in each of two passes
@@ -153,7 +155,8 @@ def test_a_script_of_trl_is_read_and_not_run(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_yaml_of_areal_and_of_verl_and_of_trls_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config, text = converted(tmp_path, "areal.yaml", AREAL, capsys)
-    assert (config.data.train, config.rollout.prompts_per_step) == ("hub:openai/gsm8k:train", 128)
+    assert config.data.train == {"hub": "openai/gsm8k", "config": "main", "split": "train"}
+    assert config.rollout.prompts_per_step == 128
     assert (config.train.minibatch_groups, config.train.seed, config.schedule) == (32, 1, "async")
     assert config.max_staleness == 2
     assert (config.loss.clip_low, config.loss.clip_high, config.loss.engine_correction) == (0.3, 0.3, 5.0)
@@ -212,7 +215,7 @@ def test_a_file_that_cannot_be_converted_says_why(
 def test_a_script_cannot_make_the_reader_work_for_long(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     text = "x=$((9**9**9**9))\npython3 data.train_batch_size=$x actor_rollout_ref.model.path=m data.train_files=a"
     text += " actor_rollout_ref.rollout.n=4\n"
-    _, printed = converted(tmp_path, "a.sh", text, capsys)
+    _, printed = converted(tmp_path, "a.sh", text, capsys, code=3)
     assert "#   data.train_batch_size=$((9**9**9**9))" in printed
 
 
@@ -292,3 +295,79 @@ def test_a_whole_yaml_of_areal_is_answered_leaf_by_leaf():
 )
 def test_values_of_theirs_are_in_the_answer(option: str, value: Any, answer: str):
     assert answer in str(called_elsewhere(option, value))
+
+
+VERL = (
+    "python3 -m verl.trainer.main_ppo data.train_files=a.parquet actor_rollout_ref.model.path=m "
+    "actor_rollout_ref.rollout.n=8 data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=32 "
+)
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["algorithm.adv_estimator=remax", "algorithm.adv_estimator=of_tomorrow", f"{LOSS}=kl_cov", f"{LOSS}=geo_mean"],
+)
+def test_an_algorithm_without_a_counterpart_stops_above_the_configuration(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "a.sh").write_text(VERL + option)
+    code, out, err = run(capsys, "convert", str(tmp_path / "a.sh"))
+    assert code == 2
+    assert f"no such algorithm here: {option} has no counterpart" in err
+    assert f"#   {option}" in out.partition("\nmodel:")[0]
+
+
+def test_options_that_could_not_be_read_are_named_above_and_no_value_is_called_a_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config, text = converted(tmp_path, "a.sh", f"{VERL} $NOBODY_SETS_IT", capsys, code=3)
+    assert "#   line 1: $NOBODY_SETS_IT" in text.partition("\nmodel:")[0]
+    assert "the default of" not in text
+    assert config.rollout.group_size == 8
+
+
+@pytest.mark.parametrize("loss", ["gspo", "sapo", "cispo"])
+def test_a_dual_clip_that_verl_does_not_use_with_a_loss_is_left_out_by_name(
+    tmp_path: Path, loss: str, capsys: pytest.CaptureFixture[str]
+):
+    config, text = converted(tmp_path, "a.sh", f"{VERL} {LOSS}={loss} actor_rollout_ref.actor.clip_ratio_c=10", capsys)
+    assert (config.loss.surrogate, config.loss.dual_clip) == (loss, None)
+    assert "#   actor_rollout_ref.actor.clip_ratio_c=10" in text
+
+
+def test_variables_of_the_chat_template_arrive_from_both_systems(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    option = "+data.apply_chat_template_kwargs.enable_thinking=False"
+    config, _ = converted(tmp_path, "a.sh", f"{VERL} {option}", capsys)
+    assert config.data.chat_template_kwargs == {"enable_thinking": False}
+    trl = {"model_name_or_path": "m", "dataset_name": "a/b", "chat_template_kwargs": {"enable_thinking": False}}
+    config, _ = converted(tmp_path, "trl.yaml", yaml.safe_dump(trl), capsys)
+    assert config.data.chat_template_kwargs == {"enable_thinking": False}
+
+
+BATCH = """
+from trl import GRPOConfig, GRPOTrainer
+args = GRPOConfig(per_device_train_batch_size={size}, num_generations={group})
+GRPOTrainer(model="m", args=args, train_dataset="d.jsonl", reward_funcs="r:f").train()
+"""
+
+
+def test_a_batch_that_needs_several_processes_asks_for_their_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "a.py").write_text(BATCH.format(size=16, group=14))
+    code, out, err = run(capsys, "convert", str(tmp_path / "a.py"))
+    assert (code, "prompts_per_step:" in out) == (2, False)
+    assert "dapo convert --processes N" in err
+    code, out, err = run(capsys, "convert", str(tmp_path / "a.py"), "--processes", "7")
+    assert (code, yaml.safe_load(out)["rollout"]["prompts_per_step"]) == (0, 8), err
+
+
+def test_unsloth_raises_the_batch_to_the_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config, _ = converted(tmp_path, "a.py", f"import unsloth{BATCH.format(size=1, group=6)}", capsys)
+    assert config.rollout.prompts_per_step == 1
+
+
+def test_a_notebook_is_read_without_its_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    cells = [["!pip install trl\n", "import os"], ["%%bash\n", "ls"], BATCH.format(size=8, group=4)]
+    notebook = {"cells": [{"cell_type": "code", "source": cell} for cell in cells]}
+    config, _ = converted(tmp_path, "a.ipynb", json.dumps(notebook), capsys)
+    assert (config.rollout.prompts_per_step, config.rollout.group_size) == (2, 4)

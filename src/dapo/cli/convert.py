@@ -158,8 +158,8 @@ def _text(path: Path) -> str:
         return text
     cells = json.loads(text)
     found = cells.get("cells") if isinstance(cells, dict) else None
-    sources = [each.get("source", "") for each in found or [] if isinstance(each, dict) and each.get("cell_type") == "code"]
-    return "\n".join(map(_cell, sources))
+    code = [each for each in found or [] if isinstance(each, dict) and each.get("cell_type") == "code"]
+    return "\n".join(_cell(each.get("source", "")) for each in code)
 
 
 def _cell(source: str | Sequence[str]) -> str:

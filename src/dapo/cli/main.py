@@ -163,7 +163,7 @@ def _list_shipped(folder: Literal["configs", "docs"], use: str, as_json: bool) -
 def convert(
     file: Annotated[Path, Argument(metavar="FILE", help="A script, notebook or YAML file, which is read, never run.")],
     processes: Annotated[
-        int | None, Option(metavar="N", min=1, help="Trainer processes that a script of TRL is launched on [default: 1].")
+        int | None, Option(metavar="N", min=1, help="Trainer processes of a script of TRL [default: 1].")
     ] = None,
 ) -> None:
     """Translate a configuration of verl, AReaL or TRL."""
