@@ -164,9 +164,9 @@ class _Reader:
             if each is not config:
                 self._note_other(each, config)
         lora = self._lora(trainer)
-        for each in (config, lora, trainer):
-            if each is not None:
-                options |= each.values
+        for made in (config, lora, trainer):
+            if made is not None:
+                options |= made.values
         options.pop("args", None)
         options.pop("peft_config", None)
         if trainer is not None and isinstance(trainer.values.get("peft_config"), Unknown) and lora is None:
@@ -318,7 +318,7 @@ class _Reader:
 
     def _try(self, body: Sequence[ast.stmt], handlers: Sequence[ast.stmt], node: ast.stmt) -> None:
         self.body(body)
-        names = {target.id for each in handlers for target in ast.walk(each) if _is_stored(target)}
+        names = {target for each in handlers for target in ast.walk(each) if _is_stored(target)}
         touched = [each for each in handlers if any(self._touches(part) for part in ast.walk(each))]
         if names or touched:
             self.reading.assumed.append(f"line {node.lineno}: `except` is not followed")
@@ -884,7 +884,7 @@ class _Reader:
         if owner.kind == "parser" and name.startswith("parse"):
             return self._parsed(owner, name, node)
         if name == "__setattr__" and len(arguments) == 2:
-            self._set(owner, *arguments, node)
+            self._set(owner, arguments[0], arguments[1], node)
         elif owner.kind == "GRPOConfig" and name not in _READERS:
             self.reading.unread.append(self._line(node))
         elif owner.kind == "GRPOTrainer" and name not in ("train", "save_model", "push_to_hub", "save_state"):
@@ -936,7 +936,7 @@ class _Reader:
                 self._merge(found, _from_pairs(other), node)
             return found | keywords
         if name == "setattr" and len(arguments) == 3:
-            self._set(*arguments, node)
+            self._set(arguments[0], arguments[1], arguments[2], node)
             return None
         if name == "getattr" and len(arguments) in (2, 3) and isinstance(arguments[1], str):
             found_value = self._attribute(arguments[0], arguments[1], node)

@@ -365,7 +365,7 @@ class ShellParser:
                 place: list[Assignment] | list[Word | Assignment] = (
                     command.words if command.words else command.assignments
                 )
-                place.append(assignment)  # type: ignore[arg-type]
+                place.append(assignment)
                 continue
             word = self._word()
             if word is None:

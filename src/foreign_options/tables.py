@@ -219,12 +219,17 @@ class Table:
                 found.left_out.setdefault(reason, []).append(shown)
             return
         row, ours = (rows[0], {}) if isinstance(value, Unknown) else translated(rows, value, names)
-        origin = name if name in given else self._origins(row, given)
+        used = [name] if name in given else []
+        used += self._origins(row, given)
         for option, own in ours.items():
             before, source = found.ours.get(option, (own, ""))
-            if before != own and source in given and name in given:
+            sources = source.split(", ") if source else []
+            if before == own:
+                used = [*sources, *used]
+            elif name in given and given.keys() & {*sources}:
                 reason = f"Also {option}={_one_line(own)} by {name}, which holds"
                 found.left_out.setdefault(reason, []).append(source)
+        origin = ", ".join(dict.fromkeys(used))
         found.ours |= {option: (own, origin) for option, own in ours.items()}
         if name not in given or ours:
             return
@@ -254,7 +259,7 @@ class Table:
         except (ValueError, TypeError, ArithmeticError):
             return True
 
-    def _origins(self, row: Counterpart | None, given: Mapping[str, Any]) -> str:
+    def _origins(self, row: Counterpart | None, given: Mapping[str, Any]) -> list[str]:
         """The options that are set and that the formula of another option uses."""
         text = row.formula if row else ""
         formulas = {
@@ -262,7 +267,8 @@ class Table:
         }
         for _ in range(4):  # formulas of formulas
             text = re.sub(r"[\w.]+", lambda match: formulas.get(match[0], match[0]), text)
-        return ", ".join(name for name in given if name in re.findall(r"[\w.]+", text))
+        words = set(re.findall(r"[\w.]+", text))
+        return [name for name in given if name in words]
 
 
 def leaves_of(name: str, value: object) -> Iterator[tuple[str, Any]]:
