@@ -1068,7 +1068,7 @@ class _Reader:
         if name is None:
             return Unknown(ast.unparse(node))
         owner = ast.unparse(node.func)
-        if rest and "okenizer" not in owner and "rocessor" not in owner:
+        if rest and "tokenizer" not in owner.lower() and "processor" not in owner.lower():
             shown = ", ".join(f"{each}={self._shown(keywords[each])}" for each in rest)
             self.reading.assumed.append(f"line {node.lineno}: the model is loaded with {shown}")
         model = _Model(name)
