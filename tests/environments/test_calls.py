@@ -141,6 +141,108 @@ def test_calls_in_the_form_of_llama_3(text: str, count: int):
     assert llama(text) == [ToolCall("add", {"a": 1})] * count
 
 
+MARKS = [
+    ("<think>", "</think>"),
+    ("<thought>", "</thought>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("◁think▷", "◁/think▷"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<reasoning>", "</reasoning>"),
+]
+CALLS = {"hermes": f"<tool_call>{ADD}</tool_call>", "llama": '{"parameters": {"a": 1}, "name": "add"}'}
+
+
+@pytest.mark.parametrize(("opening", "closing"), MARKS)
+@pytest.mark.parametrize("form", CALLS)
+def test_a_thought_holds_no_call_whether_it_ends_or_was_cut_off(form: Any, opening: str, closing: str):
+    reader, begun = CallReader(form, SCHEMAS), CallReader(form, SCHEMAS, begun=f"{opening}\n")
+    made = CALLS[form]
+    for text, count in [
+        (f"{opening}perhaps {made}", 0),
+        (f"{opening}{made}{closing}3", 0),
+        (f"{opening}why{closing}\n\n{made}", 1),
+        (f"{opening}{made}{closing}{made}", 1),
+        (f"why{closing}{made}", 1),
+        (f"{made}{closing}3", 0),
+        (f"{opening}a{closing}{opening}{made}", 0),
+        (f"{opening}a{closing}{opening}b{closing}{made}", 1),
+        (f"{made}{opening}and then", 1),
+    ]:
+        assert reader.read(text) == [ToolCall("add", {"a": 1})] * count, text
+    assert begun.read(made) == begun.read(f"perhaps {made}") == begun.read(f"{made}{closing}3") == []
+    assert begun.read(f"perhaps {made}{closing}{made}") == [ToolCall("add", {"a": 1})]
+
+
+STRINGS = ["</tool_call>", "<tool_call>", "</think>", "<think>", "<|python_tag|>", "}}", '"', "é\u2028€", '{"name": 1}']
+
+
+@pytest.mark.parametrize("text", STRINGS)
+@pytest.mark.parametrize("name_first", [True, False])
+def test_a_mark_within_a_string_is_text_in_any_order_of_keys(text: str, name_first: bool):
+    arguments = {"query": f"what is {text}?", "kinds": []}
+    for form, key in (
+        ("hermes", "arguments"),
+        ("hermes", "parameters"),
+        ("llama", "parameters"),
+        ("llama", "arguments"),
+    ):
+        for given_arguments in (arguments, json.dumps(arguments)):
+            entries = [("name", "search"), (key, given_arguments)]
+            value = json.dumps(dict(entries if name_first else entries[::-1]), ensure_ascii=False)
+            made = f"<tool_call>{value}</tool_call>" if form == "hermes" else value
+            for around in (made, f"{made}\nThat is it.", f"<think>?</think>{made}"):
+                assert CallReader(form, SCHEMAS).read(around) == [ToolCall("search", arguments)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"<tool_call>{ADD}\n{ADD}</tool_call>", [1, 1]),
+        (f"<tool_call>{ADD} and so on", [1]),
+        (f"<tool_call>{ADD} and <tool_call>{ADD}</tool_call>", [1, 1]),
+        (f"<tool_call>{ADD} }}</tool_call><tool_call>{ADD}</tool_call>", ["'}' stands behind it", 1]),
+        (f"<tool_call>{ADD[:-2]}</tool_call>\n<tool_call>{ADD}</tool_call>", ["not valid JSON", 1]),
+        ("<tool_call>{'name': 'add', 'arguments': {'a': 1}}</tool_call>", ["double quotes"]),
+        ('<tool_call>{"name": "add", "arguments": null}</tool_call>', ["add: missing: a"]),
+        (f'<tool_call>{{"type": "function", "function": {ADD}}}</tool_call>', [1]),
+        ('<tool_call>{"arguments": {"a": 1}}</tool_call>', ["Error: expected"]),
+    ],
+)
+def test_what_stands_between_tags_is_calls_or_one_error(text: str, expected: list[Any]):
+    found = hermes(text)
+    assert len(found) == len(expected)
+    for each, wanted in zip(found, expected, strict=True):
+        assert each == ToolCall("add", {"a": 1}) if wanted == 1 else wanted in each.error  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"type": "function", "parameters": {"a": 1}, "name": "add"}', [1]),
+        ('I look. <|python_tag|>{"parameters": {"a": 1}, "name": "add"}', [1]),
+        ('[{"name": "add", "parameters": {"a": 1}}, {"name": "add", "parameters": {"a": 1}}]', [1, 1]),
+        ('{"name": "add", "parameters": {"a": 1}} {"answer": 3}', [1]),
+        ('{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": ', [1, "not valid JSON"]),
+        ("{'name': 'add', 'parameters': {'a': 1}}", ["double quotes"]),
+        ('{"parameters": {"a": 1}, "name": ', ["not valid JSON"]),
+        ('{"name": "sub", "parameters": {"a": 1}}', ["there is no tool 'sub'"]),
+        ('{"name": "add"}', ["add: missing: a"]),
+        ('{"name": "Ada", "age": 36}', []),
+        ('{"type": "circle", "r": 2}', []),
+        ("{1, 2}", []),
+        ("[1, 2]", []),
+        ("3", []),
+    ],
+)
+def test_json_without_a_tag_is_a_call_or_an_answer(text: str, expected: list[Any]):
+    found = llama(text)
+    assert len(found) == len(expected)
+    for each, wanted in zip(found, expected, strict=True):
+        assert each == ToolCall("add", {"a": 1}) if wanted == 1 else wanted in each.error  # type: ignore[union-attr]
+
+
 def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
@@ -195,7 +297,19 @@ def test_a_wrong_call_in_the_form_of_llama_3_names_that_form():
         assert wrong.error.endswith('write {"name": NAME, "parameters": {ARGUMENT: VALUE}}')
 
 
-PIECES = ["<tool_call>", "</tool_call>", "<|python_tag|>", '{"name": "add", ', '"arguments": ', '{"a": ', "1", "}", "]"]
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<|python_tag|>",
+    '{"name": "add", ',
+    '"arguments": ',
+    '{"a": ',
+    "1",
+    "}",
+    "]",
+]
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=12), st.sampled_from([hermes, llama]))

@@ -1,7 +1,8 @@
 """Tool calls: schemas of Python functions, and the calls in the text of an assistant's turn.
 
 Two forms are read. Hermes: `<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>`, several in a turn.
-Llama 3: the turn is `{"name": "add", "parameters": {"a": 1}}`, with `<|python_tag|>` before it or without.
+Llama 3: the turn is `{"name": "add", "parameters": {"a": 1}}`, or has such calls behind `<|python_tag|>`. In both the
+keys stand in any order, and the arguments are under `arguments` or `parameters`, also as JSON text.
 """
 
 import inspect
@@ -13,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from dapo.core.errors import DataError
 from dapo.core.text import quoted, shorten
+from dapo.environments.thoughts import closing_mark, ends_in_thought, thought_marks
 
 CallForm: TypeAlias = Literal["hermes", "llama"]
 PYTHON_TAG = "<|python_tag|>"
@@ -22,8 +24,13 @@ EXAMPLES: Mapping[CallForm, str] = {
     "hermes": '<tool_call>\n{"name": NAME, "arguments": {ARGUMENT: VALUE}}\n</tool_call>',
     "llama": '{"name": NAME, "parameters": {ARGUMENT: VALUE}}',
 }
-_HERMES = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
-_LLAMA = re.compile(r'\{\s*"(?:name|type)"\s*:')
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_TAG = re.compile(r"</?tool_call>")
+_BROKEN_CALL = re.compile(r"""\[?\s*\{\s*['"](?:name|type|function|parameters|arguments)['"]\s*:""")
+"""The beginning of a call in the form of Llama 3 whose JSON is not valid."""
+_BLANK = re.compile(r"\s*")
+_BETWEEN = re.compile(r"[;,\s]*")
+_ARGUMENTS = ("arguments", "parameters")
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "string": str,
     "integer": int,
@@ -91,60 +98,191 @@ def tool_text(schemas: Sequence[Mapping[str, Any]], form: CallForm) -> str:
 class CallReader:
     """Reads the tool calls of a turn, and checks them against the tools' schemas."""
 
-    def __init__(self, form: CallForm, schemas: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, form: CallForm, schemas: Sequence[Mapping[str, Any]], *, begun: str = "") -> None:
+        """`begun` is the beginning of each turn that the prompt holds: the mark of a thought, or nothing."""
         self.form = form
+        self._begins_in_thought = ends_in_thought(begun)
         self._parameters = {each["function"]["name"]: each["function"]["parameters"] for each in schemas}
 
     def read(self, text: str) -> list[ToolCall | WrongCall]:
-        """The calls in the text of a turn, in order; none in its private reasoning. Raises nothing."""
-        text = text.rpartition("</think>")[2]
-        bodies = _HERMES.findall(text) if self.form == "hermes" else _llama_bodies(text.strip())
-        return [call for body in bodies for call in self._calls(body)]
+        """The calls in the text of a turn, in order; none in its private reasoning. Raises nothing.
 
-    def _calls(self, body: str) -> list[ToolCall | WrongCall]:
+        A thought that is cut off hides all that follows; what stands before a mark that only closes one was a thought.
+        """
+        start = 0
+        if self._begins_in_thought:
+            mark = closing_mark(text, 0)
+            if mark is None:
+                return []
+            start = mark.end
+        return self._read_tags(text, start) if self.form == "hermes" else self._read_turn(text, start)
+
+    def _read_tags(self, text: str, start: int) -> list[ToolCall | WrongCall]:
+        """The calls of a text in tags. A JSON value may hold any mark: it is passed over as a whole."""
+        calls: list[ToolCall | WrongCall] = []
+        position = start
+        while (tag := text.find(_OPEN, position)) >= 0:
+            mark = next(thought_marks(text, position, tag), None)
+            if mark is None:
+                made, position = self._read_tag(text, tag + len(_OPEN))
+                calls += made
+            elif not mark.opens:
+                calls = []
+                position = mark.end
+            else:
+                closing = closing_mark(text, mark.end)
+                if closing is None:
+                    return calls
+                position = closing.end
+        in_thought = False
+        for mark in thought_marks(text, position):
+            if not mark.opens and not in_thought:
+                calls = []
+            in_thought = mark.opens
+        return calls
+
+    def _read_tag(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int]:
+        """The calls behind an opening tag, and the position behind them."""
+        values, end, error = _json_values(text, start)
+        tag = _TAG.search(text, end)
+        closes = tag is not None and tag.group() == _CLOSE
+        until = len(text) if tag is None else tag.start()
+        behind = text[end:until].strip()
+        if error is None and not values:
+            error = "there is no JSON between the tags"
+        if error is None and closes and behind:
+            error = f"{quoted(behind)} stands behind it"
+        after = tag.end() if tag is not None and closes else until
+        if error is not None:
+            return [self._invalid(error)], after
+        return [call for value in values for call in self._calls(value)], after
+
+    def _read_turn(self, text: str, start: int) -> list[ToolCall | WrongCall]:
+        """The calls of a text in the form of Llama 3; none in a turn that begins with other text and has no tag."""
+        position = start
+        while True:
+            calls, position = self._read_beginning(text, position)
+            marks = list(thought_marks(text, position))
+            if not marks:
+                return calls
+            if marks[0].opens and calls:
+                return calls
+            closing = closing_mark(text, marks[0].start)
+            if closing is None:
+                return []
+            position = closing.end
+
+    def _read_beginning(self, text: str, start: int) -> tuple[list[ToolCall | WrongCall], int]:
+        """The calls with which a text begins, or those behind its tag, and the position behind them."""
+        tag = text.find(PYTHON_TAG, start)
+        values, end, error = _json_values(text, start)
+        begins = bool(values) and all(self._is_call(value) for value in _entries(values))
+        begins = begins or (error is not None and _BROKEN_CALL.match(text, _blank_end(text, start)) is not None)
+        is_tagged = tag >= 0 and not begins and next(thought_marks(text, start, tag), None) is None
+        if is_tagged:
+            values, end, error = _json_values(text, tag + len(PYTHON_TAG))
+        elif not begins:
+            leading = []
+            for value in values:  # a call, then JSON that is none
+                if not self._is_call(value):
+                    break
+                leading.append(value)
+            if not leading:
+                return [], start
+            values, error = leading, None
+        calls = [call for value in values for call in self._calls(value)]
+        if error is not None and (not values or _BROKEN_CALL.match(text, end)):
+            return [*calls, self._invalid(error)], len(text)
+        return calls, end
+
+    def _is_call(self, value: object) -> bool:
+        """Whether a JSON value without a tag is meant as a call, and not as an answer in JSON."""
+        if not isinstance(value, dict):
+            return False
+        inner = value.get("function")
+        if isinstance(inner, dict):
+            return "name" in inner
+        if value.get("type") == "function":
+            return True
+        name = value.get("name")
+        return isinstance(name, str) and (name in self._parameters or any(key in value for key in _ARGUMENTS))
+
+    def _calls(self, value: object) -> list[ToolCall | WrongCall]:
         try:
-            value = _parsed(body.strip())
-            calls = value if isinstance(value, list) else [value]
-            return [self._checked(call) for call in calls]
+            return [self._checked(call) for call in _entries([value])]
         except (ValueError, RecursionError) as error:
-            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            return [
-                WrongCall(f"Error: the call is not valid JSON: {shorten(reason, 200)}; write {EXAMPLES[self.form]}")
-            ]
+            return [self._invalid(_reason(error))]
+
+    def _invalid(self, reason: str) -> WrongCall:
+        return WrongCall(f"Error: the call is not valid JSON: {shorten(reason, 200)}; write {EXAMPLES[self.form]}")
 
     def _checked(self, call: object) -> ToolCall | WrongCall:
+        if isinstance(call, dict) and isinstance(call.get("function"), dict):
+            call = call["function"]  # the form of a message's tool_calls
         name = call.get("name") if isinstance(call, dict) else None
         if not isinstance(call, dict) or not isinstance(name, str):
             return WrongCall(f"Error: expected {EXAMPLES[self.form]}, got {quoted(call)}")
         if name not in self._parameters:
             return WrongCall(f"Error: there is no tool {quoted(name)}; the tools are: {', '.join(self._parameters)}")
-        arguments = call.get("arguments", call.get("parameters", {}))
-        arguments = _parsed(arguments) if isinstance(arguments, str) else arguments
-        arguments = {} if arguments is None else arguments
+        arguments = next((call[key] for key in _ARGUMENTS if call.get(key) is not None), {})
+        if isinstance(arguments, str):
+            arguments = _parsed(arguments)
+        if arguments is None:
+            arguments = {}
         problem = _misfit(arguments, self._parameters[name])
         return WrongCall(f"Error: {name}: {problem}", name) if problem else ToolCall(name, arguments)
 
 
-def _llama_bodies(text: str) -> list[str]:
-    """The JSON texts of a turn in the form of Llama 3; none in a turn that is no call."""
-    tagged = text.startswith(PYTHON_TAG)
-    text = text.removeprefix(PYTHON_TAG).lstrip()
-    bodies: list[str] = []
-    while text and (_LLAMA.match(text) or (tagged and not bodies)):
+def _entries(values: Sequence[object]) -> list[object]:
+    """The values, with the entries of lists in the place of the lists."""
+    entries: list[object] = []
+    for value in values:
+        if isinstance(value, list):
+            entries += value
+        else:
+            entries.append(value)
+    return entries
+
+
+def _json_values(text: str, start: int) -> tuple[list[Any], int, str | None]:
+    """The JSON values from a position on, the position behind them, and why the next one is none, if it should be."""
+    values: list[Any] = []
+    end = start
+    while True:
+        begin = _blank_end(text, end)
+        if values:
+            separator = _BETWEEN.match(text, end)
+            begin = end if separator is None else separator.end()
+        if begin == len(text) or (values and text[begin] not in "{["):
+            return values, end, None
+        if not values and text.startswith(_CLOSE, begin):
+            return values, begin, None
         try:
-            _, end = json.JSONDecoder().raw_decode(text)
-        except (ValueError, RecursionError):
-            return [*bodies, text]
-        bodies.append(text[:end])
-        text = text[end:].lstrip("; \n\t\r,")
-    return bodies
+            value, end = _DECODER.raw_decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            return values, begin, _reason(error)
+        values.append(value)
+
+
+def _blank_end(text: str, start: int) -> int:
+    """The position of the first character from `start` on that is no white space."""
+    blank = _BLANK.match(text, start)
+    return start if blank is None else blank.end()
+
+
+def _reason(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
+
+
+def _refused(constant: str) -> Any:
+    raise ValueError(f"{constant} is no number of JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refused)
 
 
 def _parsed(text: str) -> Any:
-    def refused(constant: str) -> Any:
-        raise ValueError(f"{constant} is no number of JSON")
-
-    return json.loads(text, parse_constant=refused)
+    return json.loads(text, parse_constant=_refused)
 
 
 def _misfit(arguments: object, schema: Mapping[str, Any]) -> str | None:
