@@ -33,6 +33,7 @@ from dapo.engines.checked import CheckedEngine
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.pool import EnvironmentPool
 from dapo.environments.rendering import TurnRenderer
+from dapo.environments.starts import EpisodeStarts
 from dapo.policy.packing import pack
 from dapo.training.samples import with_advantages
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
@@ -145,7 +146,7 @@ def play_ours(tokenizer: "PreTrainedTokenizerBase", pool: EnvironmentPool, scrip
     pool.call_form = renderer.calls.form
     sampling = ScriptedEngine(lambda request: (script.turns[int(request.id.rpartition("/")[2])], "stop"))
     checked = CheckedEngine(sampling, vocabulary=len(tokenizer))
-    engine = EpisodeEngine(checked, pool, renderer, ENVIRONMENT, seed=0)
+    engine = EpisodeEngine(checked, pool, renderer, ENVIRONMENT, starts=EpisodeStarts(pool, seed=0))
     prompt, stop_ids = renderer.prompts.encode(PROBLEM), (script.turns[0][-1],)
     engine.submit([GenerationRequest(str(i), prompt, 4096, 1.0, 1.0, i, stop_ids, problem=PROBLEM) for i in range(2)])
     ended: list[Generation] = []

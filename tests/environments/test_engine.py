@@ -21,6 +21,7 @@ from dapo.engines.checked import CheckedEngine
 from dapo.engines.continuation import ContinuingEngine, Unfinished
 from dapo.environments.engine import EpisodeEngine
 from dapo.environments.rendering import TurnRenderer
+from dapo.environments.starts import EpisodeStarts
 from dapo.types import Finish, Generation, GenerationRequest, Problem
 from helpers.chat_templates import tokenizer
 from helpers.environments import Echo, LocalPool
@@ -45,7 +46,7 @@ def episodes(make: Any = Echo, *, lag_polls: int = 2, slots: int | None = None, 
     inner = ScriptedEngine(keyed_turn, slots=slots, logprob=lambda count: [-1.0 - i / 8 for i in range(count)])
     pool = LocalPool(make)
     checked = ContinuingEngine(CheckedEngine(inner, vocabulary=len(TOKENIZER)))
-    engine = EpisodeEngine(checked, pool, RENDERER, config, seed=5)  # type: ignore[arg-type]
+    engine = EpisodeEngine(checked, pool, RENDERER, config, starts=EpisodeStarts(pool, seed=5))  # type: ignore[arg-type]
     engine.inner, engine.pool = inner, pool  # type: ignore[attr-defined]
     return engine
 

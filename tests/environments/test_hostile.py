@@ -13,8 +13,8 @@ import pytest
 from dapo.cli.train import start_run
 from dapo.config.environment import EnvironmentConfig
 from dapo.core.errors import ConfigError
-from dapo.environments.engine import environment_seed
 from dapo.environments.pool import EnvironmentPool
+from dapo.environments.starts import environment_seed
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.runs.rollout_table import read_rollouts
 from dapo.types import Problem

@@ -1,54 +1,111 @@
-"""`dapo environment test`: plays an environment with nonsense, twice, and prints what it pays. Imports no torch."""
+"""`dapo environment test`: plays an environment with nonsense, twice, and prints what it pays.
+
+The episodes are those of training: the same code reads their prompts, encodes them, and plays them; only the turns come
+from no model.
+"""
 
 import random
 import string
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dapo.cli.formatting import right, titled_table
-from dapo.config import build_config, parse_data_argument
+from dapo.config import Config, build_config, parse_data_argument
 from dapo.config.load import override
-from dapo.core.errors import ConfigError
+from dapo.core.errors import ConfigError, DataError
 from dapo.data.problems import load_problems
+from dapo.engines.engine import WeightSource
+from dapo.environments.engine import EpisodeEngine
 from dapo.environments.pool import EnvironmentPool
+from dapo.environments.starts import EpisodeStarts
 from dapo.runs.console import SafeConsole
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import verdict_word
 from dapo.runs.stored_config import load_run_config
-from dapo.types import Problem
+from dapo.training.assemble.episodes import turn_renderer
+from dapo.types import Episode, Generation, GenerationRequest, Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 EPISODES = 10
 _KINDS = ("nothing", "random text", "a number")
 _SHOWN_CHARS = 60
+_MAX_TOKENS = 2**30
+_LEAST_OBSERVATION = 64
+_MARKS = ("<|im_start|>", "<|im_end|>")
+_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @dataclass(frozen=True)
 class Play:
-    """An episode of nonsense: the actions, the answers of the environment, and whether a second play differed."""
+    """An episode of nonsense: its seed, what each turn said, how it ended, and whether a second play differed."""
 
     seed: int
     kind: str
-    turns: int
-    answers: Sequence[dict[str, Any]]
+    episode: Episode
     differs: bool = False
 
     @property
+    def turns(self) -> int:
+        return self.episode.num_turns
+
+    @property
     def paid(self) -> float:
-        return sum(answer.get("reward") or 0.0 for answer in self.answers)
+        return sum(self.episode.rewards)
 
     @property
     def correct(self) -> bool | None:
-        return self.answers[-1].get("correct")
+        return self.episode.correct
 
     @property
     def error(self) -> str | None:
-        return self.answers[-1].get("error")
+        return self.episode.error
 
     def as_json(self) -> dict[str, Any]:
         """The episode as JSON values."""
         names = ("seed", "kind", "turns", "paid", "correct", "error", "differs")
         return {name: getattr(self, name) for name in names}
+
+
+class NonsenseEngine:
+    """A rollout engine without a model: each turn is nonsense of one kind."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", stop_id: int, kind: str, seed: int) -> None:
+        self._tokenizer = tokenizer
+        self._stop_id = stop_id
+        self._kind = kind
+        self._chance = random.Random(seed)
+        self._waiting: list[GenerationRequest] = []
+
+    def load_weights(self, weights: WeightSource, version: int) -> None:
+        raise NotImplementedError("nonsense has no weights")
+
+    def drop_weights(self) -> None:
+        raise NotImplementedError("nonsense has no weights")
+
+    def submit(self, requests: Sequence[GenerationRequest]) -> None:
+        self._waiting += requests
+
+    def poll(self) -> list[Generation]:
+        requests, self._waiting = self._waiting, []
+        return [self._turn(request) for request in requests]
+
+    def abort(self, request_ids: Sequence[str]) -> list[Generation]:
+        raise NotImplementedError("nonsense is not aborted")
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+    def _turn(self, request: GenerationRequest) -> Generation:
+        text = _nonsense(self._kind, self._chance)
+        ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self._stop_id]
+        return Generation(request.id, array("i", ids), array("f", [-1.0] * len(ids)), "stop", 0)
 
 
 def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> list[Play]:
@@ -70,32 +127,85 @@ def play_nonsense(name: str, *, data: str | None, overrides: Sequence[str]) -> l
         source = "builtin:sums" if data is None else parse_data_argument(data)
         raw = {"model": "none", "data": {"train": source}, "environment": {"name": name}}
         config = build_config(raw, overrides, where="dapo environment test")
+    tokenizer = _tokenizer_of(name, config) or _byte_tokenizer()
     problems = load_problems(config.data.train_source, require_answer=False)
     with EnvironmentPool(config.environment, memory_gib=config.reward.memory_gib) as pool:
-        pool.call_form = "hermes" if pool.tools else None
+        player = _Player(config, tokenizer, pool)
         tasks = [(problems[seed % len(problems)], seed) for seed in range(EPISODES)]
-        first = [_play(pool, *task, max_turns=config.environment.max_turns) for task in tasks]
-        second = [_play(pool, *task, max_turns=config.environment.max_turns) for task in reversed(tasks)][::-1]
-    return [replace(one, differs=one.answers != other.answers) for one, other in zip(first, second, strict=True)]
+        first = [player.play(problem, seed) for problem, seed in tasks]
+        second = [player.play(problem, seed) for problem, seed in reversed(tasks)][::-1]
+    return [replace(one, differs=one.episode != other.episode) for one, other in zip(first, second, strict=True)]
 
 
-def _play(pool: EnvironmentPool, problem: Problem, seed: int, *, max_turns: int) -> Play:
-    chance, kind = random.Random(seed), _KINDS[seed % len(_KINDS)]
-    episode = pool.open(problem, seed)
-    answers, turns = [dict(episode.reset.result())], 0
-    while "error" not in answers[-1] and not answers[-1].get("done") and turns < max_turns:
-        answers.append(dict(episode.step(_action(kind, chance)).result()))
-        turns += 1
-    if "error" not in answers[-1] and not answers[-1].get("done"):
-        answers.append(dict(episode.end().result()))
-    episode.close()
-    return Play(seed, kind, turns, answers)
+class _Player:
+    """Plays episodes as training does."""
+
+    def __init__(self, config: Config, tokenizer: "PreTrainedTokenizerBase", pool: EnvironmentPool) -> None:
+        self._tokenizer = tokenizer
+        self._pool = pool
+        self._renderer = turn_renderer(config, tokenizer, pool)
+        room = max(config.environment.max_observation_tokens, self._renderer.overhead + _LEAST_OBSERVATION)
+        self._options = config.environment.model_copy(update={"max_observation_tokens": room})
+
+    def play(self, problem: Problem, seed: int) -> Play:
+        """Begin and play one episode; an environment that cannot begin it is an episode with an error."""
+        kind = _KINDS[seed % len(_KINDS)]
+        starts = EpisodeStarts(self._pool, seed=seed)
+        prompts = self._renderer.prompts
+        try:
+            (begun,) = starts.with_prompts([problem])
+            prompt_ids = prompts.encode(begun)
+        except DataError as error:
+            return Play(seed, kind, Episode((), (), error=str(error)))
+        end = prompts.turn_end
+        stop_id = self._tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
+        nonsense = NonsenseEngine(self._tokenizer, stop_id, kind, seed)
+        engine = EpisodeEngine(nonsense, self._pool, self._renderer, self._options, starts=starts)
+        engine.submit([GenerationRequest("0", prompt_ids, _MAX_TOKENS, 1.0, 1.0, seed, (stop_id,), problem=begun)])
+        ended: list[Generation] = []
+        while not ended:
+            ended = engine.poll()
+        episode = ended[0].episode
+        assert episode is not None
+        return Play(seed, kind, episode)
 
 
-def _action(kind: str, chance: random.Random) -> str:
+def _tokenizer_of(name: str, config: Config) -> "PreTrainedTokenizerBase | None":
+    """The tokenizer of a run with its chat template; None where there is no run."""
+    folder = RunDirectory.open(name).tokenizer if RunDirectory.is_run(name) else None
+    if folder is None or not folder.is_dir():
+        return None
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        folder, trust_remote_code=config.model.trust_remote_code
+    )
+    return tokenizer
+
+
+def _byte_tokenizer() -> "PreTrainedTokenizerBase":
+    """A tokenizer of bytes with a chat template, for an environment without a model."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = {piece: i for i, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(alphabet, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in _MARKS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=_MARKS[1])
+    tokenizer.name_or_path = "bytes"
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer
+
+
+def _nonsense(kind: str, chance: random.Random) -> str:
+    """The text of one turn."""
     if kind == "nothing":
         return ""
-    return str(chance.randint(0, 99)) if kind == "a number" else "".join(chance.choices(string.printable, k=40))
+    if kind == "a number":
+        return str(chance.randint(0, 99))
+    return "".join(chance.choices(string.printable, k=40))
 
 
 def print_plays(plays: Sequence[Play]) -> None:

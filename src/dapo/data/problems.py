@@ -1,5 +1,6 @@
 """Load the problems that a data spec names."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ SHOWN_ERRORS = 10
 DEFAULT_SIZE: dict[Split, int] = {"train": 1000, "eval": 200}
 # reasoning-gym's item (seed, index) is also item (seed + 1, index - 1): seeds far apart share no items
 DEFAULT_GYM_SEED: dict[Split, int] = {"train": 0, "eval": 1_000_000}
+
+_BEGUN = re.compile(r"episode \d+ of \w+, seed -?\d+")
 
 
 def load_problems(
@@ -160,3 +163,8 @@ def _begun_by_environment(size: int, seed: int, split: Split) -> list[Problem]:
     """Problems that differ by their ids, from which their episodes' seeds follow; `reset` gives the prompts."""
     prompts = [f"episode {index} of {split}, seed {seed}" for index in range(size)]
     return [Problem(problem_id(prompt, ""), prompt, "", source="environment") for prompt in prompts]
+
+
+def is_begun_by_environment(problem: Problem) -> bool:
+    """Whether a problem of `data.train=environment` has no prompt, but a text that tells it from others."""
+    return problem.source == "environment" and _BEGUN.fullmatch(str(problem.prompt)) is not None

@@ -13,10 +13,10 @@ from dapo.core.errors import ConfigError, DataError, EngineError
 from dapo.core.rng import keyed_seed
 from dapo.engines.continuation import SuspendableEngine, Unfinished, Versions, extended
 from dapo.engines.engine import RolloutEngine, WeightSource, float_array
-from dapo.environments.environment import prompt_to_json
 from dapo.environments.pool import Answer, EnvironmentPool, EpisodeHandle
 from dapo.environments.rendering import TurnRenderer
-from dapo.types import Episode, Finish, Generation, GenerationRequest, Message, Problem
+from dapo.environments.starts import EpisodeStarts
+from dapo.types import Episode, Finish, Generation, GenerationRequest, Message
 
 
 @dataclass(eq=False)
@@ -89,11 +89,6 @@ class _Running:
         )
 
 
-def environment_seed(seed: int, problem: Problem) -> int:
-    """The seed of a problem's environment: equal for all members of a group, in every epoch."""
-    return keyed_seed(seed, "environment", problem.id)
-
-
 class EpisodeEngine:
     """A RolloutEngine that plays an episode for each request, with another engine that samples its turns.
 
@@ -116,10 +111,10 @@ class EpisodeEngine:
         renderer: TurnRenderer,
         config: EnvironmentConfig,
         *,
-        seed: int,
+        starts: EpisodeStarts,
         clock: Clock | None = None,
     ) -> None:
-        """`seed` is the run's: an episode's environment gets a seed that depends on it and on the problem.
+        """`starts` opens the episodes, and has given the problems of the requests their prompts.
 
         `clock` decides at which poll an answer counts; None: `environment.lag_polls` after its turn has ended.
 
@@ -131,7 +126,11 @@ class EpisodeEngine:
                 f"environment.max_observation_tokens={config.max_observation_tokens} has no room for an observation: "
                 f"{renderer.name} puts {renderer.overhead} tokens around it"
             )
-        self._engine, self._pool, self._renderer, self._config, self._seed = engine, pool, renderer, config, seed
+        self._engine = engine
+        self._pool = pool
+        self._renderer = renderer
+        self._config = config
+        self._starts = starts
         self._clock = clock or Clock()
         self._polls = 0
         self._running: dict[str, _Running] = {}
@@ -157,8 +156,7 @@ class EpisodeEngine:
         for request in requests:
             if request.problem is None:
                 raise EngineError(f"request {request.id!r} has no problem, which an episode needs")
-            seed = environment_seed(self._seed, request.problem)
-            running = _Running(request, self._pool.open(request.problem, seed))
+            running = _Running(request, self._starts.open(request.problem))
             self._running[request.id] = running
             turns.append(self._next_turn(running))
         self._engine.submit(turns)
@@ -228,11 +226,7 @@ class EpisodeEngine:
         for request, part in zip(requests, parts, strict=True):
             assert request.problem is not None
             is_open = part.handle is not None and part.handle.num_calls == part.num_calls
-            handle = (
-                part.handle
-                if is_open
-                else self._pool.open(request.problem, environment_seed(self._seed, request.problem))
-            )
+            handle = part.handle if is_open else self._starts.open(request.problem)
             running, generation = _restored(request, part, handle)
             if not is_open:
                 _repeat_calls(running)
@@ -337,11 +331,9 @@ class EpisodeEngine:
 
     def _difference_of_prompt(self, running: _Running) -> str | None:
         """The reason why the environment's own prompt is not the one that was encoded; None if it is."""
-        reset, problem = running.handle.reset.result(), running.request.problem
+        problem = running.request.problem
         assert problem is not None
-        if reset["prompt"] is None or reset["prompt"] == prompt_to_json(problem.prompt):
-            return None
-        return f"reset returned another prompt than at the start for problem {problem.id} and the same seed"
+        return self._starts.difference(problem, running.handle.reset.result()["prompt"])
 
     def _end(self, running: _Running, finish: Finish) -> Generation:
         running.handle.close()

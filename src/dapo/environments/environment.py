@@ -1,5 +1,6 @@
 """The interface of an environment: it answers the policy's turns with observations and rewards."""
 
+import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -58,10 +59,23 @@ def prompt_to_json(prompt: Any) -> Any:
     """Check what `reset` returned. Raises TypeError if it is neither None, a text nor a list of messages."""
     if prompt is None or isinstance(prompt, str):
         return prompt
+    is_list = isinstance(prompt, Sequence) and not isinstance(prompt, bytes)
+    if not is_list or not prompt or not all(isinstance(message, Mapping) and _has_role(message) for message in prompt):
+        expected = "a text or a list of messages with the texts `role` and `content`"
+        raise TypeError(f"reset returned {type(prompt).__name__} {str(prompt)[:80]!r}, expected {expected}")
     try:
-        return [dict(as_message(message, f"message {i}")) for i, message in enumerate(prompt, start=1)]
-    except (DataError, TypeError):
-        return _messages(prompt, "reset returned")  # raises with what was expected
+        messages = [dict(as_message(message, f"message {i}")) for i, message in enumerate(prompt, start=1)]
+    except DataError as error:
+        raise TypeError(f"reset returned messages that cannot be shown: {error}") from None
+    json.dumps(messages)  # they are sent to another process
+    return messages
+
+
+def _has_role(message: Mapping[Any, Any]) -> bool:
+    """Return True if a message has a role and a content; that of calls may be null or a list of parts."""
+    if not isinstance(message.get("role"), str) or "content" not in message:
+        return False
+    return isinstance(message["content"], str | list | None)
 
 
 def result_to_json(result: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from dapo.types import Problem
 
 if TYPE_CHECKING:
     from dapo.config.environment import EnvironmentConfig
+    from dapo.environments.rendering import TurnRenderer
 
 STARTUP_S = 60.0  # time limit for a worker to import its environment
 Answer = Mapping[str, Any]
@@ -38,9 +39,8 @@ class EpisodeHandle:
         self.process: WorkerProcess | None = None
         self.error: str | None = None
         """The reason why the episode cannot go on."""
-        self.reset = self._submit(
-            {"call": "reset", "problem": problem_to_json(problem), "seed": seed, "form": pool.call_form}
-        )
+        reading = {"form": pool.call_form, "begun": pool.begun}
+        self.reset = self._submit({"call": "reset", "problem": problem_to_json(problem), "seed": seed, **reading})
         """The answer of `reset`."""
 
     def step(self, action: str) -> "Future[Answer]":
@@ -105,6 +105,8 @@ class EnvironmentPool:
         self._closed, self._num_opened = False, 0
         self.call_form: CallForm | None = None
         """The form of tool calls in the model's chat template; set before the first episode if there are tools."""
+        self.begun = ""
+        """The beginning of each turn that the prompt holds, such as the mark of a thought; set like `call_form`."""
         self._call_s = 0.0
         started: Future[WorkerProcess] = Future()
         self._threads = [
@@ -124,6 +126,11 @@ class EnvironmentPool:
     @property
     def worker_pids(self) -> list[int]:
         return self._starter.pids
+
+    def read_calls_as(self, renderer: "TurnRenderer") -> None:
+        """Read tool calls in the form of this renderer's chat template, in all episodes that are opened from now on."""
+        self.call_form = None if renderer.calls is None else renderer.calls.form
+        self.begun = renderer.begun
 
     def log_to(self, log: Callable[[str], None]) -> None:
         """Log lost workers by `log` instead of to the standard error."""

@@ -77,6 +77,10 @@ class TurnRenderer:
         self._before_end = end.text.partition(self._end)[0] if end is not None and self._end else ""
         self._anchor = self._end or self._token_text(tokenizer.eos_token_id)
         self._find_special_texts()
+        self.begun = self._begun()
+        """The beginning of each turn that the prompt holds behind its header, such as `<think>`; often nothing."""
+        if self.calls is not None:
+            self.calls = CallReader(self.calls.form, tools, begun=self.begun)
         self.roles = {role: role for role in roles or (["user", "tool"] if tools else ["user"])}
         """The template's role for each role of an observation: `user` for `tool` if the template has no such role."""
         if self.prompts.uses_template:
@@ -185,6 +189,15 @@ class TurnRenderer:
 
     # --- the text behind a turn
 
+    def _begun(self) -> str:
+        """What a prompt has behind the header of the turn that it asks for."""
+        prompt = self._render(_history(1))
+        answered = self._render([*_history(1), {"role": "assistant", "content": _TURN}, _message("user")])
+        if prompt is None or answered is None or _TURN not in answered:
+            return ""
+        header = answered.partition(_TURN)[0]
+        return prompt.removeprefix(header) if prompt.startswith(header) else ""
+
     def _render(self, messages: Chat, *, header: bool = True, **variables: Any) -> str | None:
         """The text of messages; None if the template rejects them."""
         from jinja2 import TemplateError
@@ -291,9 +304,7 @@ class TurnRenderer:
 
     def _samples(self, role: str, prompt: str) -> Iterator[tuple[str, Chat, str]]:
         """Turns: the mark of what may be removed, messages that may stand for the turn, and its sampled text."""
-        answer = self._render([*_history(1), {"role": "assistant", "content": _TURN}, _message("user")]) or _TURN
-        header = answer.partition(_TURN)[0]
-        begun = prompt.removeprefix(header) if prompt.startswith(header) else ""  # a thought that the prompt opens
+        begun = self.begun
         marks = [pair for pair in _THOUGHT_MARKS if pair[0] in begun] or list(_THOUGHT_MARKS)
         calling = [turn for turn in _calling_messages(1) if _TURN in (self._render([*_history(1), turn]) or "")]
         if role == "tool" and calling:

@@ -11,7 +11,6 @@ from typing import Any
 
 from dapo.core.loading import OUT_OF_MEMORY, Failure, try_call
 from dapo.environments.adapters import environment_maker
-from dapo.environments.calls import CallForm
 from dapo.environments.environment import Environment, StepResult, prompt_to_json, result_to_json
 from dapo.rewards.workers.worker import Answer, run
 from dapo.types import Problem
@@ -60,7 +59,7 @@ def _playing(spec: dict[str, Any]) -> tuple[dict[str, Any], Answer]:
 
 
 def _answer(
-    make: Callable[[CallForm | None], Environment], episodes: dict[str, _Episode], message: dict[str, Any]
+    make: Callable[..., Environment], episodes: dict[str, _Episode], message: dict[str, Any]
 ) -> dict[str, Any] | Failure:
     name, seed = message["episode"], message.get("seed", 0)
     if message["call"] == "reset":
@@ -69,7 +68,7 @@ def _answer(
         if (numpy := sys.modules.get("numpy")) is not None:
             numpy.random.seed(seed % 2**32)
         before = random.getstate(), None if numpy is None else numpy.random.get_state()
-        made = try_call(lambda: make(message["form"]))
+        made = try_call(lambda: make(message["form"], message["begun"]))
         if isinstance(made, Failure):
             return made
         episodes[name] = _Episode(made, *before)

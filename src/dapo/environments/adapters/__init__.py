@@ -9,7 +9,6 @@ from dapo.core.errors import ConfigError
 from dapo.core.loading import Failure, load_callable, try_call
 from dapo.core.text import did_you_mean
 from dapo.environments.adapters.tools import ToolEnvironment, methods_of, schemas_of
-from dapo.environments.calls import CallForm
 from dapo.environments.environment import Environment
 
 GAMES: Mapping[str, str] = {"calculator": "calculator:Calculator"}
@@ -23,8 +22,8 @@ _OPTION = "environment.name="
 class EnvironmentMaker:
     """Makes environments, one for each episode."""
 
-    make: Callable[[CallForm | None], Environment]
-    """Makes one that reads tool calls in this form."""
+    make: Callable[..., Environment]
+    """`make(form, begun)` makes one that reads tool calls in this form, see `CallReader`."""
     tools: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """The schemas of the tools that the policy may call."""
 
@@ -46,7 +45,9 @@ def environment_maker(name: str | None, options: Mapping[str, Any], tools: Seque
     }
     if name is None:
         schemas = schemas_of(None, functions)
-        return EnvironmentMaker(lambda form: ToolEnvironment(None, functions, schemas, form or "hermes"), schemas)
+        return EnvironmentMaker(
+            lambda form=None, begun="": ToolEnvironment(None, functions, schemas, form or "hermes", begun), schemas
+        )
     factory = _factory(name)
     made = try_call(lambda: _made_or_error(factory, options))
     if isinstance(made, ConfigError):
@@ -61,13 +62,14 @@ def environment_maker(name: str | None, options: Mapping[str, Any], tools: Seque
             raise ConfigError(
                 f"{_OPTION}{name} answers turns itself, and environment.tools are not called; leave one out"
             )
-        return EnvironmentMaker(lambda form: factory(**options))
+        return EnvironmentMaker(lambda form=None, begun="": factory(**options))
     if not methods_of(made) and not functions:
         expected = "step(action), or public methods as tools"
         raise ConfigError(f"{_OPTION}{name}: {type(made).__name__} has only reset; expected {expected}")
     schemas = schemas_of(made, functions)
     return EnvironmentMaker(
-        lambda form: ToolEnvironment(factory(**options), functions, schemas, form or "hermes"), schemas
+        lambda form=None, begun="": ToolEnvironment(factory(**options), functions, schemas, form or "hermes", begun),
+        schemas,
     )
 
 

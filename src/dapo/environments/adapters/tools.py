@@ -7,10 +7,12 @@ from typing import Any
 
 from dapo.core.errors import ConfigError
 from dapo.core.loading import Failure, try_call
+from dapo.core.text import quoted
+from dapo.data.problems import is_begun_by_environment
 from dapo.environments.calls import CallForm, CallReader, WrongCall, tool_schema
 from dapo.environments.environment import StepResult
 from dapo.rewards.verifiers.function import EventLoop, columns_of
-from dapo.types import Message, Problem, content_text
+from dapo.types import Message, Problem, Prompt
 
 _NO_TOOLS = ("reset", "get_reward", "close")
 
@@ -29,9 +31,13 @@ class ToolEnvironment:
         functions: Mapping[str, Callable[..., Any]],
         schemas: Sequence[Mapping[str, Any]],
         form: CallForm,
+        begun: str = "",
     ) -> None:
-        self._state, self._tools = state, {**methods_of(state), **functions}
-        self._reader, self._loop = CallReader(form, schemas), EventLoop()
+        """`form` and `begun` are those of a CallReader."""
+        self._state = state
+        self._tools = {**methods_of(state), **functions}
+        self._reader = CallReader(form, schemas, begun=begun)
+        self._loop = EventLoop()
 
     def reset(self, problem: Problem, seed: int) -> str | Sequence[Message] | None:
         reset = getattr(self._state, "reset", None)
@@ -41,8 +47,8 @@ class ToolEnvironment:
         parameters = inspect.signature(reset).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
             columns = {name: value for name, value in columns.items() if name in parameters}
-        prompt: str | Sequence[Message] | None = _joined(problem.prompt, self._loop.finish(reset(**columns)))
-        return prompt
+        prompt = "" if is_begun_by_environment(problem) else problem.prompt
+        return _joined(prompt, self._loop.finish(reset(**columns)))
 
     def step(self, action: str) -> StepResult:
         calls = self._reader.read(action)
@@ -92,11 +98,29 @@ def schemas_of(state: Any, functions: Mapping[str, Callable[..., Any]]) -> list[
     return [tool_schema(function) for function in (methods | dict(functions)).values()]
 
 
-def _joined(prompt: Any, text: Any) -> Any:
-    """The prompt with the text that `reset` returned at its end; None where it returned none."""
-    if not text:
+def _joined(prompt: Prompt, observation: Any) -> str | Sequence[Message] | None:
+    """The prompt with what `reset` returned at the end of its last message; None where it returned nothing.
+
+    `reset` returns a text, or as TRL's classes may a list of parts of text; a list of messages is the whole prompt.
+    """
+    if observation is None or observation in ("", []):
         return None
-    if not isinstance(text, str) or isinstance(prompt, str):
-        return f"{prompt}{text}" if isinstance(text, str) else text
+    text = observation
+    if isinstance(observation, list | tuple) and all(_is_part(each) for each in observation):
+        if not all(isinstance(each.get("text"), str) for each in observation):
+            raise TypeError(f"reset returned {quoted(observation)}; of parts only those of text can be shown")
+        text = "".join(each["text"] for each in observation)
+    if not isinstance(text, str):
+        messages: Sequence[Message] = text  # the pool refuses what is none
+        return messages
+    if isinstance(prompt, str):
+        return f"{prompt}{text}"
     *earlier, last = [dict(message) for message in prompt]
-    return [*earlier, {**last, "content": f"{content_text(last)}{text}"}]
+    content: Any = last.get("content")
+    if isinstance(content, list):
+        return [*earlier, {**last, "content": [*content, {"type": "text", "text": text}]}]
+    return [*earlier, {**last, "content": f"{content or ''}{text}"}]
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, Mapping) and "type" in value and "role" not in value
