@@ -115,7 +115,8 @@ class PromptEncoder:
         """The end of an assistant's turn in the template; None without a template."""
         self._text_end = TextEnd(tokenizer, None if self.turn_end is None else self.turn_end.token_id)
         self._tokenizer = tokenizer
-        self._config = config
+        self.config = config
+        """The section `data`, with the instruction that tools add."""
         self._has_tools = bool(tools)
         self._lengths: dict[Hashable, int] = {}
         self._bounds: dict[Hashable, int] = {}  # of prompts whose length has not been needed
@@ -179,7 +180,7 @@ class PromptEncoder:
         """The prompt as text, with the template's special tokens. Raises DataError if it cannot be rendered."""
         if self.template is not None:
             return self._templated(problem, self.template)
-        prompt = with_instruction(problem, self._config.instruction)
+        prompt = with_instruction(problem, self.config.instruction)
         if isinstance(prompt, str):
             return prompt
         if any(message["role"] == "assistant" for message in prompt):
@@ -201,7 +202,7 @@ class PromptEncoder:
     def time_read(self) -> datetime | None:
         """The local time that the chat template reads as now; None if it reads none."""
         reads_clock = self.template is not None and self.template.reads_clock
-        return self._config.template_time if reads_clock else None
+        return self.config.template_time if reads_clock else None
 
     def notes(self, problems: Sequence[Problem]) -> list[str]:
         """What the chat template does that a user may not expect: it reads the date, or not what the problems have."""
@@ -213,7 +214,7 @@ class PromptEncoder:
                 f"the chat template reads the clock, which stands at {time.isoformat(' ')} in all prompts (of a run: "
                 "its first start)"
             )
-        if unread := sorted(self._config.chat_template_kwargs.keys() - read):
+        if unread := sorted(self.config.chat_template_kwargs.keys() - read):
             notes.append(f"the chat template does not read {', '.join(unread)} (data.chat_template_kwargs)")
         columns = _columns_of(problems)
         if TOOLS in columns and "tools" not in read:
@@ -251,7 +252,7 @@ class PromptEncoder:
 
         Raises DataError if all are longer.
         """
-        limit = self._config.max_prompt_tokens
+        limit = self.config.max_prompt_tokens
         longest = self.measure(problems, above=limit, on_progress=on_progress)
         kept = [p for p in problems if self._lengths.get(_key(p), 0) <= limit] if longest else list(problems)
         if problems and not kept:
@@ -276,7 +277,7 @@ class PromptEncoder:
         rendered = self._rendered_already(problem, template)
         if rendered is not None:
             return rendered
-        messages = chat_messages(problem, instruction=self._config.instruction, system=self._config.system)
+        messages = chat_messages(problem, instruction=self.config.instruction, system=self.config.system)
         roles = ", ".join(message["role"] for message in messages)
         try:
             template.require_unrendered(messages)
@@ -294,9 +295,9 @@ class PromptEncoder:
         """The prompt of a problem whose text is a whole prompt in the template; None for another problem."""
         rendered = template.rendered_prompt(problem.prompt) if isinstance(problem.prompt, str) else None
         added = {
-            "data.instruction": self._config.instruction,
-            "data.system": self._config.system,
-            "data.chat_template_kwargs": self._config.chat_template_kwargs,
+            "data.instruction": self.config.instruction,
+            "data.system": self.config.system,
+            "data.chat_template_kwargs": self.config.chat_template_kwargs,
             "the columns for the template": template_columns(problem),
         }
         names = [name for name, value in added.items() if value]

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -17,6 +17,9 @@ from dapo.environments.pool import Answer, EnvironmentPool, EpisodeHandle
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
 from dapo.types import Episode, Finish, Generation, GenerationRequest, Message
+
+COMPARED_EPISODES = 64
+"""The number of first episodes of several turns that are compared with the chat template's own rendering."""
 
 
 @dataclass(eq=False)
@@ -113,8 +116,11 @@ class EpisodeEngine:
         *,
         starts: EpisodeStarts,
         clock: Clock | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         """`starts` opens the episodes, and has given the problems of the requests their prompts.
+
+        `warn` gets a line for the first of the first episodes that is not as the chat template writes it.
 
         `clock` decides at which poll an answer counts; None: `environment.lag_polls` after its turn has ended.
 
@@ -132,6 +138,8 @@ class EpisodeEngine:
         self._config = config
         self._starts = starts
         self._clock = clock or Clock()
+        self._warn = warn
+        self._to_compare = COMPARED_EPISODES if renderer.is_exact and warn is not None else 0
         self._polls = 0
         self._running: dict[str, _Running] = {}
         self._sampling: dict[str, _Running] = {}
@@ -335,7 +343,27 @@ class EpisodeEngine:
         assert problem is not None
         return self._starts.difference(problem, running.handle.reset.result()["prompt"])
 
+    def _compare(self, running: _Running) -> None:
+        """Warn of an episode whose last turn was sampled behind another text than the chat template's own."""
+        request = running.request
+        if running.num_turns < 2 or running.error is not None or request.problem is None or self._warn is None:
+            return
+        self._to_compare -= 1
+        before = running.sampled[-1][0]
+        ids = (*request.prompt_ids, *running.token_ids[:before])
+        last = max(i for i, message in enumerate(running.messages) if message["role"] == "assistant")
+        difference = self._renderer.difference(request.problem, running.messages[:last], ids)
+        if difference is None:
+            return
+        self._to_compare = 0
+        self._warn(
+            f"an episode of problem {request.problem.id} is not what {self._renderer.name} writes for its messages: "
+            f"{difference}; the policy trains behind the tokens that it has seen, and a chat client would send others"
+        )
+
     def _end(self, running: _Running, finish: Finish) -> Generation:
+        if self._to_compare and finish != "aborted":
+            self._compare(running)
         running.handle.close()
         del self._running[running.request.id]
         return running.generation(finish)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dapo.core.errors import DataError
 from dapo.core.text import quoted
-from dapo.data.prompts import PromptEncoder, TextEnd
+from dapo.data.prompts import PromptEncoder, TextEnd, chat_messages
 from dapo.environments.calls import CALL_MARKS, EXAMPLES, CallForm, CallReader, ToolCall, tool_text
-from dapo.types import Message
+from dapo.environments.thoughts import THOUGHT_MARKS
+from dapo.types import Message, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,8 +26,12 @@ _TURN = "\udc02"
 _CALL = ToolCall("sentinel_tool", {"sentinel": _TURN})
 _CALL_PARAMETERS = {"type": "object", "properties": {"sentinel": {"type": "string"}}, "required": ["sentinel"]}
 _CALL_SCHEMA = {"type": "function", "function": {"name": _CALL.name, "parameters": _CALL_PARAMETERS}}
-_THOUGHT_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
 _THOUGHT, _QUESTION, _ANSWER = "a thought", "a question", "an answer"
+_TURNS_OF_A_PROOF = 8
+"""The turns of the longest conversation that is rendered to prove that a template keeps earlier turns."""
+_MARKS_OF_A_TEMPLATE = 48
+"""The most string constants of a template that are tried in a turn; of those, 12 also in pairs around a thought."""
+_PAIRED_MARKS = 12
 _CHARS_PER_TOKEN = 16
 """A text with more characters for each token of its limit is cut by characters first: encoding it takes seconds."""
 
@@ -64,6 +69,9 @@ class TurnRenderer:
             DataError: the template rewrites earlier turns, cannot be continued, or writes calls in an unknown form.
         """
         self._tokenizer = tokenizer
+        self._config = config
+        self.is_exact = history == "exact"
+        """Whether a conversation of turns and observations is the template's own rendering of it."""
         self.name = f"the chat template of {tokenizer.name_or_path.rstrip('/').rpartition('/')[2] or 'the model'}"
         self.prompts = PromptEncoder(tokenizer, config)
         """Encodes prompts with the tools: in the template, or at the end of the problem. A run has no other encoder."""
@@ -77,7 +85,7 @@ class TurnRenderer:
         self._before_end = end.text.partition(self._end)[0] if end is not None and self._end else ""
         self._anchor = self._end or self._token_text(tokenizer.eos_token_id)
         self._find_special_texts()
-        self.begun = self._begun()
+        self.begun = begun_text(self.prompts)
         """The beginning of each turn that the prompt holds behind its header, such as `<think>`; often nothing."""
         if self.calls is not None:
             self.calls = CallReader(self.calls.form, tools, begun=self.begun)
@@ -159,7 +167,7 @@ class TurnRenderer:
     def _add_tools(self, config: "DataConfig", tools: Sequence[dict[str, Any]]) -> None:
         """Put the tools into the prompts, and find the form of their calls."""
         plain, self.prompts = self.prompts, PromptEncoder(self._tokenizer, config, tools=tools)
-        shown = self._render(_history(1)) if plain.uses_template else None
+        shown = self._render(self._history(1)) if plain.uses_template else None
         if shown is not None and all(tool["function"]["name"] in shown for tool in tools):
             form = self._call_form(default="hermes" if "<tool_call>" in shown else None)
         else:
@@ -171,10 +179,10 @@ class TurnRenderer:
 
     def _call_form(self, *, default: CallForm | None) -> CallForm:
         """The form in which the template writes a call, `default` if it writes none. Raises DataError."""
-        prompt = self._render(_history(1)) or ""
+        prompt = self._render(self._history(1)) or ""
         written = None
         for turn in _calling_messages(1):
-            text = self._render([*_history(1), turn], header=False)
+            text = self._render([*self._history(1), turn], header=False)
             if text is None or _CALL.name not in (call := text.rpartition(_QUESTION)[2]):
                 continue
             if CallReader("hermes", [_CALL_SCHEMA]).read(call) == [_CALL]:
@@ -189,14 +197,11 @@ class TurnRenderer:
 
     # --- the text behind a turn
 
-    def _begun(self) -> str:
-        """What a prompt has behind the header of the turn that it asks for."""
-        prompt = self._render(_history(1))
-        answered = self._render([*_history(1), {"role": "assistant", "content": _TURN}, _message("user")])
-        if prompt is None or answered is None or _TURN not in answered:
-            return ""
-        header = answered.partition(_TURN)[0]
-        return prompt.removeprefix(header) if prompt.startswith(header) else ""
+    def _history(self, questions: int, answer: str = _ANSWER) -> Chat:
+        """A conversation of this number of questions, all but the last with an answer, as a run's prompts begin."""
+        turn = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
+        system = [] if self._config.system is None else [{"role": "system", "content": self._config.system}]
+        return [*system, *(turn * questions)[:-1]]
 
     def _render(self, messages: Chat, *, header: bool = True, **variables: Any) -> str | None:
         """The text of messages; None if the template rejects them."""
@@ -246,7 +251,7 @@ class TurnRenderer:
         results = sum(message["role"] == "tool" for message in messages)
         calling = _calling_messages(results, content.removesuffix(_TURN))
         for turn in [*calling, {"role": "assistant", "content": content}]:
-            text = self._render([*(history or _history(1)), turn, *messages], **variables)
+            text = self._render([*(history or self._history(1)), turn, *messages], **variables)
             if text is None or _TURN not in text or text.count(_START) != count:
                 continue
             behind = text.rpartition(_TURN)[2]
@@ -265,15 +270,23 @@ class TurnRenderer:
         expected = self._behind(observation)
         if expected is None:
             raise DataError(f"{self.name} rejects or leaves out a message of role {role} behind a turn")
-        found = {f"a history of {2 * n - 1} messages": self._behind(observation, history=_history(n)) for n in (2, 3)}
-        for opening, close in _THOUGHT_MARKS:
+        found = {
+            f"a history of {2 * n - 1} messages": self._behind(observation, history=self._history(n)) for n in (2, 3)
+        }
+        for opening, close in THOUGHT_MARKS:
             thought = f"{opening}\n{_THOUGHT}\n{close}\n\n"
-            earlier = self._behind(observation, history=_history(2, f"{thought}{_ANSWER}"))
+            earlier = self._behind(observation, history=self._history(2, f"{thought}{_ANSWER}"))
             found[f"thoughts in {opening}"] = self._behind(observation, content=f"{thought}{_TURN}")
             found[f"earlier thoughts in {opening}"] = earlier
-        found["an earlier empty turn"] = self._behind(observation, history=_history(2, ""))
+        found["an earlier empty turn"] = self._behind(observation, history=self._history(2, ""))
         for turn in _calling_messages(1):
-            history = [*_history(1), turn, _message("tool"), {"role": "assistant", "content": _ANSWER}, *_history(1)]
+            history = [
+                *self._history(1),
+                turn,
+                _message("tool"),
+                {"role": "assistant", "content": _ANSWER},
+                *self._history(1),
+            ]
             if (text := self._render(history)) is not None:
                 found["earlier tool calls"] = self._behind(observation, history=history) if _TURN in text else None
         for cause, text in found.items():
@@ -282,43 +295,126 @@ class TurnRenderer:
             if text is not None and text != expected:
                 differ = f"{quoted(_unmarked(expected))} became {quoted(_unmarked(text))}"
                 raise DataError(f"what {self.name} puts behind a turn depends on {cause}: {differ}")
-        before = f"{self._render(_history(1))}{_ANSWER}{self._before_end}{self._end}"
+        before = f"{self._render(self._history(1))}{_ANSWER}{self._before_end}{self._end}"
         whole, part = self._ids(before + _unmarked(expected)), self._ids(before)
         if self._end and whole != part + self._encoded(expected, ended=True):
             raise DataError(f"the tokens that {self.name} puts behind a turn depend on the text before them")
         return expected
 
     def _prove_history(self, role: str, behind: str) -> None:
-        """Raise DataError if a conversation of two turns is not its prompt, the turns and what is behind them."""
-        prompt = self._render(_history(1)) or ""
+        """Raise DataError if a conversation is not its prompt, the turns and what is behind them."""
+        history = self._history(1)
+        prompt = self._render(history) or ""
         for removed, messages, sampled in self._samples(role, prompt):
-            words = [*sampled.split(), *self._before_end.split(), self._end]
-            turn = r"\s*" + r"\s*".join(map(re.escape, words)) + re.escape(behind)
-            texts = [self._render([*_history(1), *[messages[i], _message(role)] * 2]) for i in range(len(messages))]
-            if not any(text is not None and re.fullmatch(re.escape(prompt) + turn * 2, text) for text in texts):
-                rewrites = f'removes "{removed}..." from earlier turns' if removed else "rewrites earlier turns"
-                text = _unmarked(texts[0] or "nothing")
-                example = "" if removed else f" ({quoted(prompt + sampled)} became {quoted(text)})"
-                advice = "environment.history=append keeps them as sampled"
-                raise DataError(f"{self.name} {rewrites}{example}; {advice}")
+            self._require_kept(history, prompt, role, behind, removed, messages, sampled)
+
+    def require_exact(self, problems: Sequence[Problem]) -> None:
+        """Prove with these problems, too, that the template keeps a prompt and the turns behind it. Raises DataError.
+
+        The proof of the constructor has no system message but the run's, and no prompt of several messages.
+        """
+        if not self.is_exact or not self.prompts.uses_template:
+            return
+        for problem in problems:
+            history: Chat = list(self._messages(problem))
+            prompt = self.prompts.render(problem)
+            for role in sorted(set(self.roles.values())):
+                behind = self._behind([_message(role)], history=history)
+                if behind is None:
+                    raise DataError(f"{self.name} rejects a turn and a message of {role} behind problem {problem.id}")
+                for removed, messages, sampled in self._samples(role, prompt):
+                    if not removed and sampled:
+                        self._require_kept(history, prompt, role, behind, removed, messages, sampled)
+
+    def difference(self, problem: Problem, episode: Sequence[Message], ids: Sequence[int]) -> str | None:
+        """How a conversation differs from the template's own rendering of it; None if it does not, or is rejected.
+
+        Args:
+            problem: the episode's problem, with the prompt that was encoded.
+            episode: the messages behind the prompt, without the last turn.
+            ids: the ids of the prompt and of what these messages gave, up to the header of the last turn.
+        """
+        messages = [*self._messages(problem), *({**each, "role": self._role(each["role"])} for each in episode)]
+        text = self._render(messages)
+        if text is None:
+            return None
+        ours, own = _words(self.prompts.decode_prompt(ids)), _words(text)
+        if ours == own:
+            return None
+        at = next((i for i, (a, b) in enumerate(zip(ours, own, strict=False)) if a != b), min(len(ours), len(own)))
+        begin = max(0, at - 20)
+        return f"{quoted(own[begin : at + 40])} in its own rendering, and {quoted(ours[begin : at + 40])} here"
+
+    def _role(self, role: str) -> str:
+        return self.roles.get(role, role)
+
+    def _messages(self, problem: Problem) -> Chat:
+        """The messages of a problem's prompt, with the run's instruction and system message."""
+        config = self.prompts.config
+        return [dict(each) for each in chat_messages(problem, instruction=config.instruction, system=config.system)]
+
+    def _require_kept(
+        self, history: Chat, prompt: str, role: str, behind: str, removed: str, messages: Chat, sampled: str
+    ) -> None:
+        """Raise DataError unless turns of this text stay as they are in conversations of two and of many turns."""
+        words = [*sampled.split(), *self._before_end.split(), self._end]
+        turn = r"\s*" + r"\s*".join(map(re.escape, words)) + re.escape(behind)
+        is_short = bool(removed)
+        for count in (2,) if is_short else (2, _TURNS_OF_A_PROOF):
+            texts = [self._render([*history, *[message, _message(role)] * count]) for message in messages]
+            if any(text is not None and re.fullmatch(re.escape(prompt) + turn * count, text) for text in texts):
+                continue
+            rewrites = f'removes "{removed}..." from earlier turns' if removed else "rewrites earlier turns"
+            text = _unmarked(texts[0] or "nothing")
+            example = "" if removed else f" ({quoted(prompt + sampled)} became {quoted(text)})"
+            advice = "environment.history=append keeps them as sampled"
+            raise DataError(f"{self.name} {rewrites}{example}; {advice}")
+
+    def _template_marks(self) -> list[str]:
+        """The string constants of the template that look like marks and that a turn may hold, in order."""
+        from jinja2 import Environment, TemplateError
+
+        template = self._tokenizer.chat_template
+        templates = template.values() if isinstance(template, dict) else [template]
+        marks: dict[str, None] = {}
+        for source in templates:
+            try:
+                tokens = list(Environment().lex(str(source)))
+            except TemplateError:
+                continue
+            for _, kind, value in tokens:
+                mark = value[1:-1].replace("\\n", "\n").strip() if kind == "string" else ""
+                if re.search(r"[^\w\s.,:;!?'\"%-]", mark) and len(mark) > 1:
+                    marks[mark] = None
+        return [mark for mark in marks if self._stays_in_turn(mark)][:_MARKS_OF_A_TEMPLATE]
+
+    def _stays_in_turn(self, text: str) -> bool:
+        """Whether no token of a text ends the turn."""
+        ids = self._ids(text)
+        return len(self._turn_end.cut(ids)) == len(ids)
 
     def _samples(self, role: str, prompt: str) -> Iterator[tuple[str, Chat, str]]:
         """Turns: the mark of what may be removed, messages that may stand for the turn, and its sampled text."""
         begun = self.begun
-        marks = [pair for pair in _THOUGHT_MARKS if pair[0] in begun] or list(_THOUGHT_MARKS)
-        calling = [turn for turn in _calling_messages(1) if _TURN in (self._render([*_history(1), turn]) or "")]
+        marks = [pair for pair in THOUGHT_MARKS if pair[0] in begun] or list(THOUGHT_MARKS)
+        calling = [turn for turn in _calling_messages(1) if _TURN in (self._render([*self._history(1), turn]) or "")]
         if role == "tool" and calling:
             if self.calls is not None and self.calls.form == "llama":
                 marks = []  # the call is the whole turn
             for opening, close in (*(() if begun.strip() else (("", ""),)), *marks):
                 thought = f"{opening}\n{_THOUGHT}\n{close}\n\n" if opening else ""
                 turn = {**calling[0], "content": thought}
-                text = self._render([*_history(1), turn, _message(role)]) or ""
+                text = self._render([*self._history(1), turn, _message(role)]) or ""
                 kept = text.startswith(prompt) and (not opening or _THOUGHT in text)
                 yield opening, [turn], text[len(prompt) :].partition(self._end)[0] if kept and self._end else thought
             return
         thoughts = [(o, f"{'' if o in begun else o}\n{_THOUGHT}\n{c}\n\n{_ANSWER}") for o, c in marks]
-        for removed, sampled in [("", _ANSWER), *thoughts, ("", "")]:
+        own = self._template_marks()
+        alone = [(mark, f"{_THOUGHT}\n{mark}\n\n{_ANSWER}") for mark in own]
+        paired = own[:_PAIRED_MARKS]
+        pairs = [(o, f"{o}\n{_THOUGHT}\n{c}\n\n{_ANSWER}") for o in paired for c in paired if o != c]
+        lines = f"{_ANSWER}\n\nof several lines\n- one\n- two"
+        for removed, sampled in [("", _ANSWER), *thoughts, ("", ""), ("", lines), *alone, *pairs]:
             contents = dict.fromkeys([sampled, begun + sampled])
             yield removed, [{"role": "assistant", "content": content} for content in contents], sampled
 
@@ -373,6 +469,22 @@ class TurnRenderer:
         return str(added.content)
 
 
+def begun_text(prompts: PromptEncoder) -> str:
+    """What the chat template puts into a prompt behind the header of the turn that it asks for; often nothing."""
+    from jinja2 import TemplateError
+
+    if not prompts.uses_template:
+        return ""
+    question = {"role": "user", "content": _QUESTION}
+    try:
+        prompt = prompts.render_messages([question])
+        answered = prompts.render_messages([question, {"role": "assistant", "content": _TURN}, question], header=False)
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError):
+        return ""
+    header, found, _ = answered.partition(_TURN)
+    return prompt.removeprefix(header) if found and prompt.startswith(header) else ""
+
+
 def _clean(text: str) -> str:
     """The text with lone surrogates replaced: no tokenizer encodes them, and here they are marks."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -394,12 +506,6 @@ def _message(role: str, content: str = "an observation", name: str = _CALL.name,
     return {"role": role, "content": _marked(content), **result}
 
 
-def _history(questions: int, answer: str = _ANSWER) -> Chat:
-    """A conversation of this number of questions, all but the last with an answer."""
-    turn = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": answer}]
-    return (turn * questions)[:-1]
-
-
 def _calling_messages(results: int, content: str = "") -> Iterator[dict[str, Any]]:
     """Turns that messages of the role `tool` may follow, in the forms that templates want: a call for each, or one."""
     for count in dict.fromkeys([results, 1]) if results else ():
@@ -411,3 +517,8 @@ def _calling_messages(results: int, content: str = "") -> Iterator[dict[str, Any
 
 def _call_id(number: int) -> str:
     return f"call{number:05}"  # nine letters and digits, as Mistral's templates want
+
+
+def _words(text: str) -> str:
+    """The text with one space for white space, which templates may remove around turns."""
+    return " ".join(text.split())

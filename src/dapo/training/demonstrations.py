@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from dapo.core.errors import DataError
 from dapo.core.ranges import Ranges
 from dapo.core.text import quoted
 from dapo.data.demonstrations import turns_of
 from dapo.data.prompts import PromptEncoder, chat_messages, template_columns
-from dapo.environments.rendering import TurnRenderer
+from dapo.environments.rendering import TurnRenderer, begun_text
+from dapo.environments.thoughts import THOUGHT_MARKS, ends_in_thought
 from dapo.types import Message, Problem, content_text
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 
 _QUESTION = "a question"
+_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message with the thought before its content."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,26 @@ class Answer:
 class AnswerEncoder:
     """Encodes the turns of demonstrations as the model would sample them, each with its end token."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: "DataConfig", encoder: PromptEncoder) -> None:
-        """`encoder` encodes the prompts. Raises DataError, at the first demonstration of several turns, for a chat
-        template that cannot be continued.
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        config: "DataConfig",
+        encoder: PromptEncoder,
+        *,
+        history: Literal["exact", "append"] = "exact",
+    ) -> None:
+        """`encoder` encodes the prompts, and `history` is the option of environments.
+
+        Raises DataError, at the first demonstration of several turns, for a chat template that cannot be continued.
         """
+        self._history = history
         self._tokenizer, self._config, self._prompts = tokenizer, config, encoder
         self._renderers: dict[tuple[str, ...], TurnRenderer] = {}
         end = encoder.turn_end
         self._end_id = tokenizer.eos_token_id if end is None or end.token_id is None else end.token_id
         self._end = "" if self._end_id is None else str(tokenizer.decode([self._end_id], skip_special_tokens=False))
+        self._begun = begun_text(encoder)
+        """The beginning of a turn that the prompt holds, such as `<think>`; it is no part of what is imitated."""
         self._before_end = "" if end is None else end.text.partition(self._end)[0] if self._end else end.text
 
     def encode(self, demonstration: Problem) -> Answer:
@@ -65,7 +79,8 @@ class AnswerEncoder:
 
     def _renderer(self, roles: tuple[str, ...]) -> TurnRenderer:
         if roles not in self._renderers:
-            self._renderers[roles] = TurnRenderer(self._tokenizer, self._config, roles=roles)
+            renderer = TurnRenderer(self._tokenizer, self._config, roles=roles, history=self._history)
+            self._renderers[roles] = renderer
         return self._renderers[roles]
 
     def _turn_ids(self, turn: Message, demonstration: Problem, *, is_first: bool) -> list[int]:
@@ -76,9 +91,11 @@ class AnswerEncoder:
                 f"demonstration {demonstration.id}: the response {quoted(content)} contains {self._end}, which ends a "
                 "turn; leave it out, it is added"
             )
-        asked = demonstration if is_first else Problem("", _QUESTION, "")
-        is_text = turn.keys() == {"role", "content"} and isinstance(turn["content"], str)
-        text = self._turn_text(content, asked) if is_text else self._whole_turn_text(turn, asked, demonstration)
+        asked = demonstration if is_first else Problem(demonstration.id, _QUESTION, "")
+        if turn.keys() <= {"role", "content", *_THOUGHT_KEYS}:
+            text = self._turn_text(turn, asked)
+        else:
+            text = self._whole_turn_text(turn, asked, demonstration)
         if is_first:
             before, prompt = self._prompts.render(demonstration), self._prompts.encode(demonstration)
             whole = self._prompts.encode_rendered(before + text)
@@ -96,7 +113,7 @@ class AnswerEncoder:
         if template is None:
             raise DataError(f"demonstration {demonstration.id}: {keys} of a message need a chat template; leave it out")
         if template.unread_keys([turn]) == keys.split(", "):
-            return self._turn_text(content_text(turn), asked)
+            return self._turn_text({"role": turn["role"], "content": content_text(turn)}, asked)
         messages = chat_messages(asked, instruction=self._config.instruction, system=self._config.system)
         before = self._prompts.render(asked)
         try:
@@ -112,21 +129,67 @@ class AnswerEncoder:
         behind = rendered[len(before) :]
         return f"{behind.rpartition(self._end)[0]}{self._end}" if self._end else behind
 
-    def _turn_text(self, content: str, asked: Problem) -> str:
-        """The text of a turn with its end; a template may put an empty thought or a channel before its content."""
-        end = self._prompts.turn_end
-        if end is not None:
-            messages = chat_messages(asked, instruction=self._config.instruction, system=self._config.system)
-            rendered = self._prompts.render_messages([*messages, _assistant(content)], header=False)
-            before = self._prompts.render(asked)
-            if rendered.startswith(before) and content.strip() in (behind := rendered[len(before) :]):
-                head, found, rest = behind.rpartition(content.strip())
-                return f"{head}{found}{rest.partition(self._end)[0] if self._end in rest else ''}{self._end}"
-        return f"{content}{self._before_end}{self._end}"
+    def _turn_text(self, turn: Message, asked: Problem) -> str:
+        """The text of a turn with its end behind a prompt, maybe with a thought or a channel before its content.
+
+        Raises DataError where it would stand in a thought that the prompt has opened and that it does not close.
+        """
+        if self._prompts.turn_end is None:
+            return f"{content_text(turn)}{self._before_end}{self._end}"
+        messages = chat_messages(asked, instruction=self._config.instruction, system=self._config.system)
+        prompt = self._prompts.render(asked)
+        rendered = self._prompts.render_messages([*messages, dict(turn)], header=False)
+        thought = str(next((turn[key] for key in _THOUGHT_KEYS if turn.get(key)), "") or "")
+        content = content_text(turn)
+        if rendered.startswith(prompt):
+            behind = rendered[len(prompt) :]
+            shown = behind.partition(self._end)[0] if self._end else behind
+            written = _words(self._begun + shown)
+            if _words(content) in written and _words(thought) in written:
+                return self._with_end(shown, content)
+        if thought:
+            content = self._with_thought(thought, content, asked)
+        opening = self._begun.strip()
+        if not opening:
+            return f"{content}{self._before_end}{self._end}"
+        text = content
+        if content.lstrip().startswith(opening):
+            behind_mark = self._begun[len(self._begun.rstrip()) :]
+            text = content.lstrip().removeprefix(opening).removeprefix(behind_mark)
+        if ends_in_thought(self._begun + text):
+            raise DataError(
+                f"demonstration {asked.id}: the prompt ends with {quoted(self._begun)}, and the response "
+                f"{quoted(content)} does not close this thought; the chat template itself writes {quoted(rendered)}. "
+                "Begin the response with a thought and its end, or leave the demonstration out"
+            )
+        return f"{text}{self._before_end}{self._end}"
+
+    def _with_end(self, shown: str, content: str) -> str:
+        """What the template shows of a turn, with its end; white space behind the content is the template's."""
+        core = content.strip()
+        if core and core in shown:
+            head, found, rest = shown.rpartition(core)
+            return f"{head}{found}{rest if self._end else ''}{self._end}"
+        return f"{shown if self._end else shown.rstrip()}{self._end}"
+
+    def _with_thought(self, thought: str, content: str, asked: Problem) -> str:
+        """The content behind its thought between the marks of the template, which reads no key for thoughts."""
+        template = str(self._tokenizer.chat_template)
+        marks = [pair for pair in THOUGHT_MARKS if pair[0] in self._begun] or [
+            pair for pair in THOUGHT_MARKS if pair[1] in template
+        ]
+        if not marks:
+            raise DataError(
+                f"demonstration {asked.id}: the chat template shows no {', '.join(_THOUGHT_KEYS)}; put the thought "
+                "into the content, as the model writes it"
+            )
+        opening, closing = marks[0]
+        return f"{opening}\n{thought.strip()}\n{closing}\n\n{content}"
 
 
-def _assistant(content: str) -> dict[str, str]:
-    return {"role": "assistant", "content": content}
+def _words(text: str) -> str:
+    """The text without white space, which templates add and remove around thoughts."""
+    return "".join(text.split())
 
 
 def encode_answers(

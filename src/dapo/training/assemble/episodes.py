@@ -16,6 +16,9 @@ from dapo.environments.starts import EpisodeStarts
 from dapo.rewards.workers.output import VerifierOutput
 from dapo.types import Problem
 
+_PROVEN = 4
+"""The number of first problems behind which the chat template's treatment of earlier turns is proved."""
+
 
 @dataclass(frozen=True)
 class Episodes:
@@ -30,14 +33,16 @@ class Episodes:
         """An engine that plays episodes, whose turns `engine` samples; closing it closes both."""
         self.pool.log_to(log)
         options = self.config.environment
-        return EpisodeEngine(engine, self.pool, self.renderer, options, starts=self.starts, clock=clock)
+        return EpisodeEngine(engine, self.pool, self.renderer, options, starts=self.starts, clock=clock, warn=log)
 
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems with the prompts with which the environment begins their episodes. Raises DataError."""
         try:
-            return self.starts.with_prompts(problems)
+            begun = self.starts.with_prompts(problems)
         except DataError as error:
             raise DataError(f"environment.name={self.config.environment.name}: {error}") from None
+        self.renderer.require_exact(begun[:_PROVEN])
+        return begun
 
 
 def open_episodes(config: Config, tokenizer: PreTrainedTokenizerBase) -> Episodes:

@@ -97,7 +97,8 @@ def _encode(
     demonstrations: Sequence[Problem], config: Config, loaded: LoadedModel, encoder: PromptEncoder, notes: list[str]
 ) -> tuple[list[Problem], Mapping[str, Answer]]:
     """Encode the answers of demonstrations, and note what is left out; returns those that are left."""
-    encode, limit = AnswerEncoder(loaded.tokenizer, config.data, encoder), config.rollout.max_response_tokens
+    encode = AnswerEncoder(loaded.tokenizer, config.data, encoder, history=config.environment.history)
+    limit = config.rollout.max_response_tokens
     kept, answers, dropped = encode_answers(demonstrations, encode, max_tokens=limit)
     if dropped:
         notes.append(f"{dropped} demonstrations left out: longer than rollout.max_response_tokens")
