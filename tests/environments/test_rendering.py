@@ -1,4 +1,4 @@
-"""Turns in 39 chat templates: continued exactly, appended, or refused; observations never forge a turn."""
+"""Turns in 42 chat templates: continued exactly, appended, or refused; observations never forge a turn."""
 
 import json
 import time
@@ -19,7 +19,7 @@ from dapo.environments.calls import tool_schema
 from dapo.environments.rendering import TurnRenderer
 from dapo.policy.builtin_models import find_packaged_file
 from dapo.types import Problem
-from helpers.chat_templates import ADDED, FAMILIES, SPECIAL, tokenizer
+from helpers.chat_templates import ADDED, FAMILIES, SPECIAL, SYSTEM_AT_THE_END, tokenizer
 
 CONFIG = DataConfig(train="builtin:sums")
 
@@ -88,6 +88,41 @@ def test_the_reason_of_a_refusal_names_what_changes():
             renderer(name)
     with pytest.raises(DataError, match=r"mistral 3 writes tool calls as .*TOOL_CALLS.*calls are read as <tool_call>"):
         renderer("mistral 3", "tool")
+
+
+def with_template(template: str) -> PreTrainedTokenizerFast:
+    made = tokenizer.__wrapped__("mistral")
+    made.chat_template = template
+    return made
+
+
+def test_a_system_message_that_moves_to_the_last_question_is_found_in_the_options_and_in_the_first_problems():
+    known = with_template(SYSTEM_AT_THE_END)
+    plain = Problem("1", "2+3?", "5")
+    briefed = Problem("2", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+3?"}], "5")
+    subject = TurnRenderer(known, CONFIG)
+    subject.require_exact([plain])
+    with pytest.raises(DataError, match=r"rewrites earlier turns .*environment\.history=append"):
+        subject.require_exact([plain, briefed])
+    asked = CONFIG.model_copy(update={"system": "Be brief."})
+    with pytest.raises(DataError, match=r"rewrites earlier turns .*environment\.history=append"):
+        TurnRenderer(known, asked)
+    TurnRenderer(known, asked, history="append").require_exact([plain, briefed])
+
+
+def test_a_conversation_that_the_template_writes_otherwise_has_its_first_difference_named():
+    subject = TurnRenderer(with_template(SYSTEM_AT_THE_END), CONFIG)
+    problem = Problem("2", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+3?"}], "5")
+    turn = [*subject.prompts.encode_rendered(" 5"), tokenizer("chatml").convert_tokens_to_ids("</s>")]
+    ids = [*subject.prompts.encode(problem), *turn, *subject.following("Sure?", ended=True)]
+    messages = [{"role": "assistant", "content": "5"}, {"role": "user", "content": "Sure?"}]
+    assert subject.difference(Problem("1", "2+3?", "5"), messages, ids[: -len(ids)]) is not None
+    found = subject.difference(problem, messages, ids)
+    assert found is not None
+    assert found.startswith("'<s>[INST] 2+3?[/INST] 5</s>[INST] Be brief.")
+    plain = Problem("1", "2+3?", "5")
+    own = [*subject.prompts.encode(plain), *turn, *subject.following("Sure?", ended=True)]
+    assert subject.difference(plain, messages, own) is None
 
 
 # --- law 1: an observation gives the template's tokens and its own text, whatever it contains

@@ -25,7 +25,9 @@ from helpers.tiny_runs import metrics, tiny
 TOKENIZER = tokenizer("qwen 2.5")
 END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 TEXT = Problem("1", "Play.", "five", fields={"word": "abc", "env": "words", "level": 3})
-CHAT = Problem("2", [{"role": "system", "content": "s"}, {"role": "user", "content": "Play."}], "five", fields=TEXT.fields)
+CHAT = Problem(
+    "2", [{"role": "system", "content": "s"}, {"role": "user", "content": "Play."}], "five", fields=TEXT.fields
+)
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -98,7 +100,7 @@ def test_a_random_reset_is_the_same_at_the_start_and_in_each_episode_and_differs
         assert episode.error is None
         ball = problem.question.partition("ball ")[2][0]
         assert episode.messages[1]["content"] == f"ball {ball} row 1 paddle 2"
-        assert episode.messages[3]["content"] .startswith("Error: ValueError: Invalid direction 'up'")
+        assert episode.messages[3]["content"].startswith("Error: ValueError: Invalid direction 'up'")
 
 
 def test_a_prompt_that_is_another_one_each_time_is_an_error_of_the_episode():
@@ -164,7 +166,12 @@ def test_rows_of_a_class_of_trl_train(tmp_path: Path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"word {i}", "answer": "one"}) + "\n" for i in range(10)))
     options = (f"data.train={rows}", "data.eval=null", "train.eval_every=0", "train.num_steps=1")
-    sampling = ("dynamic_sampling.enabled=false", "rollout.max_response_tokens=16", "reward.verifier=auto")
+    sampling = (
+        "dynamic_sampling.enabled=false",
+        "rollout.max_response_tokens=16",
+        "reward.verifier=auto",
+        "overlong.mode=off",
+    )
     start_run(tiny(f"environment={TRL}Say", *options, *sampling), run_dir=tmp_path / "run", config_name="t")
     (row,) = metrics(tmp_path / "run")[-1:]
     assert row["rollout/environment_errors"] == 0

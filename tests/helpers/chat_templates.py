@@ -296,6 +296,34 @@ FAMILIES = {
         user="append",
         tool="append",
     ),
+    "exaone deep": Family(
+        each(
+            by_role(
+                "<|user|>\n{{ m.content }}\n",
+                "<|assistant|>\n{{ m.content.split('</thought>')[-1].lstrip('\\n') }}</s>\n",
+                "<|system|>\n{{ m.content }}</s>\n",
+            ),
+            "<|assistant|>\n<thought>\n",
+        ),
+        user="append",
+        tool="append",
+        tool_role="user",
+    ),
+    "own marks of thoughts": Family(
+        each(
+            "<|im_start|>{{ m.role }}\n{% if '[[/plan]]' in m.content and not loop.last %}"
+            "{{ m.content.split('[[plan]]')[0] + m.content.split('[[/plan]]')[-1] }}"
+            "{% else %}{{ m.content }}{% endif %}<|im_end|>\n",
+            CHATML_HEADER,
+        ),
+        user="append",
+        tool="append",
+    ),
+    "first and last six": Family(
+        each("{% if loop.index <= 6 or loop.revindex <= 6 %}" + CHATML_TURN + "{% endif %}", CHATML_HEADER),
+        user="append",
+        tool="append",
+    ),
     "counter": Family(
         each("<|im_start|>{{ m.role }} {{ loop.index }}\n{{ m.content }}<|im_end|>\n", CHATML_HEADER),
         user="refused",
@@ -337,6 +365,22 @@ FAMILIES = {
     ),
 }
 """A template by the name of its family."""
+
+SYSTEM_AT_THE_END = (
+    "{% set ns = namespace(system='', last=0) %}{% for m in messages %}{% if m.role == 'system' %}"
+    "{% set ns.system = m.content + '\\n\\n' %}{% elif m.role != 'assistant' %}{% set ns.last = loop.index0 %}"
+    "{% endif %}{% endfor %}"
+    + each(
+        by_role(
+            "[INST] {{ ns.system if loop.index0 == ns.last else '' }}{{ m.content }}[/INST]",
+            " {{ m.content }}</s>",
+            "{{ '' }}",
+        ),
+        "",
+        "<s>",
+    )
+)
+"""Mistral's rule: the system message stands in the last question."""
 
 SPECIAL = (
     *(

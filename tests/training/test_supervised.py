@@ -17,9 +17,11 @@ from dapo.config.data_spec import ANY_COLUMNS
 from dapo.core.errors import ConfigError, DataError
 from dapo.data.demonstrations import demonstration_from_row, turns_of
 from dapo.data.prompts import PromptEncoder
+from dapo.environments.thoughts import ends_in_thought
 from dapo.training.assemble.inputs import read_inputs
 from dapo.training.assemble.resolve import resolve_auto
 from dapo.training.demonstrations import AnswerEncoder
+from dapo.types import Problem
 from helpers.chat_templates import FAMILIES, tokenizer
 from helpers.tiny_policies import (
     assert_close,
@@ -137,6 +139,57 @@ def test_the_tokens_of_a_demonstration_are_those_of_the_template_up_to_the_end_o
     assert "It is 7" in prompts.decode_prompt(answer.token_ids)
     whole = prompts.encode_rendered(text)
     assert whole[: len(prompt)] != prompt or whole[: len(ours)] == ours
+
+
+THOUGHT, ANSWER = "<think>\nx\n</think>\n\n", "8798"
+RESPONSES: dict[str, dict[str, str]] = {
+    "no thought": {"content": ANSWER},
+    "a thought": {"content": THOUGHT + ANSWER},
+    "a thought without its opening mark": {"content": THOUGHT.removeprefix("<think>\n") + ANSWER},
+    "a thought in its key": {"content": ANSWER, "reasoning_content": "x"},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("single", "note behind a thought")])
+def test_a_demonstration_opens_no_thought_twice_and_answers_in_none(name: str) -> None:
+    tokens, config = tokenizer(name), DataConfig(train="builtin:sums")
+    prompts = PromptEncoder(tokens, config)
+    encoder = AnswerEncoder(tokens, config, prompts)
+    for kind, turn in RESPONSES.items():
+        problem = Problem("1", "q", ANSWER, fields={"turns": [{"role": "assistant", **turn}]})
+        opens = name == "exaone deep" or (name == "deepseek r1" and kind == "no thought")
+        if opens or (kind == "a thought in its key" and "</think>" not in FAMILIES[name].template):
+            with pytest.raises(DataError, match=r"close this thought.*itself writes|shows no reasoning_content"):
+                encoder.encode(problem)
+            continue
+        text = prompts.decode_prompt([*prompts.encode(problem), *encoder.encode(problem).token_ids])
+        assert text.count("<think>") <= 1
+        assert text.count(ANSWER) == 1
+        if kind != "no thought":
+            assert text.count("x\n</think>") == 1
+        assert not ends_in_thought(text)
+    if name == "qwen 3 thinking":
+        turn = encoder.encode(Problem("1", "q", RESPONSES["a thought"]["content"])).token_ids
+        assert prompts.decode_prompt(turn) == "x\n</think>\n\n8798<|im_end|>"
+
+
+def test_the_option_that_a_refusal_of_several_turns_names_has_effect() -> None:
+    problem = read({"messages": TURNS})
+    for name in ("qwen 3", "qwen 3 thinking", "deepseek r1"):
+        tokens, config = tokenizer(name), DataConfig(train="builtin:sums")
+        prompts = PromptEncoder(tokens, config)
+        first = Problem("1", problem.prompt, "", fields={"turns": [with_thought(each) for each in turns_of(problem)]})
+        with pytest.raises(DataError, match=r"environment\.history=append keeps them as sampled"):
+            AnswerEncoder(tokens, config, prompts).encode(first)
+        answer = AnswerEncoder(tokens, config, prompts, history="append").encode(first)
+        assert answer.sampled is not None
+        parts = [prompts.decode_prompt(answer.token_ids[start:end]) for start, end in answer.sampled]
+        assert ["x\n</think>" in part for part in parts] == [True, True]
+
+
+def with_thought(message: Any) -> dict[str, Any]:
+    is_own = message["role"] == "assistant"
+    return {**message, "content": THOUGHT + message["content"] if is_own else message["content"]}
 
 
 def test_all_turns_of_the_assistant_are_imitated_and_nothing_else() -> None:

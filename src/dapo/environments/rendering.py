@@ -388,6 +388,11 @@ class TurnRenderer:
                     marks[mark] = None
         return [mark for mark in marks if self._stays_in_turn(mark)][:_MARKS_OF_A_TEMPLATE]
 
+    def _own_pairs(self) -> list[tuple[str, str]]:
+        """The closing marks among the template's string constants, each behind its opening mark; none of calls."""
+        closing = [mark for mark in self._template_marks() if re.match(r"[^\w\s]+/\w", mark) and "tool" not in mark]
+        return [(mark.replace("/", "", 1), mark) for mark in closing]
+
     def _stays_in_turn(self, text: str) -> bool:
         """Whether no token of a text ends the turn."""
         ids = self._ids(text)
@@ -399,6 +404,8 @@ class TurnRenderer:
         marks = [pair for pair in THOUGHT_MARKS if pair[0] in begun] or list(THOUGHT_MARKS)
         calling = [turn for turn in _calling_messages(1) if _TURN in (self._render([*self._history(1), turn]) or "")]
         if role == "tool" and calling:
+            known = {mark for pair in marks for mark in pair}
+            marks += [pair for pair in self._own_pairs() if not known.intersection(pair)]
             if self.calls is not None and self.calls.form == "llama":
                 marks = []  # the call is the whole turn
             for opening, close in (*(() if begun.strip() else (("", ""),)), *marks):
