@@ -23,7 +23,7 @@ from dapo.environments.engine import EpisodeEngine
 from dapo.environments.rendering import TurnRenderer
 from dapo.environments.starts import EpisodeStarts
 from dapo.types import Finish, Generation, GenerationRequest, Problem
-from helpers.chat_templates import tokenizer
+from helpers.chat_templates import SYSTEM_AT_THE_END, tokenizer
 from helpers.environments import Echo, LocalPool
 
 TOKENIZER = tokenizer("chatml")
@@ -55,6 +55,30 @@ def request(
     label: str = "a", *, seed: int = 1, budget: int = 64, problem: Problem | None = PROBLEM
 ) -> GenerationRequest:
     return GenerationRequest(label, PROMPT, budget, 1.0, 1.0, seed, (END,), problem=problem)
+
+
+def test_the_first_episode_that_the_template_writes_otherwise_is_warned_of_once():
+    moving = tokenizer.__wrapped__("mistral")
+    moving.chat_template = SYSTEM_AT_THE_END
+    briefed = replace(PROBLEM, prompt=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say."}])
+    for known, problem, expected in [(moving, briefed, 1), (moving, PROBLEM, 0), (TOKENIZER, briefed, 0)]:
+        renderer, warnings = TurnRenderer(known, DataConfig(train="builtin:sums")), list[str]()
+        end = known.convert_tokens_to_ids("</s>" if known is moving else "<|im_end|>")
+        inner = ScriptedEngine(lambda request, end=end: ([LETTERS[0], end], "stop"))
+        pool = LocalPool(Echo)
+        engine = EpisodeEngine(
+            CheckedEngine(inner, vocabulary=len(TOKENIZER)),
+            pool,  # type: ignore[arg-type]
+            renderer,
+            EnvironmentConfig(name="helpers.environments:Echo"),
+            starts=EpisodeStarts(pool, seed=5),  # type: ignore[arg-type]
+            warn=warnings.append,
+        )
+        prompt = renderer.prompts.encode(problem)
+        play(engine, [GenerationRequest(n, prompt, 64, 1.0, 1.0, 1, (end,), problem=problem) for n in "abc"])
+        assert len(warnings) == expected
+        if expected:
+            assert "is not what the chat template of mistral writes for its messages" in warnings[0]
 
 
 def play(engine: EpisodeEngine, requests: Sequence[GenerationRequest], polls: int = 2000) -> dict[str, Generation]:

@@ -116,10 +116,11 @@ def test_a_conversation_that_the_template_writes_otherwise_has_its_first_differe
     turn = [*subject.prompts.encode_rendered(" 5"), tokenizer("chatml").convert_tokens_to_ids("</s>")]
     ids = [*subject.prompts.encode(problem), *turn, *subject.following("Sure?", ended=True)]
     messages = [{"role": "assistant", "content": "5"}, {"role": "user", "content": "Sure?"}]
-    assert subject.difference(Problem("1", "2+3?", "5"), messages, ids[: -len(ids)]) is not None
     found = subject.difference(problem, messages, ids)
     assert found is not None
-    assert found.startswith("'<s>[INST] 2+3?[/INST] 5</s>[INST] Be brief.")
+    own, _, ours = found.partition(" in its own rendering, and ")
+    assert "<s>[INST] 2+3?[/INST] 5</s>[INST] Be brief." in own
+    assert "<s>[INST] Be brief." in ours
     plain = Problem("1", "2+3?", "5")
     own = [*subject.prompts.encode(plain), *turn, *subject.following("Sure?", ended=True)]
     assert subject.difference(plain, messages, own) is None

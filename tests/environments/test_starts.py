@@ -69,7 +69,7 @@ TRL = "helpers.trl_environments:"
     ("name", "turns", "begins", "reward"),
     [
         ("EchoTools", [call("echo", message="Hello"), "done"], "", 0.5),
-        ("Words", [call("guess", guess="[abd]"), call("guess", guess="[abc]"), "done"], " The word has 3 letters.", 1),
+        ("Words", [call("guess", guess="[abz]"), call("guess", guess="[abc]"), "done"], " The word has 3 letters.", 1),
         ("Several", [call("guess", guess="[abc]"), "done"], " The word has 3 letters.", 1),
         ("Columns", [call("nothing"), "done"], None, 0),
         ("Parts", ["done"], " ab", 0),

@@ -338,12 +338,12 @@ class TurnRenderer:
         text = self._render(messages)
         if text is None:
             return None
-        ours, own = _words(self.prompts.decode_prompt(ids)), _words(text)
+        sent = self.prompts.decode_prompt(ids)
+        ours, own = _without_blanks(sent), _without_blanks(text)
         if ours == own:
             return None
         at = next((i for i, (a, b) in enumerate(zip(ours, own, strict=False)) if a != b), min(len(ours), len(own)))
-        begin = max(0, at - 20)
-        return f"{quoted(own[begin : at + 40])} in its own rendering, and {quoted(ours[begin : at + 40])} here"
+        return f"{quoted(_around(text, at))} in its own rendering, and {quoted(_around(sent, at))} here"
 
     def _role(self, role: str) -> str:
         return self.roles.get(role, role)
@@ -526,6 +526,13 @@ def _call_id(number: int) -> str:
     return f"call{number:05}"  # nine letters and digits, as Mistral's templates want
 
 
-def _words(text: str) -> str:
-    """The text with one space for white space, which templates may remove around turns."""
-    return " ".join(text.split())
+def _without_blanks(text: str) -> str:
+    """The text without white space, which templates may add and remove around turns."""
+    return "".join(text.split())
+
+
+def _around(text: str, count: int) -> str:
+    """The text around its character number `count` that is no white space."""
+    places = [i for i, character in enumerate(text) if not character.isspace()]
+    place = places[count] if count < len(places) else len(text)
+    return text[max(0, place - 20) : place + 40]

@@ -156,7 +156,8 @@ class AnswerEncoder:
         if content.lstrip().startswith(opening):
             behind_mark = self._begun[len(self._begun.rstrip()) :]
             text = content.lstrip().removeprefix(opening).removeprefix(behind_mark)
-        if ends_in_thought(self._begun + text):
+        closing = [pair[1] for pair in THOUGHT_MARKS if pair[0] in self._begun]
+        if ends_in_thought(self._begun + text) or not all(mark in text for mark in closing):
             raise DataError(
                 f"demonstration {asked.id}: the prompt ends with {quoted(self._begun)}, and the response "
                 f"{quoted(content)} does not close this thought; the chat template itself writes {quoted(rendered)}. "
