@@ -1,6 +1,7 @@
 """Sinks of metrics: experiment trackers, which are optional packages, and the `Tracker` that feeds all sinks."""
 
 import importlib
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -9,6 +10,15 @@ from dapo.core.errors import ConfigError
 from dapo.core.files import atomic_write_text
 from dapo.core.loading import require_package
 from dapo.core.secrets import mask_options
+
+PACKAGES: Mapping[str, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+"""The package that each tracker of `log.sinks` needs."""
+
+
+def require_tracker(name: str) -> None:
+    """Raise ConfigError with the command that installs the package of a tracker, if it is not installed."""
+    require_package(PACKAGES[name], purpose="log.sinks", error=ConfigError)
+
 
 Metrics: TypeAlias = Mapping[str, float | int]
 
@@ -29,7 +39,8 @@ class TensorBoardSink:
     """
 
     def __init__(self, directory: str | Path, *, first_step: int | None = None) -> None:
-        tensorboard = _tracker("torch.utils.tensorboard", package="tensorboard")
+        require_tracker("tensorboard")
+        tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
         self._writer = tensorboard.SummaryWriter(str(directory), purge_step=first_step)
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -44,17 +55,18 @@ class TensorBoardSink:
 class WandbSink:
     """Weights & Biases. Secrets in `config` are masked.
 
-    The run's id is kept in `directory`, so that a resumed run continues the same curves. W&B cannot overwrite: it
-    keeps the first values of steps that a resumed run repeats.
+    The run's id is chosen here and kept in `directory`, so that a resumed run, or a second attempt to connect, continues
+    the same curves. W&B cannot overwrite: it keeps the first values of steps that a resumed run repeats.
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any], directory: str | Path) -> None:
-        wandb = _tracker("wandb", package="wandb")
+        require_tracker("wandb")
+        wandb: Any = importlib.import_module("wandb")
         id_file = Path(directory) / "wandb-run-id"
-        run_id = id_file.read_text().strip() if id_file.exists() else None
-        where = {"project": project, "name": name, "dir": str(directory), "id": run_id}
+        if not id_file.exists():
+            atomic_write_text(id_file, f"{uuid.uuid4().hex[:8]}\n")
+        where = {"project": project, "name": name, "dir": str(directory), "id": id_file.read_text().strip()}
         self._run = wandb.init(**where, config=mask_options(config), resume="allow")
-        atomic_write_text(id_file, f"{self._run.id}\n")
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._run.log(dict(metrics), step=step)
@@ -70,7 +82,8 @@ class TrackioSink:
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any]) -> None:
-        self._trackio = _tracker("trackio", package="trackio")
+        require_tracker("trackio")
+        self._trackio: Any = importlib.import_module("trackio")
         self._trackio.init(project=project, name=name, config=mask_options(config), resume="allow")
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -78,11 +91,6 @@ class TrackioSink:
 
     def close(self) -> None:
         self._trackio.finish()
-
-
-def _tracker(module: str, *, package: str) -> Any:
-    require_package(package, purpose="log.sinks", error=ConfigError)
-    return importlib.import_module(module)
 
 
 class Display(Sink, Protocol):

@@ -32,7 +32,8 @@ from dapo.rewards.workers.output import VerifierOutput
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
-from dapo.runs.sinks import Display, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink
+from dapo.runs.optional_sink import OpenSink, OptionalSink
+from dapo.runs.sinks import Display, Sink, TensorBoardSink, Tracker, TrackioSink, WandbSink, require_tracker
 from dapo.training.assemble.episodes import Episodes
 from dapo.training.assemble.inputs import Inputs
 from dapo.training.dynamic_sampling import MAX_ERROR_RATE, DynamicSampler
@@ -70,11 +71,14 @@ def build_run(
         )
         stack.callback(engine.close)
         policy = stack.enter_context(open_policy(config, inputs.loaded, launcher))
+        sinks = build_sinks(
+            config, directory, first_step=first_step, warn=lambda text: display.message(f"warning: {text}")
+        )
         yield Run(
             config=config,
             sampling=build_sampling(config, inputs.train, engine, judge, inputs.encoder, stop_ids, test, clock),
             policy=policy,
-            tracker=Tracker(build_sinks(config, directory, first_step=first_step), display, listeners),
+            tracker=Tracker(sinks, display, listeners),
             directory=directory,
             held_out=inputs.held_out,
             answers=inputs.answers,
@@ -185,15 +189,22 @@ def build_engine(
     return checked if episodes is None else episodes.play_in(checked, log, clock)
 
 
-def build_sinks(config: Config, run: RunDirectory, *, first_step: int) -> list[Sink]:
-    """Open metrics.jsonl, and the trackers of `log.sinks`."""
-    options, project = config.model_dump(mode="json"), os.environ.get("WANDB_PROJECT") or "dapo"
-    makers: dict[str, Callable[[], Sink]] = {
-        "tensorboard": lambda: TensorBoardSink(run.path / "tensorboard", first_step=first_step),
-        "wandb": lambda: WandbSink(project, run.path.name, options, run.path),
-        "trackio": lambda: TrackioSink(project, run.path.name, options),
+def build_sinks(config: Config, run: RunDirectory, *, first_step: int, warn: Callable[[str], None]) -> list[Sink]:
+    """Open metrics.jsonl, and prepare the trackers of `log.sinks`, whose failures `warn` gets.
+
+    Raises ConfigError if the package of a tracker is not installed.
+    """
+    options = config.model_dump(mode="json")
+    project = os.environ.get("WANDB_PROJECT") or "dapo"
+    openers: dict[str, OpenSink] = {
+        "tensorboard": lambda step: TensorBoardSink(run.path / "tensorboard", first_step=step),
+        "wandb": lambda step: WandbSink(project, run.path.name, options, run.path),
+        "trackio": lambda step: TrackioSink(project, run.path.name, options),
     }
-    return [JsonlSink(run.metrics), *(makers[name]() for name in config.log.sinks)]
+    for name in config.log.sinks:
+        require_tracker(name)
+    trackers = [OptionalSink(name, openers[name], warn, first_step=first_step) for name in config.log.sinks]
+    return [JsonlSink(run.metrics), *trackers]
 
 
 def evaluation_plan(config: Config, stop_ids: tuple[int, ...]) -> EvaluationPlan:
