@@ -106,7 +106,7 @@ def test_a_failure_that_passes_costs_nothing_but_time(server: FaultyReplies, fau
     [
         (500, 3, "server: status 500: come again"),
         (400, 1, "server: status 400: come again"),
-        ("nonsense", 1, "server: the answer is no chat completion: {'choices': []}"),
+        ("nonsense", 1, "server: the answer is no chat completion: it has no choices[0]: {\"choices\": []}"),
         ("filtered", 1, "server: the response ended by 'content_filter'"),
     ],
 )

@@ -226,6 +226,9 @@ def evaluate(
         print_json(evaluation_json(found, by_problem=by_problem))
     else:
         print_evaluation(found, output, by_problem=by_problem)
+    results = [found["first"], found["second"]] if "comparison" in found else [found]
+    if any(result["accuracy"] is None for result in results):  # nothing was judged: the evaluation has failed
+        raise typer.Exit(1)
 
 
 @commands.command(group=TRAIN)

@@ -1,9 +1,10 @@
 """An HTTP client with time limits, which retries transient failures."""
 
 import json
-import time
+import threading
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,6 +12,14 @@ import urllib3
 
 from dapo.core.errors import DapoError, DataError
 from dapo.core.secrets import mask_text
+from dapo.core.waiting import (
+    MAX_FOREIGN_WAIT_S,
+    SHOWN_WAIT_S,
+    SystemClock,
+    clamped_wait_s,
+    describe_wait,
+    wished_wait_s,
+)
 
 RETRYABLE_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
 _CONNECT_S, _MAX_BACKOFF_S = 10.0, 30.0
@@ -41,14 +50,29 @@ class HttpClient:
     """Sends JSON to one server, through the proxies of the environment; several threads may share a client."""
 
     def __init__(
-        self, url: str, *, token: str | None, timeout_s: float, retries: int, backoff_s: float, connections: int = 1
+        self,
+        url: str,
+        *,
+        token: str | None,
+        timeout_s: float,
+        retries: int,
+        backoff_s: float,
+        connections: int = 1,
+        total_s: float = float("inf"),
+        clock: SystemClock | None = None,
     ) -> None:
         """Open no connection yet. `url` is a valid address, which selects the proxy and stands in error messages.
 
         The `token` is sent as a bearer token. A try may take `timeout_s` from connecting to the last byte; `retries`
         follow a failed connection, a timeout or a status of RETRYABLE_STATUSES, after 1, 2, 4, 8 ... times `backoff_s`,
-        at most 30 s, or `Retry-After` if that is longer. `connections` is the number of threads that share the client.
+        at most 30 s, or what the server asks for (`Retry-After`) if that is longer; a wish above MAX_FOREIGN_WAIT_S ends
+        the request. Waits are shown, and a signal ends them. A request with all its tries may take `total_s`.
+        `connections` is the number of threads that share the client.
         """
+        self._clock = clock or SystemClock()
+        self._total_s = total_s
+        self._shown_until = 0.0
+        self._shown_lock = threading.Lock()
         self._shown_url, self._token = mask_text(url), token
         self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
         self._headers = {"Content-Type": "application/json", "User-Agent": "dapo"}
@@ -62,44 +86,74 @@ class HttpClient:
         )
 
     def request(
-        self, method: str, url: str, value: Any = None, *, deadline: float = float("inf"), retries: int | None = None
+        self,
+        method: str,
+        url: str,
+        value: Any = None,
+        *,
+        deadline: float = float("inf"),
+        limit_s: float = float("inf"),
+        retries: int | None = None,
     ) -> Answer:
         """Send `value` as JSON, if it is not None, and return the answer of any status, without following redirects.
 
-        `deadline` is the time of the last try, by `time.monotonic()`. Raises ServerFailed if no try got an answer, or
-        the answer is too long.
+        `deadline` is the time of the last try, by `time.monotonic()`, and `limit_s` the seconds until then. Raises ServerFailed if no try got an answer, the
+        answer is too long, or the server asks for a longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
         """
         body = None if value is None else json.dumps(value).encode()
+        clock = self._clock
+        deadline = min(deadline, clock.monotonic() + min(limit_s, self._total_s))
         last_try = 1 + (self._retries if retries is None else retries)
-        tries, backoff_s = 0, self._backoff_s
-        while True:
-            tries += 1
-            limit = min(deadline, time.monotonic() + self._timeout_s)
-            left_s = max(limit - time.monotonic(), 0.01)
-            answer, delay_s = None, min(backoff_s, _MAX_BACKOFF_S)
-            try:
-                timeout = urllib3.Timeout(connect=min(_CONNECT_S, left_s), read=left_s)
-                options: Any = {"retries": False, "redirect": False, "preload_content": False, "timeout": timeout}
-                response = self._pool.request(method, url, body=body, headers=self._headers, **options)
-                with response:
-                    answer = Answer(response.status, response.reason or "", _read(response, limit), tries)
-            except urllib3.exceptions.NewConnectionError as error:  # a TimeoutError to urllib3
-                failure = _cause(error)
-            except (TimeoutError, urllib3.exceptions.TimeoutError):
-                failure = f"no answer within {left_s:.3g} s"
-            except urllib3.exceptions.HTTPError as error:
-                failure = _cause(error)
-            if answer is not None:
-                if answer.status not in RETRYABLE_STATUSES:
-                    return answer
-                wanted = response.headers.get("Retry-After", "")
-                delay_s = max(delay_s, float(wanted)) if wanted.isdecimal() else delay_s
-            if tries == last_try or time.monotonic() + delay_s >= deadline:
-                if answer is not None:
-                    return answer
-                raise ServerFailed(f"{self._shown_url}: {failure} ({tries} tries)")
-            time.sleep(delay_s)
+        backoff_s = self._backoff_s
+        for tries in range(1, last_try + 1):
+            limit = min(deadline, clock.monotonic() + self._timeout_s)
+            found, headers = self._try(method, url, body, limit)
+            if isinstance(found, Answer) and found.status not in RETRYABLE_STATUSES:
+                return replace(found, tries=tries)
+            delay_s = min(backoff_s, _MAX_BACKOFF_S)
+            wished_s = wished_wait_s(headers, clock.time())
+            allowed_s = clamped_wait_s(wished_s)
+            if allowed_s is None and isinstance(found, Answer):
+                raise ServerFailed(
+                    f"{self._shown_url}: status {found.status}, and the server asks to wait {describe_wait(wished_s)}; "
+                    f"dapo waits {describe_wait(MAX_FOREIGN_WAIT_S)} at most: try again then"
+                )
+            delay_s = max(delay_s, allowed_s or 0.0)
+            if tries == last_try or clock.monotonic() + delay_s >= deadline:
+                break
+            self._show_wait(found, delay_s)
+            clock.sleep(delay_s)
             backoff_s *= 2
+        if isinstance(found, Answer):
+            return replace(found, tries=tries)
+        raise ServerFailed(f"{self._shown_url}: {found} ({tries} tries)")
+
+    def _try(self, method: str, url: str, body: bytes | None, limit: float) -> tuple[Answer | str, Mapping[str, str]]:
+        """The answer of one try, or why there is none; and the answer's headers."""
+        left_s = max(limit - self._clock.monotonic(), 0.01)
+        try:
+            timeout = urllib3.Timeout(connect=min(_CONNECT_S, left_s), read=left_s)
+            options: Any = {"retries": False, "redirect": False, "preload_content": False, "timeout": timeout}
+            response = self._pool.request(method, url, body=body, headers=self._headers, **options)
+            with response:
+                content = _read(response, limit, self._clock)
+                return Answer(response.status, response.reason or "", content, 1), response.headers
+        except urllib3.exceptions.NewConnectionError as error:  # a TimeoutError to urllib3
+            return _cause(error), {}
+        except (TimeoutError, urllib3.exceptions.TimeoutError):
+            return f"no answer within {left_s:.3g} s", {}
+        except urllib3.exceptions.HTTPError as error:
+            return _cause(error), {}
+
+    def _show_wait(self, found: Answer | str, delay_s: float) -> None:
+        """Say that a request waits, once for all threads that wait at this time."""
+        now = self._clock.monotonic()
+        with self._shown_lock:
+            if delay_s < SHOWN_WAIT_S or now < self._shown_until:
+                return
+            self._shown_until = now + delay_s
+        reason = f"status {found.status}" if isinstance(found, Answer) else found
+        self._clock.show(f"{self._shown_url}: {reason}; trying again in {describe_wait(delay_s)}")
 
     def close(self) -> None:
         self._pool.clear()
@@ -110,14 +164,14 @@ class HttpClient:
         return (text.replace(self._token, "***") if self._token else text)[:_SHOWN_CHARS]
 
 
-def _read(response: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemClock) -> bytes:
     """The whole body. Raises TimeoutError at the deadline, even if the server sends byte by byte."""
     content = b""
     while part := response.read1(1 << 16):
         content += part
         if len(content) > _MAX_ANSWER_BYTES:
             raise ServerFailed(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise TimeoutError
     return content
 

@@ -1,13 +1,26 @@
 """A client of chat models on OpenAI-compatible servers (vLLM, SGLang, llama.cpp, hosted ones)."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from dapo.core.answer_fields import (
+    WrongField,
+    count_field,
+    field,
+    logprob_field,
+    optional_mapping,
+    parse_json,
+    text_field,
+)
 from dapo.core.errors import DataError
 from dapo.core.http_client import RETRYABLE_STATUSES, Answer, HttpClient, ServerFailed, ServerRefused
+from dapo.core.waiting import SystemClock
+
+TOTAL_S = 1800.0
+"""The time limit of a request with all its tries and waits."""
+_LIST_S = 60.0  # for the list of models
 
 
 @dataclass(frozen=True)
@@ -32,8 +45,10 @@ class ChatClient:
         retries: int = 5,
         backoff_s: float = 0.5,
         connections: int = 8,
+        total_s: float = TOTAL_S,
+        clock: SystemClock | None = None,
     ) -> None:
-        """Open no connection yet; the numbers are those of HttpClient.
+        """Open no connection yet; the numbers and the clock are those of HttpClient.
 
         `url` is the address without `/chat/completions`: `http://localhost:8000/v1`. Raises DataError if it is none.
         """
@@ -50,7 +65,14 @@ class ChatClient:
             raise DataError(f"server {url!r}: expected an address such as http://localhost:8000/v1")
         self.url, self._model = url.rstrip("/"), model
         self._http = HttpClient(
-            url, token=api_key, timeout_s=timeout_s, retries=retries, backoff_s=backoff_s, connections=connections
+            url,
+            token=api_key,
+            timeout_s=timeout_s,
+            retries=retries,
+            backoff_s=backoff_s,
+            connections=connections,
+            total_s=total_s,
+            clock=clock,
         )
 
     def complete(self, messages: Sequence[Mapping[str, Any]], **parameters: Any) -> Completion:
@@ -58,16 +80,11 @@ class ChatClient:
         body = {"model": self._model, "messages": [dict(message) for message in messages], **parameters}
         answer = self._answer("chat/completions", body)
         try:
-            values = json.loads(answer.body)
-            choice = values["choices"][0]
-            text = choice["message"]["content"] or ""
-            tokens = int((values.get("usage") or {}).get("completion_tokens") or 0)
-            finish = str(choice.get("finish_reason") or "stop")
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            raise ServerFailed(f"{self.url}: the answer is no chat completion: {self._error_message(answer)}") from None
-        if not isinstance(text, str):
-            raise ServerFailed(f"{self.url}: the answer's content is a {type(text).__name__}, not text")
-        return Completion(text, tokens, finish)
+            return _completion(parse_json(answer.body))
+        except WrongField as error:
+            raise ServerFailed(
+                f"{self.url}: the answer is no chat completion: {error}: {self._error_message(answer)}"
+            ) from None
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> tuple[list[float], list[str]]:
         """The log-probability of each token but the first, given those before it, at temperature 1; the tokens' texts.
@@ -80,30 +97,34 @@ class ChatClient:
         body = {"model": self._model, "prompt": list(token_ids), "max_tokens": 1, "echo": True, "logprobs": 1}
         answer = self._answer("completions", body)
         try:
-            scores = json.loads(answer.body)["choices"][0]["logprobs"]
-            found = [float(value) for value in scores["token_logprobs"][1 : len(token_ids)]]
-            texts = [str(text) for text in scores.get("tokens") or ()][: len(token_ids)]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            found, texts = [], []
-        if len(found) != len(token_ids) - 1:
+            scores = field(parse_json(answer.body), "choices", 0, "logprobs")
+            found = field(scores, "token_logprobs")
+        except WrongField:
+            found = None
+        count = len(found) if isinstance(found, list) else 0
+        if count not in (len(token_ids), len(token_ids) + 1):  # with the token that it has generated, or without
             raise ServerRefused(
-                f"{self.url}: the answer has {len(found):,} log-probabilities for {len(token_ids):,} tokens of the "
+                f"{self.url}: the answer has {max(count - 1, 0):,} log-probabilities for {len(token_ids):,} tokens of the "
                 "prompt; expected a server that returns them (/completions with echo and logprobs, as vLLM does)"
             )
-        return found, texts
+        try:
+            return _logprobs(found, len(token_ids)), _texts(scores.get("tokens"), len(token_ids))
+        except WrongField as error:
+            raise ServerFailed(f"{self.url}: the answer has no usable log-probabilities: {error}") from None
 
     def models(self) -> list[str] | None:
         """The names of the served models; None if the server lists none. Raises ServerFailed or ServerRefused."""
         try:
-            answer = self._http.request("GET", f"{self.url}/models", retries=0)
+            answer = self._http.request("GET", f"{self.url}/models", retries=0, limit_s=_LIST_S)
         except ServerFailed as error:
             cause = str(error).removeprefix(f"{self.url}: ")
             raise ServerFailed(f"{self.url} cannot be reached ({cause})") from None
         if answer.status in (401, 403):
             raise ServerRefused(f"{self.url} denies access (status {answer.status})")
         try:
-            return [str(model["id"]) for model in json.loads(answer.body)["data"]] or None
-        except (ValueError, KeyError, TypeError):
+            models = field(parse_json(answer.body), "data")
+            return [text_field(field(model, "id"), "id", default="") for model in models] or None
+        except (WrongField, TypeError):
             return None
 
     def close(self) -> None:
@@ -120,10 +141,35 @@ class ChatClient:
         return answer
 
     def _error_message(self, answer: Answer) -> str:
+        text = answer.body.decode(errors="replace")
         try:
-            values: Any = json.loads(answer.body)
-            error = values.get("error", values)
-            text = error.get("message", error) if isinstance(error, dict) else error
-        except (ValueError, AttributeError, RecursionError):
-            text = answer.body.decode(errors="replace")
-        return self._http.quote(" ".join(str(text).split())) or "(nothing)"
+            error = field(parse_json(answer.body), "error")
+            text = text_field(error if isinstance(error, str) else field(error, "message"), "message", default=text)
+        except WrongField:
+            pass  # then all of it is shown
+        return self._http.quote(" ".join(text.split())) or "(nothing)"
+
+
+def _completion(values: Any) -> Completion:
+    """The first choice of an answer. Raises WrongField."""
+    choice = field(values, "choices", 0)
+    usage = optional_mapping(values.get("usage"), "usage")
+    return Completion(
+        text=text_field(field(choice, "message", "content"), "content", default=""),
+        tokens=count_field(usage.get("completion_tokens"), "completion_tokens"),
+        finish=text_field(choice.get("finish_reason"), "finish_reason", default="stop"),
+    )
+
+
+def _logprobs(values: Sequence[Any], count: int) -> list[float]:
+    """The log-probabilities of the tokens after the first. Raises WrongField."""
+    return [logprob_field(value, f"log-probability {i}") for i, value in enumerate(values[:count]) if i > 0]
+
+
+def _texts(values: Any, count: int) -> list[str]:
+    """The texts of the tokens, if the server says them. Raises WrongField."""
+    if not values:
+        return []
+    if not isinstance(values, list) or len(values) < count:
+        raise WrongField(f"it has not {count:,} texts of tokens")
+    return [text_field(value, f"text of token {i}", default="\ufffd") for i, value in enumerate(values[:count])]

@@ -11,19 +11,13 @@ from typing import Any, TypeAlias
 
 from dapo.core.errors import DapoError
 from dapo.core.loading import describe
+from dapo.core.waiting import STOP_SIGNAL
+from dapo.core.waiting import Interrupted as Interrupted
 
 InterruptHandler: TypeAlias = signal.Handlers | Callable[[int, FrameType | None], Any] | None
 """A handler for Ctrl-C, as `signal.signal` takes it."""
 END_AT_ONCE: InterruptHandler = signal.SIG_DFL  # the system's default, which ends even a matmul
 SHOW_CURSOR = "\x1b[?25h"
-
-
-class Interrupted(DapoError):
-    """A signal has stopped the run; the exit code is 128 plus its number, as in shells."""
-
-    def __init__(self, signum: int, advice: str = "") -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}{advice}")
-        self.exit_code = 128 + signum
 
 
 class ListenerFailed(DapoError):
@@ -94,6 +88,7 @@ def signals_as_requests(
     def on_signal(signum: int, frame: FrameType | None) -> None:
         if request.signum is None:
             request.signum = signum
+            STOP_SIGNAL.raise_now(signum)
             # os.write, because a signal may come in the middle of a print
             # the live display hides the cursor, and the process may end before it shows it again
             cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
@@ -103,9 +98,11 @@ def signals_as_requests(
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
+    STOP_SIGNAL.clear()
     before = {signum: signal.signal(signum, on_signal) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield request
     finally:
+        STOP_SIGNAL.clear()
         for signum, handler in before.items():
             signal.signal(signum, handler)

@@ -1,9 +1,9 @@
 """A teacher behind a server: `loss.reference: server:URL#MODEL` scores the sampled tokens of each step."""
 
-import math
 import os
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 from dapo.core.errors import ConfigError, DapoError, DataError
 from dapo.core.http_client import ServerFailed
 from dapo.core.openai_client import ChatClient
+from dapo.core.waiting import STOP_SIGNAL
 from dapo.evaluation.server import API_KEY_VARIABLE
 from dapo.types import Sample
 
 CONNECTIONS = 16
 COMPARED_TOKENS = 64  # of the vocabulary, when a run starts
 TIMEOUT_S = 600.0
+_POLL_S = 0.2  # between two looks for a signal
 
 
 class TeacherServer:
@@ -58,19 +60,49 @@ class TeacherServer:
             )
 
     def with_logprobs(self, samples: Sequence[Sample]) -> list[Sample]:
-        """The samples with `reference_logprobs`. Raises DapoError if the server fails, or a number is not finite."""
-        with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="dapo-teacher") as pool:
-            return list(pool.map(self._with_logprobs, samples))
+        """The samples with `reference_logprobs`.
+
+        Raises DapoError if the server fails or answers with no log-probability, and Interrupted as soon as a signal
+        comes: requests in flight are then left to themselves.
+        """
+        futures: list[Future[Sample]] = [Future() for _ in samples]
+        tasks = iter(list(zip(samples, futures, strict=True)))
+        lock = threading.Lock()
+
+        def work() -> None:
+            while True:
+                with lock:
+                    task = next(tasks, None)
+                if task is None:
+                    return
+                sample, future = task
+                try:
+                    future.set_result(self._with_logprobs(sample))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        for _ in range(min(CONNECTIONS, len(samples))):
+            # daemons: a request that hangs must not keep a stopped process alive
+            threading.Thread(target=work, name="dapo-teacher", daemon=True).start()
+        waiting = set(futures)
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                STOP_SIGNAL.check()
+        except BaseException:
+            with lock:
+                tasks = iter([])  # the rest is not requested
+            raise
+        return [future.result() for future in futures]
 
     def _with_logprobs(self, sample: Sample) -> Sample:
         try:
             logprobs, _ = self._client.prompt_logprobs((*sample.prompt_ids, *sample.response_ids))
         except DapoError as error:
             raise type(error)(f"{self._name}: {error}") from None
-        own = tuple(logprobs[len(sample.prompt_ids) - 1 :])
-        if not all(map(math.isfinite, own)):
-            raise ServerFailed(f"{self._name}: the server gives a token a log-probability that is not finite")
-        return replace(sample, reference_logprobs=own)
+        return replace(sample, reference_logprobs=tuple(logprobs[len(sample.prompt_ids) - 1 :]))
 
 
 def _is_partial(*texts: str) -> bool:

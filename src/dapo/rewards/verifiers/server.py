@@ -5,7 +5,6 @@ Answer: status 200, `{"verdicts": [v, ...]}` in the items' order, each `v` one o
 number (a score), null (does not apply), `{"correct": true/false/null, "score": number}`, `{"error": "why not"}`.
 """
 
-import json
 import math
 import os
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from dapo.core.answer_fields import WrongField, parse_json
 from dapo.core.errors import RewardError
 from dapo.core.http_client import RETRYABLE_STATUSES, HttpClient, ServerFailed
 from dapo.core.secrets import mask_text
@@ -102,8 +102,8 @@ class ServerVerifier:
             tries = f" ({answer.tries} tries)" if answer.status in RETRYABLE_STATUSES else ""
             raise ServerFailed(f"{url}: status {answer.status} {answer.reason}: {shown}{tries}")
         try:
-            content = json.loads(answer.body)
-        except (ValueError, RecursionError):
+            content = parse_json(answer.body)
+        except WrongField:
             raise ServerFailed(f"{url} did not answer with JSON: {shown}") from None
         verdicts = content.get("verdicts") if isinstance(content, dict) else None
         if not isinstance(verdicts, list) or len(verdicts) != len(items):
