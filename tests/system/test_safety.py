@@ -83,8 +83,15 @@ def test_a_pickle_among_a_models_weights_is_not_run(tmp_path: Path, model_files:
     ran.unlink()
     files = {name: content for name, content in model_files.items() if not name.endswith(".safetensors")}
     directory = write_files(tmp_path / "model", files | {"pytorch_model.bin": attack})
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        load_model(str(directory), dtype=torch.float32)
+    for name in ("pytorch_model.bin", "model.pt", "consolidated.00.pth", "last.ckpt"):
+        (directory / "pytorch_model.bin").replace(directory / name)
+        with pytest.raises(ConfigError, match=rf"has no safetensors but pickled weights \({name}\)") as error:
+            load_model(str(directory), dtype=torch.float32)
+        assert "save_pretrained('converted')" in str(error.value)
+        assert "weights_only" not in str(error.value)
+        with pytest.raises(ConfigError, match="is a file of weights; expected a directory"):
+            load_model(str(directory / name), dtype=torch.float32)
+        (directory / name).replace(directory / "pytorch_model.bin")
     assert not ran.exists()
 
 

@@ -211,7 +211,7 @@ def resume(
     modules from the folders that the run's manifest.json names. Raises DapoError if the run cannot continue, or ends
     too early.
     """
-    from dapo.api.lifecycle.execute import Finished, continued_run, run_training
+    from dapo.api.lifecycle.execute import Finished, continued_run, end_run, run_training
 
     run = path if isinstance(path, Run) else Run(path)
     RunDirectory.open(run.path)
@@ -224,6 +224,7 @@ def resume(
         continued_run(run.path, as_overrides(changed)) as ready,
     ):
         if isinstance(ready, Finished):
+            end_run(ready.config, ready.directory, warn=lambda text: warn(in_python(text)))
             print_text(in_python(ready.advice))
         else:
             run_training(ready, _callbacks(run, on_step, sinks))

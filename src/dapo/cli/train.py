@@ -49,7 +49,7 @@ def resume_run(path: Path, overrides: Sequence[str]) -> None:
     """`dapo resume`: continue from the newest complete checkpoint, with the options of the run."""
     with execute.continued_run(path, overrides) as run:
         if isinstance(run, execute.Finished):
-            execute.draw_curves(run.config, run.directory, warn=warn)
+            execute.end_run(run.config, run.directory, warn=warn)
         else:
             execute.run_training(run, execute.RunCallbacks(warn))
     report(run.config, run.directory)

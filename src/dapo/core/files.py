@@ -24,6 +24,10 @@ MAX_BYTES = 2**28
 """The largest file that `read_regular` takes into memory by default."""
 
 
+class DiskRefused(OSError):
+    """A disk refused a file, in the words of another process or library, which have no error number."""
+
+
 def crc32_of(path: Path) -> str:
     """The CRC-32 of a file in eight hexadecimal digits: it finds accidents at 2.8 GiB/s (SHA-256: 0.3)."""
     crc, chunk = 0, memoryview(bytearray(min(CHUNK_BYTES, path.stat().st_size + 1)))

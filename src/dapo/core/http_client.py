@@ -65,8 +65,8 @@ class HttpClient:
 
         The `token` is sent as a bearer token. A try may take `timeout_s` from connecting to the last byte; `retries`
         follow a failed connection, a timeout or a status of RETRYABLE_STATUSES, after 1, 2, 4, 8 ... times `backoff_s`,
-        at most 30 s, or what the server asks for (`Retry-After`) if that is longer; a wish above MAX_FOREIGN_WAIT_S ends
-        the request. Waits are shown, and a signal ends them. A request with all its tries may take `total_s`.
+        at most 30 s, or what the server asks for (`Retry-After`) if that is longer; a wish above MAX_FOREIGN_WAIT_S
+        ends the request. Waits are shown, and a signal ends them. A request with all its tries may take `total_s`.
         `connections` is the number of threads that share the client.
         """
         self._clock = clock or SystemClock()
@@ -97,8 +97,10 @@ class HttpClient:
     ) -> Answer:
         """Send `value` as JSON, if it is not None, and return the answer of any status, without following redirects.
 
-        `deadline` is the time of the last try, by `time.monotonic()`, and `limit_s` the seconds until then. Raises ServerFailed if no try got an answer, the
-        answer is too long, or the server asks for a longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
+        `deadline` is the time of the last try, by `time.monotonic()`, and `limit_s` the seconds until then.
+        Raises ServerFailed if no try got an answer, the
+        answer is too long, or the server asks for a
+        longer wait than MAX_FOREIGN_WAIT_S; Interrupted after a signal.
         """
         body = None if value is None else json.dumps(value).encode()
         clock = self._clock
@@ -166,14 +168,14 @@ class HttpClient:
 
 def _read(response: urllib3.BaseHTTPResponse, deadline: float, clock: SystemClock) -> bytes:
     """The whole body. Raises TimeoutError at the deadline, even if the server sends byte by byte."""
-    content = b""
+    content = bytearray()
     while part := response.read1(1 << 16):
         content += part
         if len(content) > _MAX_ANSWER_BYTES:
             raise ServerFailed(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
         if clock.monotonic() > deadline:
             raise TimeoutError
-    return content
+    return bytes(content)
 
 
 def _cause(error: Exception) -> str:

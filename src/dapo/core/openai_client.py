@@ -45,7 +45,6 @@ class ChatClient:
         retries: int = 5,
         backoff_s: float = 0.5,
         connections: int = 8,
-        total_s: float = TOTAL_S,
         clock: SystemClock | None = None,
     ) -> None:
         """Open no connection yet; the numbers and the clock are those of HttpClient.
@@ -71,7 +70,7 @@ class ChatClient:
             retries=retries,
             backoff_s=backoff_s,
             connections=connections,
-            total_s=total_s,
+            total_s=TOTAL_S,
             clock=clock,
         )
 
@@ -104,8 +103,8 @@ class ChatClient:
         count = len(found) if isinstance(found, list) else 0
         if count not in (len(token_ids), len(token_ids) + 1):  # with the token that it has generated, or without
             raise ServerRefused(
-                f"{self.url}: the answer has {max(count - 1, 0):,} log-probabilities for {len(token_ids):,} tokens of the "
-                "prompt; expected a server that returns them (/completions with echo and logprobs, as vLLM does)"
+                f"{self.url}: the answer has {max(count - 1, 0):,} log-probabilities for {len(token_ids):,} tokens of "
+                "the prompt; expected a server that returns them (/completions with echo and logprobs, as vLLM does)"
             )
         try:
             return _logprobs(found, len(token_ids)), _texts(scores.get("tokens"), len(token_ids))

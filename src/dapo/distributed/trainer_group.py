@@ -14,6 +14,7 @@ import torch
 from dapo.config import Config
 from dapo.config.run_options import START_TIMEOUT_S
 from dapo.core.errors import OutOfMemory, TrainerLost, WorkerDied, WorkerFault
+from dapo.core.files import DiskRefused
 from dapo.core.loading import import_locations
 from dapo.core.memory import collections_paused
 from dapo.core.secrets import HUB_VARIABLES
@@ -195,7 +196,7 @@ class TrainerGroup:
         while True:
             answers = self._all("has_written")
             if refusals := [refusal for _, refusal in answers if refusal is not None]:
-                raise OSError(refusals[0])
+                raise DiskRefused(refusals[0])
             if all(is_done for is_done, _ in answers):
                 return
             if time.monotonic() > deadline:

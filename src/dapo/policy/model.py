@@ -28,6 +28,7 @@ from dapo.config import Config
 from dapo.config.model_options import MODEL_ALIASES
 from dapo.core.errors import ConfigError
 from dapo.core.memory import explain_out_of_memory
+from dapo.core.model_files import WEIGHT_FILES, pickled_only, unusable_weights
 from dapo.policy.builtin_models import smollm2_directory, smollm2_path, tiny_random
 from dapo.policy.hf_io import (
     StoredWeights,
@@ -40,7 +41,6 @@ from dapo.policy.hf_io import (
 )
 from dapo.types import WeightLayout
 
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -263,7 +263,11 @@ def _from_pretrained(
         AutoConfig.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)  # first, as in `_meta_model`
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=trust_remote_code)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name_or_path, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+            name_or_path,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+            use_safetensors=True,
         )
     model, info = loaded
     # transformers would fill them with random numbers
@@ -284,6 +288,8 @@ def _as_config_error(name: str) -> Iterator[None]:
         problem = (
             f"cannot be loaded as an alias ({', '.join(MODEL_ALIASES)}), a directory or a Hugging Face id: {cause}"
         )
+        if "safetensors" in str(error) and not isinstance(error, SafetensorError):
+            raise ConfigError(f"model {name!r} {pickled_only(name, 'no *.safetensors')}") from error
         if "trust_remote_code" in str(error):
             problem = "comes with its own Python code, which does not run by default: read the code, and set "
             problem += "model.trust_remote_code=true if you trust it"
@@ -295,6 +301,8 @@ def _resolve(name: str) -> str | Path:
     if name == "smollm2-135m-instruct":
         name = str(smollm2_directory())
     path = Path(name).expanduser()
+    if (reason := unusable_weights(name)) is not None:
+        raise ConfigError(f"model {name!r} {reason}")
     if not path.exists():
         if path.is_absolute() or name.startswith(".") or name.count("/") > 1:
             raise ConfigError(f"model {name!r}: there is no such directory")

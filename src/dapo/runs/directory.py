@@ -5,7 +5,7 @@ import fcntl
 import os
 import shlex
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -62,11 +62,18 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: str | Path, config_yaml: str, manifest: Mapping[str, Any], *, prepared: Collection[str] = ()
+        cls,
+        path: str | Path,
+        config_yaml: str,
+        manifest: Mapping[str, Any],
+        *,
+        prepared: Collection[str] = (),
+        write_first: Callable[["RunDirectory"], None] = lambda run: None,
     ) -> "RunDirectory":
         """Create a run in a new or empty directory. Raises CheckpointError if it holds anything not `prepared`.
 
-        The config is written last, and whole: a process killed before that leaves no run, and can be started again.
+        `write_first` writes `tokenizer/`. The config is written last, and whole: a process killed before that leaves no
+        run, and can be started again.
         """
         run = cls(Path(path))
         try:
@@ -74,6 +81,9 @@ class RunDirectory:
             run._require_empty(prepared)  # before the lock: a refused directory gets no lock file
             with run.lock():  # decides between two processes that start at once
                 run._require_empty(prepared)
+                if run.tokenizer.exists():
+                    remove(run.tokenizer)  # of a killed start, perhaps with another model
+                write_first(run)
                 atomic_write_json(run.manifest, manifest)
                 atomic_write_text(run.config, config_yaml)
         except OSError as error:
@@ -244,7 +254,7 @@ class RunDirectory:
             raise CheckpointError(
                 f"{self.path} already holds a run; continue it with `{command}` or choose another --run-dir"
             )
-        if unexpected := sorted(found - {"lock", self.manifest.name, *prepared}):
+        if unexpected := sorted(found - {"lock", self.manifest.name, self.tokenizer.name, *prepared}):
             raise CheckpointError(
                 f"{self.path} is not empty and holds no run (found {', '.join(unexpected[:3])}); "
                 "choose a new or empty --run-dir"

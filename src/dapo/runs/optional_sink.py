@@ -42,8 +42,8 @@ class OptionalSink:
     """A sink whose failures, of any type, never end the run.
 
     A thread of its own opens the tracker and calls it, so that a call that hangs delays the run by a bounded time. What
-    could not be delivered is kept, and sent in order, each with its own step, by the next call. A tracker that has failed
-    twice in a row is opened again. Metrics that it refuses then too are left out if it takes the ones behind them.
+    could not be delivered is kept, and sent in order, each with its own step, by the next call. A tracker that has
+    failed twice in a row is opened again. Metrics that it refuses then too are left out if it takes the ones behind.
     """
 
     def __init__(

@@ -55,8 +55,8 @@ class TensorBoardSink:
 class WandbSink:
     """Weights & Biases. Secrets in `config` are masked.
 
-    The run's id is chosen here and kept in `directory`, so that a resumed run, or a second attempt to connect, continues
-    the same curves. W&B cannot overwrite: it keeps the first values of steps that a resumed run repeats.
+    The run's id is chosen here and kept in `directory`, so that a resumed run, or a second attempt to connect,
+    continues the same curves. W&B cannot overwrite: it keeps the first values of steps that a resumed run repeats.
     """
 
     def __init__(self, project: str, name: str, config: Mapping[str, Any], directory: str | Path) -> None:

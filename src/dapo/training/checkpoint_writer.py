@@ -1,22 +1,45 @@
 """Writes checkpoints in the background: the state is copied at once, and a thread writes the copy to the disk."""
 
 import contextlib
+import errno
 import os
+import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from urllib.error import URLError
 
 from dapo.core.errors import DapoError
+from dapo.core.files import DiskRefused
 from dapo.runs.directory import RunDirectory
 
 MAX_FAILED_SAVES = 5  # failed attempts in a row, one per step, that stop a run
+_OF_OPEN_FILES = frozenset(
+    (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EIO,
+        errno.EROFS,
+        errno.EACCES,
+        errno.ESTALE,
+        errno.EMFILE,
+        errno.ENFILE,
+    )
+)
+"""The errors of open files, which carry no name."""
 WRITER_NICENESS = 19  # niceness of the writing thread, which uses the processor time that training leaves idle
 
 
 class StorageError(DapoError):
     """The disk of the run directory is full, read-only or gone."""
+
+
+class ConnectionFailed(DapoError):
+    """A connection, or another process, has failed in a way that no part of the run handles."""
 
 
 class CheckpointWriter:
@@ -81,14 +104,32 @@ class CheckpointWriter:
 
 
 @contextmanager
-def disk_errors_as_storage_error() -> Iterator[None]:
-    """Turn an OSError of the block into a StorageError."""
+def os_errors_as_dapo_errors() -> Iterator[None]:
+    """Turn an OSError of the block into a StorageError if a file has caused it, else into a ConnectionFailed."""
     try:
         yield
     except OSError as error:
-        raise StorageError(
-            f"a file could not be read or written ({describe(error)}); free space there, or make it writable"
+        if is_of_files(error):
+            raise StorageError(
+                f"a file could not be read or written ({describe(error)}); free space there, or make it writable"
+            ) from error
+        raise ConnectionFailed(
+            f"a connection or another process has failed ({type(error).__name__}: {describe(error)}); what is saved "
+            "stays, and dapo resume continues the run"
         ) from error
+
+
+def is_of_files(error: OSError) -> bool:
+    """Whether a file or a disk has caused an OSError, and not a network or another process.
+
+    ConnectionError, TimeoutError and the errors of HTTP clients are OSErrors too. An error of a file names it, or is
+    one that a write to an open file gives.
+    """
+    if isinstance(error, DiskRefused):
+        return True
+    if isinstance(error, URLError | socket.gaierror | ssl.SSLError | ConnectionError):  # URLError may name its address
+        return False
+    return error.filename is not None or error.errno in _OF_OPEN_FILES
 
 
 def describe(error: OSError) -> str:

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 from dapo.core.errors import DapoError
 from dapo.core.loading import describe
-from dapo.core.waiting import STOP_SIGNAL
-from dapo.core.waiting import Interrupted as Interrupted
+from dapo.core.waiting import STOP_SIGNAL, Interrupted
 
 InterruptHandler: TypeAlias = signal.Handlers | Callable[[int, FrameType | None], Any] | None
 """A handler for Ctrl-C, as `signal.signal` takes it."""

@@ -20,7 +20,7 @@ from dapo.core.secrets import mask_text
 from dapo.policy.checkpoint import copy_weights
 from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers, require_new
 from dapo.policy.lora import export_adapter, saved_weights
-from dapo.policy.model import export_model
+from dapo.policy.model import LoadedModel, export_model
 from dapo.rewards.workers.pool import VerifierPool
 from dapo.runs.checkpoints import require_optimizer_state, step_of
 from dapo.runs.console import ProgressDisplay, progress
@@ -35,7 +35,7 @@ from dapo.training import asynchronous, supervised
 from dapo.training.assemble.build import build_run
 from dapo.training.assemble.inputs import Inputs, read_inputs, read_model
 from dapo.training.assemble.resolve import require_hardware, resolve_auto, resolve_engine
-from dapo.training.checkpoint_writer import describe, disk_errors_as_storage_error
+from dapo.training.checkpoint_writer import describe, os_errors_as_dapo_errors
 from dapo.training.checkpointing import is_logged, read_state, restore
 from dapo.training.fork import require_same_preset
 from dapo.training.preflight import open_judge
@@ -129,13 +129,19 @@ def new_run(
         manifest = make_manifest(
             command, seed=config.train.seed, started=started, gpus=gpus, run_dir=path, module_folders=module_folders
         )
-        directory = RunDirectory.create(path, dump_config(config), manifest, prepared=prepared)
-        with disk_errors_as_storage_error(), directory.lock(config.train.num_steps):
-            # the page colours tokens by it, on any machine
-            with appearing_directory(directory.tokenizer) as folder, quiet_transformers():
-                config_of(inputs.loaded.model).save_pretrained(folder)
-                inputs.loaded.tokenizer.save_pretrained(folder)
+        save = partial(save_tokenizer, loaded=inputs.loaded)
+        directory = RunDirectory.create(path, dump_config(config), manifest, prepared=prepared, write_first=save)
+        with os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
             yield ReadyRun(config, inputs, verifiers, directory)
+
+
+def save_tokenizer(directory: RunDirectory, *, loaded: LoadedModel) -> None:
+    """Write `tokenizer/`, unless the run has it: the page colours tokens by it, on any machine."""
+    if directory.tokenizer.exists():
+        return
+    with appearing_directory(directory.tokenizer) as folder, quiet_transformers():
+        config_of(loaded.model).save_pretrained(folder)
+        loaded.tokenizer.save_pretrained(folder)
 
 
 @contextmanager
@@ -148,7 +154,7 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
     directory = RunDirectory.open(path)
     own, config = load_run_config(directory), resolve_auto(load_run_config(directory, overrides))
     require_same_preset(own, config, "a resumed run")
-    with ExitStack() as stack, disk_errors_as_storage_error(), directory.lock(config.train.num_steps):
+    with ExitStack() as stack, os_errors_as_dapo_errors(), directory.lock(config.train.num_steps):
         damage: list[str] = []
         checkpoint = directory.checkpoints.latest(warn=damage.append)
         if checkpoint and directory.exit_reason() == "finished" and _is_last(checkpoint, config):
@@ -165,6 +171,7 @@ def continued_run(path: Path, overrides: Sequence[str]) -> Iterator[ReadyRun | F
         with with_start_folder(directory):
             judge = stack.enter_context(open_judge(config))
             inputs = _read_inputs(config, judge)
+        save_tokenizer(directory, loaded=inputs.loaded)
         yield ReadyRun(config, inputs, judge, directory, overrides)
 
 
@@ -197,13 +204,27 @@ def run_training(ready: ReadyRun, callbacks: RunCallbacks, *, max_restarts: int 
                 ) from error
             again = f"time {restarts + 1} of {max_restarts}"
             callbacks.warn(f"{error}; the run goes back to its last checkpoint by itself, {again}")
-    draw_curves(ready.config, ready.directory, warn=callbacks.warn)
-    kept = ready.config.train.keep_checkpoints
-    old = ready.directory.checkpoints.with_optimizer_state(but_newest=1 if kept is None else kept)
+    end_run(ready.config, ready.directory, warn=callbacks.warn)
+
+
+def end_run(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
+    """What follows the summary of a run that has reached its end.
+
+    Each act can be repeated, so that `resume` of a finished run completes what a kill has prevented.
+    """
+    for act in (draw_curves, reduce_checkpoints):
+        act(config, directory, warn=warn)
+
+
+def reduce_checkpoints(config: Config, directory: RunDirectory, *, warn: Callable[[str], None]) -> None:
+    """Leave only the weights of older checkpoints, or warn that this has failed: the run itself has succeeded."""
+    kept = config.train.keep_checkpoints
     try:
-        keep_weights_only(ready.directory, ready.config, old)
-    except (CheckpointError, OSError) as error:  # the run itself has succeeded
-        callbacks.warn(f"a checkpoint keeps its optimizer state: {error}")
+        directory.checkpoints.clear_leftovers()
+        old = directory.checkpoints.with_optimizer_state(but_newest=1 if kept is None else kept)
+        keep_weights_only(directory, config, old)
+    except (CheckpointError, OSError) as error:
+        warn(f"a checkpoint keeps its optimizer state: {error}")
 
 
 def keep_weights_only(directory: RunDirectory, config: Config, checkpoints: Sequence[Path]) -> None:

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.filesystem import FileSystem
 
+from dapo.core.files import DiskRefused
+
 
 def write_shards(tensors: Mapping[str, Tensor], folder: Path, group: ProcessGroup) -> None:
     """Write this rank's part of `tensors` (DTensors in main memory) into `folder`. Every rank of `group` calls it.
@@ -64,7 +66,7 @@ def sort_metadata(path: Path) -> None:
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
         if len(text) > size:  # a shorter header can be padded with spaces
-            raise OSError(f"{path}: the header of {size} bytes grew to {len(text)} bytes when it was sorted")
+            raise DiskRefused(f"{path}: the header of {size} bytes grew to {len(text)} bytes when it was sorted")
         file.seek(8)
         file.write(text.ljust(size))
 
@@ -91,5 +93,5 @@ def _as_os_error(path: Path) -> Iterator[None]:
     except dcp.CheckpointException as error:
         cause = next(iter(error.failures.values()))[0]
         if isinstance(cause, OSError | SafetensorError):
-            raise OSError(f"{path}: {cause}") from error
+            raise DiskRefused(f"{path}: {cause}") from error
         raise RuntimeError(f"{path}: {type(cause).__name__}: {cause}") from error

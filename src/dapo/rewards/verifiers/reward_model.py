@@ -5,6 +5,7 @@ from typing import Any
 
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, try_call
+from dapo.core.model_files import unusable_weights
 from dapo.rewards.verdicts import TokenIds, error_verdict
 from dapo.types import Problem, Verdict, content_text
 
@@ -102,9 +103,15 @@ def _load(name: str, device: str, dtype: str, trust_remote_code: bool) -> tuple[
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+    if (reason := unusable_weights(name)) is not None:
+        raise ValueError(f"it {reason}")
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     model, report = AutoModelForSequenceClassification.from_pretrained(
-        name, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code, output_loading_info=True
+        name,
+        dtype=getattr(torch, dtype),
+        trust_remote_code=trust_remote_code,
+        output_loading_info=True,
+        use_safetensors=True,
     )
     if report["missing_keys"]:
         raise ValueError(f"it has no {', '.join(sorted(report['missing_keys']))}: it is not a reward model")
