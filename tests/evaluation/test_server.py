@@ -106,7 +106,7 @@ def test_a_failure_that_passes_costs_nothing_but_time(server: FaultyReplies, fau
     [
         (500, 3, "server: status 500: come again"),
         (400, 1, "server: status 400: come again"),
-        ("nonsense", 1, "server: the answer is no chat completion: it has no choices[0]: {\"choices\": []}"),
+        ("nonsense", 1, 'server: the answer is no chat completion: it has no choices[0]: {"choices": []}'),
         ("filtered", 1, "server: the response ended by 'content_filter'"),
     ],
 )
@@ -183,6 +183,17 @@ def test_an_evaluation_with_over_one_percent_of_errors_says_so(
     title, _, rest = printed.partition("avg@2")
     assert "WARNING: 1 of 8 responses have no verdict (12.5%): metrics of the others only" in title
     assert "1 of 8 responses have no verdict: server: status 400: come again" in rest
+
+
+def test_an_evaluation_without_a_verdict_fails_and_says_no_accuracy(
+    server: FaultyReplies, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    server.faults = [400] * 8
+    data = problems_file(tmp_path / "p.jsonl")
+    assert evaluated(MODEL, "--data", data, "--server", server.url) == 1
+    printed = capsys.readouterr().out
+    assert "nothing judged" in printed
+    assert " 0.0%" not in printed
 
 
 def test_two_results_are_compared_problem_by_problem(

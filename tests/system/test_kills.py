@@ -170,3 +170,23 @@ def test_killed_at_random_moments_and_resumed_it_ends_as_if_nothing_had_happened
         if killed.total() >= KILLS_EACH:
             break
     assert set(killed) == set(areas) or len(areas) > KILLS_EACH
+
+
+@pytest.mark.parametrize(("file", "phase"), [("config.yaml", "start"), ("summary.json", "end")])
+def test_killed_as_soon_as_a_file_of_its_start_or_end_is_there_it_ends_like_the_others(
+    counted: tuple[Started, Path, dict[str, int]], tmp_path: Path, file: str, phase: str
+):
+    """After `summary.json` curves are drawn and checkpoints reduced, which the resumed run completes."""
+    start_or_resume, whole, _ = counted
+    run = tmp_path / phase
+    code, _ = start_or_resume(run, file=str(run / file), lines=1, signals=[(0, signal.SIGKILL)])
+    assert code in (0, -signal.SIGKILL)
+    assert (run / "tokenizer").is_dir()
+    if code != 0:
+        code, _ = start_or_resume(run)
+        assert code == 0, output_of(run).read_text()[-3000:]
+    assert (run / "curves.png").is_file()
+    assert [path.parent.name for path in sorted(run.glob("checkpoints/*/weights_only"))] == [
+        path.parent.name for path in sorted(whole.glob("checkpoints/*/weights_only"))
+    ]
+    assert differences(contents(run), contents(whole)) == []
