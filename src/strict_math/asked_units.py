@@ -8,8 +8,8 @@ from itertools import product
 from typing import TypeAlias
 
 from strict_math.tokenizer import clean, tokenize
-from strict_math.units import ANY_NOUN, COMPOUND, Unit, canonical, split_unit, unit_phrase
-from strict_math.vocabulary import DIMENSIONS, GENERIC, QUANTITY_DIMENSIONS, SCALES, word_set
+from strict_math.units import ANY_NOUN, COMPOUND, Unit, canonical, split_unit, unit_phrase, unit_symbols
+from strict_math.vocabulary import DIMENSIONS, GENERIC, MEASURES, QUANTITY_DIMENSIONS, SCALES, word_set
 
 _Size: TypeAlias = tuple[tuple[str, int], ...]  # each dimension with its exponent, sorted
 
@@ -21,7 +21,7 @@ _QUANTITY = {word: sizes for words, sizes in QUANTITY_DIMENSIONS.items() for wor
 _SHARE: _Size = (("share", 1),)
 _REQUESTED = re.compile(
     r"\b(?P<by>in|how many|how much|number of|what|percentage)\s+(?:(?:more|total|whole|full|additional|extra|fewer) )?"
-    r"(?=[A-Za-z])",
+    r"(?=[A-Za-z$\\(])",
     re.IGNORECASE,
 )
 _ASKED_NOUN = re.compile(
@@ -43,6 +43,11 @@ _TAKES_TIME = re.compile(r"\bhow (?:much )?long(?:er)?(?= [^.?!]{0,200}\b(?:take
 _AMOUNT = re.compile(r"\\[$]|[$](?=\d[\d.,]*(?:[.?!]?$|[.,;?!]? +(?:a |[A-Za-z]{2})))|[€£¥¢]", re.MULTILINE)
 """A sign of money; `$3$` is mathematics."""
 _PERSONS = word_set("people person")
+
+
+def is_measure(name: str) -> bool:
+    """Whether a unit measures something, as a newton does: not a noun that may follow a number."""
+    return name != "unit" and (name in _DIMENSIONS_OF or name in MEASURES)
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,11 @@ class AskedUnits:
             return not all(self._is_thing(name) for name, _ in asked)
         if self.quantity:
             return self.quantity.isdisjoint(_sizes(unit) | _sizes(asked)) or self._is_another(unit)
-        is_measured = any(name in _DIMENSIONS_OF and name not in self._named | {"unit"} for name, _ in unit)
-        names_units = bool(self._named) or "how many" in self.asking.lower()
-        return (names_units and is_measured) or any(power < 0 for _, power in asked)
+        is_free = {name for name, _ in unit} <= {"degree", "radian", "percent"} and not self._named
+        if is_free and "how many" not in self.asking.lower():
+            return False
+        is_measured = any(is_measure(name) and name not in self._named for name, _ in unit)
+        return is_measured or any(power < 0 for _, power in asked)
 
     def exclude_quantity(self, name: str) -> bool:
         """Whether a quantity has none of the dimensions that the question asks for: a perimeter, asked for an area."""
@@ -89,7 +96,10 @@ class AskedUnits:
             by, phrase = request["by"].lower(), unit_phrase(self.asking, request.end())
             is_named = by == "in" and canonical(phrase) == phrase.lower() != "percent"  # `in week 3`
             unit = _unit(phrase) if phrase and not is_named and (by != "what" or phrase == "percent") else ()
-            if unit and all(name in _DIMENSIONS_OF and name != "unit" for name, _ in unit):
+            symbols = unit_symbols(self.asking, request.end()) if by == "in" else ""
+            if symbols and (not phrase or len(phrase) < len(re.sub(r"\\text|[{}]", "", symbols))):
+                unit = _unit(symbols)
+            if unit and all(is_measure(name) for name, _ in unit):
                 found.add(unit)
                 if by == "how many" and _size_of("length/time") not in _sizes(unit):
                     found.add(tuple((name, power) for name, power in unit if power > 0))

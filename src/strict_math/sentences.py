@@ -111,6 +111,7 @@ def value_in_sentence(line: str, question: Question) -> str | None:
         question: the question; where it is not known, a few common quantities (`the area`) count as asked.
     """
     line = re.sub(r"\\text\{([A-Za-z ,:]*)\}", r"\1", line.strip().rstrip(".").rstrip())
+    line = " ".join(line.split())
     line = re.sub(r"^(it|that)['’]s\b", r"\1 is", line, flags=re.IGNORECASE)
     for lead in (_LEAD.match(line), _IN_NOTATION.match(line)):
         line = line[lead.end() :] if lead else line

@@ -55,7 +55,8 @@ _STATED_NUMBER = re.compile(r"[\s$*_{\\]{0,5}(-?[\d.,]*\d)[\s$*_}.]{0,5}(?:\n|$)
 _MAX_AFTER = 20_000
 _WRAPPERS = (
     *((mark, mark) for mark in ("$$", "$", "**", "__", "*", "`", '"')),
-    *(("\\(", "\\)"), ("\\[", "\\]"), ("“", "”")),
+    *(("\\(", "\\)"), ("\\[", "\\]"), ("“", "”"), ("「", "」"), ("『", "』"), ("【", "】"), ("《", "》")),
+    *((f"<{name}>", f"</{name}>") for name in ("b", "strong", "i", "em", "u", "mark", "code", "answer", "span")),
 )
 
 
@@ -184,7 +185,7 @@ def strip_formatting(text: str, *, braces: bool = False) -> str:
     """
     for _ in range(_MAX_WRAPPERS):
         before, text = text, text.strip()
-        text = text.rstrip(".").rstrip() if not text.endswith("\\.") else text
+        text = text.rstrip(".。．｡").rstrip() if not text.endswith("\\.") else text
         for opening, closing in _WRAPPERS:
             inner = text[len(opening) : -len(closing)]
             if inner and text.startswith(opening) and text.endswith(closing) and opening not in inner:

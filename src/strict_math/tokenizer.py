@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
+from strict_math.decorations import without_decorations
 from strict_math.text import strip_formatting
 from strict_math.vocabulary import COMMAND_OF, FUNCTIONS, GREEK, SHORT_WORDS
 
@@ -49,6 +50,10 @@ _CHARACTERS: dict[int, str] = {
     **{ord(character): "*" for character in "⋅∙×·"},
     **{ord(character): " " for character in "\xa0\u2007\u2008"},
     ord("º"): "°",
+    ord("∶"): ":",
+    ord("。"): ".",
+    ord("、"): ",",
+    ord("﹣"): "-",
     **{ord(character): "/" for character in "⁄∕"},
     ord("∛"): "\\sqrt[3]",
     **{ord(character): f"\\{command} " for character, command in COMMAND_OF.items()},
@@ -80,6 +85,8 @@ _RULES = (
     ),
     (re.compile(r"(?<![=<>])==(?!=)"), "="),
     (re.compile(r"(?<!\\)\\[()\[\]]|\\\]|\\\)|__"), " "),
+    (re.compile(r"~~"), r"\\sout "),  # struck out
+    (re.compile(r"\\(?:nice|s)frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\(?:left|right)\s*\."), " "),
     (re.compile(r"\\(?:left|right|displaystyle|textstyle|[bB]igg?[lrm]?|limits|nolimits|mathstrut)(?![A-Za-z])"), ""),
     (re.compile(r"(?<!\\)\\(?:[,;:! ]|q?quad(?![A-Za-z])|thinspace(?![A-Za-z]))|~|[\u2009\u202f\u200a]"), " "),
@@ -87,7 +94,7 @@ _RULES = (
     (re.compile(r"\{([:;])\}"), r"\1"),
     (re.compile(r"(?<=[A-Za-z\d)}] )!=(?!=)"), r"\\ne "),
     (re.compile(r"(?<=[A-Za-z])\.(?=\s|\}|$)"), ""),
-    (re.compile(r"^(?:=|[Ee]xactly|[Pp]recisely|[Ee]ither)(?![A-Za-z])\s*(?!=)|\s*\\\\\s*$"), ""),
+    (re.compile(r"^(?:=|[Ee]xactly|[Pp]recisely|[Oo]nly|[Jj]ust|[Ss]imply|[Ee]ither)(?![A-Za-z])\s*(?!=)|\s*\\\\\s*$"), ""),
     (re.compile(r"\\?%\s*(?:\\text\{\s*of\s*\}|of\b)"), "/100*"),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
@@ -130,7 +137,7 @@ _PLAIN_SIGNS = frozenset("+-*/^_=<>()[]{}|,;:!'&%$€£¥°")
 
 def clean(text: str, *, thousands: bool = True) -> str:
     """The text without wrappers, spacing commands, the dollars of mathematics and thousands separators."""
-    text = strip_formatting(_with_single_backslashes(text))
+    text = strip_formatting(without_decorations(strip_formatting(_with_single_backslashes(text))))
     if not text.isascii():
         text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
         text = _nfkc_kept(text).translate(_CHARACTERS)

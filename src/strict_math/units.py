@@ -19,7 +19,13 @@ _PREFIXED = {
 }
 _SYMBOLS = _PREFIXED | SYMBOLS
 _FOLDED = Counter(map(str.lower, _SYMBOLS))
-_IN_ANY_CASE = {symbol.lower(): name for symbol, name in _SYMBOLS.items() if _FOLDED[symbol.lower()] == 1}
+_IN_OTHER_CASE = {
+    form: name
+    for symbol, name in _SYMBOLS.items()
+    if _FOLDED[symbol.lower()] == 1
+    for form in (symbol.lower(), symbol.upper(), f"K{symbol[1:]}" if symbol[0] == "k" else symbol)
+}
+"""Symbols in lower case, in capitals, and with a capital K; any other case is another symbol: `cM` is no `cm`."""
 _NAMES = {name: unit for unit, names in UNITS.items() for name in (unit, *names.split())}
 _NAMES |= {name: name for name in _SYMBOLS.values()}
 _NAMES |= {name[:-2] + "re": name for name in _NAMES.values() if name.endswith(("meter", "liter"))}
@@ -59,6 +65,16 @@ _UNIT_PHRASE = re.compile(
     r"(?P<divided>(?: per | ?/ ?| (?:an?|each|every) |per )(?P<divisor>[A-Za-z]+)(?:\^\{?\d\}?|[²³])?)?",
     re.IGNORECASE,
 )
+
+_MAX_SYMBOLS = 80
+_FRACTION_OF_UNITS = re.compile(
+    r"\\[dt]?frac\s*\{((?:[^{}]|\{[^{}]*\}){1,30})\}\s*\{((?:[^{}]|\{[^{}]*\}){1,30})\}"
+)
+_UNIT_MARKUP = re.compile(r"\$|\\[()\[\],;:! ]|\\(?:text|mathrm|textrm|rm|operatorname|mbox|left|right)(?![A-Za-z])|[{}~]")
+_UNIT_NAME = re.compile(r"[A-Za-z]+")
+_POWER = r"(?:\^?-?[1-9](?!\d)|[²³])?"
+_UNIT_SYMBOLS = re.compile(rf"[A-Za-z]+{_POWER}(?: ?(?:/|\*| per ) ?[A-Za-z]+{_POWER}){{0,3}}(?![A-Za-z])")
+_ENDS_PHRASE = re.compile(r"\s*(?:[?.,;:!)]|$|of (?:the|this|its|each)\b)")
 
 
 @dataclass(frozen=True)
@@ -252,8 +268,12 @@ def canonical(word: str) -> str:
         return _NAMES.get(word, word)
     lower = word.lower().rstrip(".")
     for form in (lower, *_singulars(lower)):
-        if len(form) > 1 and (form in _NAMES or form in _IN_ANY_CASE):
-            return _NAMES.get(form) or _IN_ANY_CASE[form]
+        if len(form) > 1 and form in _NAMES:
+            return _NAMES[form]
+    plain = word.rstrip(".")
+    for form in (plain, *_singulars(plain)):
+        if len(form) > 1 and form in _IN_OTHER_CASE:
+            return _IN_OTHER_CASE[form]
     return (_singulars(lower) or [lower])[0]
 
 
@@ -283,6 +303,26 @@ def unit_phrase(text: str, start: int) -> str:
     if not found or not is_unit(name) or name.lower() in ("in", "am") or (len(name) == 1 and found[0] == name):
         return ""
     return found[0] if not found["divided"] or is_unit(found["divisor"]) else found[0].removesuffix(found["divided"])
+
+
+def unit_symbols(text: str, start: int) -> str:
+    r"""The unit in symbols that stands at `start`, in LaTeX or plain, as in `in $\text{cm}^2$` and `in km/h?`; else "".
+
+    One letter counts only in a text command or before a sign of punctuation: `in m?`, not `in m minutes`.
+    """
+    written = text[start : start + _MAX_SYMBOLS]
+    plain = _FRACTION_OF_UNITS.sub(r"\1/\2", written)
+    plain = _UNIT_MARKUP.sub("", plain).replace("·", "*").replace("\\cdot", "*")
+    found = _UNIT_SYMBOLS.match(plain.lstrip(" ("))
+    if found is None:
+        return ""
+    is_wrapped = written.lstrip(" $(").startswith("\\")
+    if len(found[0].strip()) == 1 and not is_wrapped and not _ENDS_PHRASE.match(plain.lstrip(" ("), found.end()):
+        return ""
+    names = _UNIT_NAME.findall(found[0])
+    if not all(name == "per" or is_unit(name) for name in names) or names[0].lower() in ("in", "am"):
+        return ""
+    return _UNIT_NAME.sub(lambda name: name[0] if name[0] == "per" else f"\\text{{{name[0]}}}", found[0])
 
 
 def is_unit(word: str) -> bool:

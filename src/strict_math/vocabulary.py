@@ -126,6 +126,11 @@ DIMENSIONS = {
     "temperature": "degree celsius fahrenheit kelvin", "share": "percent",
 }  # fmt: skip
 """The units of a dimension."""
+_BASES = word_set(
+    "newton joule watt volt ampere kelvin hertz pascal mole calorie ohm byte bit meter gram second liter celsius"
+)
+MEASURES = frozenset(f"{prefix}{base}" for prefix in ("", *PREFIXES.values()) for base in _BASES) | {"kilowatt hour"}
+"""Units of measurement of any dimension."""
 QUANTITY_DIMENSIONS = {
     "area": ("length^2",), "volume capacity": ("length^3",),
     "perimeter circumference length width height radius diameter distance depth side diagonal altitude hypotenuse edge "
