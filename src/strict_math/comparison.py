@@ -30,6 +30,7 @@ from strict_math.asked import asked_expressions
 from strict_math.equality import claim_holds, difference, is_below_one, is_multiple, same_exact, same_expression
 from strict_math.expressions import Node, Unreadable, number
 from strict_math.extraction import extract_answer
+from strict_math.languages import value_in_language
 from strict_math.question import Question
 from strict_math.real_sets import infinity_of, same_endpoints
 from strict_math.sentences import digits_for_words, value_in_sentence
@@ -122,8 +123,9 @@ class Reference:
         if (named := _QUANTITY.match(text)) and self.question.contradicts_quantity(named["name"].lower()):
             return False
         forms = dict.fromkeys((text, digits_for_words(text), *self._with_decimal_point(text)))
-        stated = (value for form in forms if (value := value_in_sentence(form, self.question)))
-        texts = dict.fromkeys((*forms, *stated))
+        stated = [value_in_sentence(form, self.question) for form in forms]
+        stated += [value_in_language(form, self.question.text) for form in forms]
+        texts = dict.fromkeys((*forms, *filter(None, stated)))
         readings = (reading for each in texts for reading in self._readings(each))
         return any(_Comparison(self.question).answers(self.answer, reading) for reading in readings)
 

@@ -3,6 +3,7 @@
 import re
 
 from strict_math.box_context import with_context
+from strict_math.decorations import without_colour
 from strict_math.text import Box, answer_line, last_box_list, outer_boxes, stated_part
 
 _ANSWER_IS = re.compile(
@@ -41,7 +42,7 @@ def extract_answer(response: str) -> str | None:
         >>> extract_answer("It is 42.") is None
         True
     """
-    text = _FINAL_ANSWER.sub("\n", stated_part(response))
+    text = _FINAL_ANSWER.sub("\n", without_colour(stated_part(response)))
     line = answer_line(text)
     if line is None:
         return _boxed(text) or None

@@ -36,6 +36,18 @@ _PASSED_OVER = word_set(
     "possible positive integer value of given listed following two three four five six seven eight nine ten"
 )
 _IS = word_set("is are was were")
+_JOINING = word_set("of in that which who to for from with by and at on there is are left remaining remain has have")
+_PRONOUNS = word_set("he she they his her their him them who")
+_PERSONS = word_set(
+    "people person child man woman boy girl student teacher friend worker player team family customer farmer runner "
+    "driver member brother sister mother father passenger guest employee cyclist couple"
+)
+_CAPITALIZED = re.compile(r"\b[A-Z][a-z]{2,}\b")
+_OPENING_WORDS = _ASKING | DETERMINERS | word_set(
+    "if let given suppose there all for in on at while two three four five six seven eight nine ten one and or but "
+    "assume consider two solve write show state hint note answer then after before when where both some each no of "
+    "factor expand convert round prove use it as with from to by during"
+)
 _OF_THE_GIVEN = re.compile(r" of the (?:given|listed|following) (?=[a-z]+s$)", re.IGNORECASE)
 
 
@@ -86,6 +98,30 @@ class Question:
     def has(self, words: Sequence[str]) -> bool:
         """Whether all these words occur in the question."""
         return all(_singular(word) in self.words for word in words)
+
+    def asks_about(self, words: Sequence[str]) -> bool:
+        """Whether all these words occur in the sentences that ask; `that` and the like may stand between."""
+        asking = {_singular(word) for sentence in self._asking_sentences for word, _ in sentence}
+        verbs = {_verb(word) for sentence in self._asking_sentences for word, _ in sentence}
+        return all(
+            _singular(word) in asking or _verb(word) in verbs or word in _JOINING or word in DETERMINERS
+            for word in words
+        )
+
+    @cached_property
+    def has_person(self) -> bool:
+        """Whether it speaks of somebody, whom an answer may call `he`, `she` or `they`."""
+        if not _PRONOUNS.isdisjoint(word for sentence in self._sentences for word in sentence):
+            return True
+        if any(_singular(word) in _PERSONS for sentence in self._sentences for word in sentence):
+            return True
+        names = _CAPITALIZED.findall(self.text[-_MAX_CHARS:])
+        return any(name.lower() not in _OPENING_WORDS for name in names)
+
+    @property
+    def asks_for_each(self) -> bool:
+        """Whether a sentence that asks is about each of several things, or about one of them."""
+        return re.search(r"\b(?:each|every|one|a|an|per|other)\b", self._asking_text, re.IGNORECASE) is not None
 
     def counts(self, words: Sequence[str]) -> bool:
         """Whether the question asks for a number of things, these among them."""

@@ -64,9 +64,12 @@ _EXTREME = re.compile(
 )
 _PREPOSITIONS = word_set("to in on at for from after before by with")
 _PERSONS = word_set("he she they it we you i")
+_THIRD_PERSONS = word_set("he she they")
+_FORMER = re.compile(r"had|needs?|needed", re.IGNORECASE)
+_EACH = re.compile(r"(?:each|every|one|another|the other)\b", re.IGNORECASE)
 _ANY_VERB = re.compile(
     r"is left with|ends? up with|has|have|had|will have|needs?|needed|takes?|took|costs?"
-    r"|makes?|made|gets?|got|totals?|travels?|traveled",
+    r"|makes?|made|gets?|got|holds?|contains?|totals?|travels?|traveled",
     re.IGNORECASE,
 )
 _PERSONAL_VERB = re.compile(
@@ -144,7 +147,7 @@ def _is_answer(subject: str, question: Question) -> bool:
     if counted is None:
         return False
     words = [word for word in counted["things"].lower().split() if word not in DETERMINERS]
-    if question.is_known and question.counts(words) and question.has([word for word in words if word not in KINDS]):
+    if question.is_known and question.counts(words) and question.asks_about([word for word in words if word not in KINDS]):
         return True
     countable = GENERIC if question.is_known else COUNTED
     return all(word in KINDS for word in words[:-1]) and (canonical(words[-1]) in countable or is_unit(words[-1]))
@@ -170,6 +173,12 @@ def _acts(subject: str, verb: str, question: Question) -> bool:
         if always:
             return is_person or _ANSWER.fullmatch(subject) is not None
         return is_person and _PERSONAL_VERB.fullmatch(verb) is not None
+    if subject.lower() in _THIRD_PERSONS and not question.has_person:
+        return False
+    if _FORMER.fullmatch(verb) and not question.asks_with(verb.lower()):
+        return False  # `Tom had`, where the question asks what he has
+    if _EACH.match(subject) and not question.asks_for_each:
+        return False
     return (is_person or question.names_actor(subject)) and (always or question.asks_with(verb.lower()))
 
 
