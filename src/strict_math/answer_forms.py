@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 
 from strict_math.arithmetic import names_of
-from strict_math.expressions import Node
+from strict_math.expressions import Node, number
 
 _COMBINATORIAL = ("binom", "!", "×", "/")
+_ONE = number(1, "1")
 _MIN_MANTISSA, _MAX_MANTISSA = 1, 10
 _MIN_BARE_EXPONENT = 3  # 10^2 for 100 is the question restated
 
@@ -64,6 +65,7 @@ def form_allows(reference: Node, answer: Node) -> bool:
         return True
     if is_literal(reference):
         return _is_product_with_power(_unsigned(reference)) and _is_product_with_power(_unsigned(answer))
+    reference, answer = _uniform(reference), _uniform(answer)
     if not constants_of(answer) <= constants_of(reference):
         return False
     named = bool(names_of(reference))
@@ -77,6 +79,48 @@ def form_allows(reference: Node, answer: Node) -> bool:
             return False  # a fraction that is not reduced
     free = _free(allowed, named=named)
     return all(op in free or count <= allowed[op] for op, count in found.items())
+
+
+def _uniform(node: Node) -> Node:
+    r"""The expression with `x^{-2}` as `1/x^2`, `x^{1/2}` as a root and `2 * (1/x)` as `2/x`: equal forms of one thing.
+
+    Powers of rational numbers stay: `2^{-1}` is a computation that is not done.
+    """
+    args = tuple(map(_uniform, node.args))
+    node = Node(node.op, args, node.value, node.text)
+    if node.op == "^" and (names_of(args[0]) or constants_of(args[0])):
+        return _uniform_power(*args)
+    if node.op == "neg" and args[0].op == "neg":
+        return args[0].args[0]
+    if node.op != "*":
+        return node
+    for one, other in (args, args[::-1]):
+        if one.op == "/" and one.args[0] == _ONE and not is_literal(one):
+            return Node("/", (other, one.args[1]))
+    return node
+
+
+def _uniform_power(base: Node, exponent: Node) -> Node:
+    if exponent.op == "neg" and not names_of(exponent):
+        below = base if exponent.args[0] == _ONE else _uniform_power(base, exponent.args[0])
+        return Node("/", (_ONE, below))
+    ends = _fraction_ends(exponent)
+    if ends is None:
+        return Node("^", (base, exponent))
+    above, below = ends
+    radicand = base if above == 1 else Node("^", (base, number(above, str(above))))
+    return Node("root", (radicand, number(below)))
+
+
+def _fraction_ends(node: Node) -> tuple[int, int] | None:
+    """Numerator and denominator of a positive fraction or decimal that is no integer."""
+    if node.op == "number":
+        value = node.value or Fraction()
+    elif node.op == "/" and all(arg.op == "number" and arg.text.isdigit() and arg.value for arg in node.args):
+        value = (node.args[0].value or Fraction()) / (node.args[1].value or Fraction(1))
+    else:
+        return None
+    return (value.numerator, value.denominator) if 1 < value.denominator < 100 else None
 
 
 def _free(allowed: Counter[str], *, named: bool) -> set[str]:

@@ -46,6 +46,8 @@ _MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix",
 _MAX_TOKENS = 5000
 _PRODUCT = re.compile(r"[A-Za-z]{2}")
 _IMPLIES = ("implies", "\\implies", "\\Rightarrow", "\\Longrightarrow", "\\therefore", "⇒", "→")
+_LETTERS = re.compile("[a-z]{2,3}")
+"""A product of variables as a reference: `xy`; the tokenizer has taken out words such as `yes`."""
 _ONLY_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z]+(?:(?:['.-]|[ .]+)[A-Za-z]+)*")
 _VERBAL_SETS = {
     "all real numbers": REALS, "all reals": REALS, "the real numbers": REALS, "real numbers": REALS,
@@ -74,7 +76,7 @@ def read_answer(
     tokens = tokenize(cleaned, names)
     if not tokens or len(tokens) > _MAX_TOKENS or any(token.kind == "other" for token in tokens):
         raise Unreadable("it is empty or has signs that are no mathematics")
-    if names is None and len(tokens) > 1 and _ONLY_WORDS.fullmatch(cleaned):
+    if names is None and len(tokens) > 1 and _ONLY_WORDS.fullmatch(cleaned) and not _LETTERS.fullmatch(cleaned):
         signs = ("and", "or")
         tokens = [Token("sign" if word in signs else "word", word, after_space=True) for word in cleaned.split()]
     reader = _Reader(names or frozenset(), nouns)
@@ -270,12 +272,14 @@ class _Reader:
                 len(side) == 1 and re.fullmatch("[A-Za-z]{2}", side[0].text) and side[0].text.lower() not in SHORT_WORDS
             ):
                 first = first or (side[0].text, None)  # a product of two variables
-            elif (claim := self._left_side(side)) is not None:
-                if names_of(claim.node):
-                    left.append(claim.node)
-                    first = first or (text_of(side), claim.node)
-                else:
-                    claims.append(claim)
+            elif (claim := self._left_side(side)) is None:
+                is_formula = any(token.kind == "command" for token in side)
+                first = first or ((text_of(side), None) if is_formula else None)
+            elif names_of(claim.node):
+                left.append(claim.node)
+                first = first or (text_of(side), claim.node)
+            else:
+                claims.append(claim)
         values = signs_expanded(last)
         return [Part(self._value(value), names, tuple(claims), tuple(left), first) for value in values]
 

@@ -38,7 +38,7 @@ class Asked(NamedTuple):
         """Whether the left side of an answer is one of them; `x_1` is a value of `x`."""
         return (
             text in self.texts
-            or any(text.startswith(f"{name}_") for name in self.texts)
+            or any(re.fullmatch(rf"{re.escape(name)}_\w+", text) for name in self.texts)
             or (node is not None and any(same_expression(asked, node) for asked in self.nodes))
         )
 

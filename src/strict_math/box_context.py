@@ -50,6 +50,7 @@ _STATING_PAIRS = frozenset(
         ("will would must should to", "be"),
         ("equal comes amounts simplifies reduces evaluates leads sum sums equivalent", "to"),
         (" ".join(("total quotient remainder maximum minimum", *QUANTITIES)), "of"),
+        ("left remain remains", "with"),
         ("conclude find see get know means follows shows have obtain is so", "that"),
     )
     for first in firsts.split()
@@ -61,6 +62,9 @@ _QUANTITY = re.compile(
     re.IGNORECASE,
 )
 """The end of the text before a box that names the box's quantity."""
+_NAME_IS = re.compile(
+    r"(?:^|[\s,])(?:\$|\\\()?(?P<name>(?![aAI]\b)[A-Za-z](?:_\d)?)(?:\$|\\\))? (?:is|equals|must be|will be)[ $*_\\(]*$"
+)
 _PASSED_OVER = word_set("a an the us me him her them")
 _OF_PERSONS = word_set(
     "get gets got obtain obtains obtained find finds found conclude concludes write choose chooses select pick say "
@@ -68,7 +72,7 @@ _OF_PERSONS = word_set(
 )
 """Verbs of those who solve a problem."""
 _OWN_PERSONS = word_set(
-    "we i us let to and so thus hence therefore then finally must can now also just simply indeed eventually you "
+    "we i one us let to and so thus hence therefore then finally must can now also just simply indeed eventually you "
     "solving simplifying adding by only clearly easily immediately thereby altogether overall"
 )
 """Words before such a verb whose value is the answer, unlike that of `my friend got`."""
@@ -144,6 +148,8 @@ def with_context(first: Box, last: Box, contents: str) -> str:
     clause = _clause(prose)
     if named := None if left else _QUANTITY.search(_SENTENCE_END.split(before)[-1].strip()):
         left = named["name"]
+    elif letter := None if left else _NAME_IS.search(before):
+        left = letter["name"]
     stated = f"{left} = {value}" if left else value
     if not ((is_formula and not is_prose(clause)) or _states(clause)):
         stated = f"{clause.strip(' *_$')} {stated}"

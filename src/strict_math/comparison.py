@@ -27,8 +27,17 @@ from strict_math.answer_forms import constants_of, form_allows, is_literal
 from strict_math.answer_parser import read_answer
 from strict_math.arithmetic import is_accurate, names_of, same_function, value_of
 from strict_math.asked import asked_expressions
-from strict_math.equality import claim_holds, difference, is_below_one, is_multiple, same_exact, same_expression
-from strict_math.expressions import Node, Unreadable, number
+from strict_math.equality import (
+    claim_holds,
+    difference,
+    is_below_one,
+    is_hundredth,
+    is_multiple,
+    is_plain_number,
+    same_exact,
+    same_expression,
+)
+from strict_math.expressions import Node, Unreadable, letters_of
 from strict_math.extraction import extract_answer
 from strict_math.languages import value_in_language
 from strict_math.question import Question
@@ -36,7 +45,7 @@ from strict_math.real_sets import infinity_of, same_endpoints
 from strict_math.sentences import digits_for_words, value_in_sentence
 from strict_math.text import normalize_number
 from strict_math.units import PERCENT, Nouns, Unit, format_unit
-from strict_math.vocabulary import COUNTED
+from strict_math.vocabulary import COUNTED, GREEK
 
 _EXTRA_CHARS = 500
 """An answer that exceeds the reference by more characters matches nothing."""
@@ -50,6 +59,9 @@ _QUANTITY = re.compile(
 )
 """The start of an answer that names its quantity."""
 _VALUE_OF_FUNCTION = re.compile(r"[A-Za-z]'*\([-\d,./]+\)")
+_FUNCTION_OF_NAMES = re.compile(r"[A-Za-z]\((?P<names>[A-Za-z](?:,[A-Za-z])*)\)")
+_LETTER = re.compile(rf"(?:[A-Za-z]|\\\\(?:{'|'.join(sorted(GREEK))}))(?:_\w+)?")
+_OF_FIGURE = re.compile(r"\\(?:angle|triangle|measuredangle)|[A-Z]{2,4}$|\|[A-Z]{2}\|$|[A-Za-z]\(")
 _CUT_OFF = re.compile(r"\.\d+ ?(?:\.\.+|…|\\[lc]?dots)[^\w]*$")
 """A decimal whose digits go on."""
 _BRACKET = frozenset("()[]{}<>|")
@@ -252,20 +264,35 @@ class _Comparison:
     def _part(self, reference: Part, part: Part) -> bool:
         if reference.left and not reference.names:
             return self._equation(reference, part)
+        if len(reference.names) == 1 and self.question.asks_for_equation and (part.left or part.names):
+            if self._equation(reference, part):
+                return True
         if reference.names and (part.left or (part.names and not _same_names(reference.names, part.names))):
             return False
-        if not reference.names and part.first and not self._is_asked(*part.first):
+        if not reference.names and part.first and not self._is_asked(*part.first, part.value):
             return False
         if not all(claim_holds(claim, part.value) for claim in part.claims):
             return False
         return self._value(reference.value, part.value)
 
-    def _is_asked(self, text: str, left: Node | None) -> bool:
+    def _is_asked(self, text: str, left: Node | None, value: Value) -> bool:
         """Whether the question may ask for a left side: not for `2x`, nor for `y` where it asks for `x`."""
+        names = frozenset().union(*map(names_of, nodes_of(value)))
+        if left is not None and isinstance(value, Quantity) and names and same_function(left, value.node):
+            return True  # `x^2 - 1 = (x-1)(x+1)`
+        if label := _FUNCTION_OF_NAMES.fullmatch(text):
+            if names and not set(label["names"].split(",")) <= names:
+                return False  # a function of something else
         asked = asked_expressions(self.question.text)
         if asked.texts:
             return asked.has(text, left)
-        return left is None or len(names_of(left)) > 1 or _VALUE_OF_FUNCTION.search(text) is not None
+        if left is not None and len(names_of(left)) == 1 and not _VALUE_OF_FUNCTION.search(text):
+            return False
+        if _LETTER.fullmatch(text) or (label and names):
+            return True
+        if self.question.is_known:
+            return self.question.writes(text) or (left is not None and self.question.uses_letters(names_of(left)))
+        return left is not None or _VALUE_OF_FUNCTION.search(text) is not None or _OF_FIGURE.match(text) is not None
 
     def _equation(self, reference: Part, part: Part) -> bool:
         """Whether two equations such as `2x + 3y = 6` describe the same curve: one is a multiple of the other."""
@@ -276,7 +303,8 @@ class _Comparison:
             side = Node("name", text=part.names[0])
         if side is None or not isinstance(reference.value, Quantity) or not isinstance(part.value, Quantity):
             return False
-        own, other = difference(reference.left[0], reference.value.node), difference(side, part.value.node)
+        own_side = reference.left[0] if reference.left else Node("name", text=reference.names[0])
+        own, other = difference(own_side, reference.value.node), difference(side, part.value.node)
         return is_multiple(own, other)
 
     def _value(self, reference: Value, value: Value) -> bool:
@@ -300,23 +328,29 @@ class _Comparison:
 
     def _quantity(self, reference: Quantity, value: Quantity | TextAnswer) -> bool:
         if isinstance(value, TextAnswer):
-            return reference.node.op == "name" and value.text.strip("()") == reference.node.text
+            return letters_of(reference.node) == value.text.strip("()").casefold() or (
+                reference.node.op == "name" and value.text.strip("()") == reference.node.text
+            )
         if reference.unit and value.unit and reference.unit != value.unit:
             return False
+        if not reference.unit and value.unit == PERCENT:
+            return self._share(reference.node, value.node)
         if not reference.unit and self.question.contradicts(value.unit):
             return False
         if not reference.unit and value.unit == _DEGREE and "pi" in constants_of(reference.node):
             return False  # the reference is in radians
-        is_fraction = not reference.unit and value.unit == PERCENT and is_below_one(reference.node)
-        if not is_fraction and same_expression(reference.node, value.node):
+        if same_expression(reference.node, value.node):
             return True
-        for one, other in ((reference, value), (value, reference)):
-            if one.unit == PERCENT and not other.unit and is_literal(one.node):
-                hundredth = Node("/", (one.node, number(100, "100")))
-                pair = (hundredth, value.node) if one is reference else (reference.node, hundredth)
-                if all(is_literal(part) for part in (one.node, value.node)) and same_exact(*pair):
-                    return True
-        return False
+        is_percentage = reference.unit == PERCENT and not value.unit
+        return is_percentage and is_hundredth(value.node, reference.node)
+
+    def _share(self, reference: Node, percentage: Node) -> bool:
+        """Whether a percentage is the reference: a hundredth of it, or the number of per cent that is asked for."""
+        if is_hundredth(reference, percentage):
+            return True
+        if not is_plain_number(reference) or is_below_one(reference) or self.question.contradicts(PERCENT):
+            return False
+        return same_expression(reference, percentage)
 
     def _collection(self, reference: Collection, value: Collection) -> bool:
         round_or_angle = ("()", "⟨⟩")
@@ -355,7 +389,7 @@ class _Comparison:
         return False
 
     def _ratio(self, reference: Ratio, value: Ratio) -> bool:
-        if reference.unit and value.unit and reference.unit != value.unit:
+        if value.unit != reference.unit and (reference.unit and value.unit or PERCENT in (value.unit, reference.unit)):
             return False
         return len(reference.terms) == len(value.terms) and all(map(same_expression, reference.terms, value.terms))
 

@@ -52,6 +52,24 @@ def is_below_one(node: Node) -> bool:
     return is_literal(node) and abs(value_of(node)) < 1
 
 
+def is_hundredth(node: Node, percentage: Node) -> bool:
+    """Whether a number is a hundredth of another one, both in a finished form: 0.5 of 50, pi/4 of 25 pi."""
+    if names_of(node) or names_of(percentage) or infinity_of(node) or infinity_of(percentage):
+        return False
+    if is_literal(percentage) and is_literal(node):
+        return value_of(node) * 100 == value_of(percentage)
+    if not form_allows(node, percentage) or is_decimal(percentage):
+        return False
+    value = value_of(percentage)
+    return same_values(value_of(node), value / 100)
+
+
+def is_plain_number(node: Node) -> bool:
+    """Whether it is written as digits, with or without a sign and a decimal point."""
+    node = node.args[0] if node.op == "neg" else node
+    return node.op == "number" and "e" not in node.text.lower()
+
+
 def is_decimal(node: Node) -> bool:
     """Whether it is written with a decimal point and without an exponent."""
     node = node.args[0] if node.op == "neg" else node

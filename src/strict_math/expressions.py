@@ -37,6 +37,14 @@ def number(value: int | Fraction, text: str = "") -> Node:
     return Node("number", value=Fraction(value), text=text or "computed")
 
 
+def letters_of(node: Node) -> str:
+    """The letters of a product of single letters (`xy`), in their order; empty for any other expression."""
+    if node.op == "*":
+        first, last = map(letters_of, node.args)
+        return first + last if first and last else ""
+    return node.text if node.op in ("name", "constant") and len(node.text) == 1 else ""
+
+
 def parse_expression(tokens: Sequence[Token]) -> Node:
     """The tree of all tokens; raises Unreadable."""
     parser = _Parser(tokens)

@@ -37,6 +37,11 @@ _PASSED_OVER = word_set(
 )
 _IS = word_set("is are was were")
 _JOINING = word_set("of in that which who to for from with by and at on there is are left remaining remain has have")
+_LATEX_MARKS = re.compile(r"[\s\\{}$*]|\\(?:left|right|cdot|,|;|!)")
+_FUNCTION = re.compile(r"(?P<name>[A-Za-z])\((?P<argument>[^()]*)\)$")
+_ONE_LETTER = re.compile(r"(?<![A-Za-z\\'’])(?!a [a-z]|A [a-z]|I [a-z])[A-Za-z](?![A-Za-z'’])")
+_FIGURE = re.compile(r"(?<![A-Za-z])[A-Z]{2,8}(?![A-Za-z])")
+_ASKS_EQUATION = re.compile(r"\bequations? (?:of|for|that (?:describes|represents)|describing|representing)\b", re.IGNORECASE)
 _PRONOUNS = word_set("he she they his her their him them who")
 _PERSONS = word_set(
     "people person child man woman boy girl student teacher friend worker player team family customer farmer runner "
@@ -94,6 +99,42 @@ class Question:
         """Whether the question asks for a quantity of other dimensions than the named one, such as `perimeter`."""
         named = self.is_known and not asked_expressions(self.text).texts
         return named and self._units.exclude_quantity(quantity)
+
+    @cached_property
+    def _compact(self) -> str:
+        """The text without spaces and marks of LaTeX."""
+        return _LATEX_MARKS.sub("", self.text[-_MAX_CHARS:])
+
+    def writes(self, expression: str) -> bool:
+        """Whether an expression stands in the question, or a value of its function: `f(3)`, where it has `f(x)`."""
+        compact = _LATEX_MARKS.sub("", expression)
+        if function := _FUNCTION.match(compact):
+            if function["argument"].isalnum() and f"{function['name']}(" in self._compact:
+                return True
+        place = self._compact.find(compact)
+        while place >= 0:
+            around = self._compact[max(0, place - 1) : place] + self._compact[place + len(compact) :][:1]
+            if len(compact) > 1 or not around.isalpha():
+                return True
+            place = self._compact.find(compact, place + 1)
+        return False
+
+    def uses_letters(self, names: frozenset[str]) -> bool:
+        """Whether the question has all these variables: single letters, or points of its figures."""
+        plain = {name.split("_")[0].lstrip("\\") for name in names}
+        return all(plain) and plain <= self._letters
+
+    @cached_property
+    def _letters(self) -> frozenset[str]:
+        letters = set(_ONE_LETTER.findall(self.text[-_MAX_CHARS:]))
+        figures = _FIGURE.findall(self.text[-_MAX_CHARS:])
+        return frozenset(letters | {letter for figure in figures for letter in figure})
+
+    @cached_property
+    def asks_for_equation(self) -> bool:
+        """Whether it asks for an equation, all of whose forms are right: `the equation of the line`."""
+        asks = _ASKS_EQUATION.search(self._asking_text) is not None
+        return asks and re.search(r"\bsolve|\bsolutions?\b|\broots?\b", self._asking_text, re.IGNORECASE) is None
 
     def has(self, words: Sequence[str]) -> bool:
         """Whether all these words occur in the question."""

@@ -110,7 +110,7 @@ def split_unit(tokens: Sequence[Token], names: frozenset[str], nouns: Nouns) -> 
     if before and 1 < start < len(tokens) and tokens[start - 1].is_sign("/") and tokens[start - 2].kind == "number":
         start -= 1  # `$42/hour`
     unit, scale = _read(tokens[start:], nouns) if start else (None, Fraction(1))
-    if unit is None:
+    if unit is None or dict(unit).get("percent", 1) != 1:
         return tokens, before, Fraction(1)
     if before and all(power < 0 for _, power in unit):
         return tokens[:start], tuple(sorted((*before, *unit))), scale
