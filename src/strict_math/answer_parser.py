@@ -54,6 +54,10 @@ _VERBAL_SETS = {
     "all real x": REALS, "no solution": (), "no solutions": (), "no real solution": (), "no real solutions": (),
     "empty set": (), "the empty set": (),
 }  # fmt: skip
+_NO_SOLUTION = re.compile(
+    r"(?:there (?:is|are|exists?) |(?:it|the (?:equation|system|inequality|problem)) has )?no (?:real )?(?:solutions?|roots)"
+    r"(?: exists?)?(?: (?:to|of|for) (?:the|this) (?:equation|system|inequality|problem))?"
+)
 
 
 def read_answer(
@@ -149,6 +153,8 @@ class _Reader:
         signs = {t.text for t, depth in with_depth(tokens) if depth == 0 and t.kind == "sign"}
         if signs & {"∪", "∩", "∖", "∅", "ℝ"} or self._is_set_builder(tokens[1:-1]):
             return NumberSet(self._real_set(tokens))
+        if matrix := self._bracket_matrix(tokens):
+            return matrix
         if collection := self._collection(tokens):
             return collection
         if any(t.kind == "begin" for t in tokens):
@@ -188,7 +194,7 @@ class _Reader:
         ):
             return None
         text = plain_words(tokens)
-        real_set = _VERBAL_SETS.get(text.casefold())
+        real_set = () if _NO_SOLUTION.fullmatch(text.casefold()) else _VERBAL_SETS.get(text.casefold())
         return TextAnswer(text) if real_set is None else NumberSet(real_set)
 
     def _collection(self, tokens: Sequence[Token]) -> Collection | None:
@@ -219,6 +225,21 @@ class _Reader:
         if not cells or len({len(row) for row in cells}) != 1:
             raise Unreadable("rows of different lengths")
         return Matrix(cells)
+
+    def _bracket_matrix(self, tokens: Sequence[Token]) -> Matrix | None:
+        """Parse rows in brackets, `[[1, 2], [3, 4]]` or `[1, 2; 3, 4]`; None for any other brackets."""
+        if not is_bracketed(tokens, "["):
+            return None
+        inner = tokens[1:-1]
+        rows = split(inner, ",")
+        if all(is_bracketed(row, "[") for row in rows):
+            rows = [row[1:-1] for row in rows]
+        else:
+            rows = split(inner, ";")
+            if len(rows) < 2 or not all(len(split(row, ",")) > 1 for row in rows):
+                return None
+        cells = tuple(tuple(parse_expression(cell) for cell in split(row, ",")) for row in rows)
+        return Matrix(cells) if len({len(row) for row in cells}) == 1 else None
 
     def _ratio(self, tokens: Sequence[Token]) -> Ratio:
         rest, unit, _ = split_unit(

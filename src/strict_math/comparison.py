@@ -42,7 +42,9 @@ from strict_math.extraction import extract_answer
 from strict_math.languages import value_in_language
 from strict_math.question import Question
 from strict_math.real_sets import infinity_of, same_endpoints
+from strict_math.choices import chosen_letter
 from strict_math.sentences import digits_for_words, value_in_sentence
+from strict_math.spellings import with_binomials
 from strict_math.text import normalize_number
 from strict_math.units import PERCENT, Nouns, Unit, format_unit
 from strict_math.vocabulary import COUNTED, GREEK
@@ -64,6 +66,11 @@ _LETTER = re.compile(rf"(?:[A-Za-z]|\\\\(?:{'|'.join(sorted(GREEK))}))(?:_\w+)?"
 _OF_FIGURE = re.compile(r"\\(?:angle|triangle|measuredangle)|[A-Z]{2,4}$|\|[A-Z]{2}\|$|[A-Za-z]\(")
 _CUT_OFF = re.compile(r"\.\d+ ?(?:\.\.+|…|\\[lc]?dots)[^\w]*$")
 """A decimal whose digits go on."""
+_INFINITELY_MANY = "infinitely many"
+_ENDLESS = re.compile(
+    r"(?:there (?:are|is) )?(?:infinitely many|(?:an )?infinite(?: number(?: of)?)?)"
+    r"(?: (?:(?:real |such )?(?:solutions?|values|numbers|ways|pairs|integers)))?(?: exist)?"
+)
 _BRACKET = frozenset("()[]{}<>|")
 _DEGREE: Unit = (("degree", 1),)
 _MIRRORED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "≠": "≠"}
@@ -118,6 +125,15 @@ class Reference:
         return [isinstance(value, Quantity) and is_literal(value.node) for value in values] == [True]
 
     @cached_property
+    def _has_binomial(self) -> bool:
+        return any(map(_is_binomial, (node for part in self.answer.parts for node in nodes_of(part.value))))
+
+    @cached_property
+    def _letter(self) -> str:
+        """The letter of a choice; empty for any other reference."""
+        return letter if len(letter := self.answer.text.replace("\\text", "").strip("{}().")) == 1 and "A" <= letter <= "J" else ""
+
+    @cached_property
     def normal_form(self) -> str:
         """The vote of every matching answer: the value without unit and name."""
         is_equation = any(part.left for part in self.answer.parts)
@@ -134,6 +150,8 @@ class Reference:
             return False
         if (named := _QUANTITY.match(text)) and self.question.contradicts_quantity(named["name"].lower()):
             return False
+        if self._letter and chosen_letter(text, self.question.text) == self._letter:
+            return True
         forms = dict.fromkeys((text, digits_for_words(text), *self._with_decimal_point(text)))
         stated = [value_in_sentence(form, self.question) for form in forms]
         stated += [value_in_language(form, self.question.text) for form in forms]
@@ -164,6 +182,8 @@ class Reference:
 
     def _readings(self, text: str) -> list[Answer]:
         found: list[Answer] = []
+        if self._has_binomial:
+            text = with_binomials(text)
         names = self.names | asked_expressions(self.question.text).names
         for thousands in (True, False) if len(self.answer.parts) > 1 and "," in text else (True,):
             try:
@@ -413,7 +433,13 @@ def _same_residue(reference: Congruence, value: Congruence) -> bool:
     return is_literal(value.residue) and isinstance(distance, Fraction) and distance % modulus == 0
 
 
+def _is_binomial(node: Node) -> bool:
+    return node.op == "binom" or any(map(_is_binomial, node.args))
+
+
 def _same_text(reference: TextAnswer, value: Value) -> bool:
+    if isinstance(value, Quantity) and infinity_of(value.node) == 1:
+        return _plain(reference.text) == _INFINITELY_MANY
     if isinstance(value, TextAnswer):
         return _plain(reference.text) == _plain(value.text)
     return isinstance(value, Quantity) and value.node.op == "name" and value.node.text == reference.text.strip("()")
@@ -421,6 +447,10 @@ def _same_text(reference: TextAnswer, value: Value) -> bool:
 
 def _plain(text: str) -> str:
     text = " ".join(text.casefold().split())
+    if _ENDLESS.fullmatch(text):
+        return _INFINITELY_MANY
+    if text in ("does not exist", "doesn't exist", "the limit does not exist"):
+        return "dne"
     return text[1:-1] if text.startswith("(") and text.endswith(")") else text
 
 

@@ -40,9 +40,11 @@ def base_number(tokens: Sequence[Token]) -> BaseNumber | None:
     if index is None or index == 0:
         return None
     digits = "".join(t.text for t in tokens[:index]).strip("()")
-    base = "".join(t.text for t in tokens[index + 1 :]).strip("{}")
+    base = "".join(t.text for t in tokens[index + 1 :]).strip("{}()")
     base = _BASES.get(base.lower(), base)
-    if not re.fullmatch(r"\d[\dA-Za-z]*|[\dA-F]*\d[\dA-F]*", digits) or not re.fullmatch(r"\d{1,2}|[a-z]+", base):
+    is_hexadecimal = base == "16" and re.fullmatch("[\\dA-Fa-f]{2,}", digits) is not None
+    is_digits = re.fullmatch(r"\d[\dA-Za-z]*|[\dA-F]*\d[\dA-F]*", digits) is not None
+    if not (is_hexadecimal or is_digits) or not re.fullmatch(r"\d{1,2}|[a-z]+", base):
         return None
     return BaseNumber(digits.upper().lstrip("0") or "0", base)
 

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from strict_math.decorations import without_decorations
+from strict_math.spellings import in_one_spelling
 from strict_math.text import strip_formatting
 from strict_math.vocabulary import COMMAND_OF, FUNCTIONS, GREEK, SHORT_WORDS
 
@@ -138,6 +139,7 @@ _PLAIN_SIGNS = frozenset("+-*/^_=<>()[]{}|,;:!'&%$€£¥°")
 def clean(text: str, *, thousands: bool = True) -> str:
     """The text without wrappers, spacing commands, the dollars of mathematics and thousands separators."""
     text = strip_formatting(without_decorations(strip_formatting(_with_single_backslashes(text))))
+    text = in_one_spelling(text)
     if not text.isascii():
         text = re.sub(r"√\s*(\d+)", r"\\sqrt{\1}", text)
         text = _nfkc_kept(text).translate(_CHARACTERS)
