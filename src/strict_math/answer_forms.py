@@ -75,7 +75,7 @@ def form_allows(reference: Node, answer: Node) -> bool:
             return False
         if len(list(_terms(answer))) > _num_additions(reference) + 1:
             return False
-        if _degree_below(answer) > _degree_below(reference):
+        if not allowed["binom"] and _degree_below(answer) > _degree_below(reference):
             return False  # a fraction that is not reduced
     free = _free(allowed, named=named)
     return all(op in free or count <= allowed[op] for op, count in found.items())
@@ -135,7 +135,7 @@ def _free(allowed: Counter[str], *, named: bool) -> set[str]:
     if allowed["power"]:
         free.add("power")
     if allowed["binom"] or allowed["!"]:
-        free |= set(_COMBINATORIAL)
+        free |= {*_COMBINATORIAL, "names below", "repeated factor"}
     if allowed["names below"] or allowed["power of names below"]:
         free |= {"names below", "power of names below"}
     return free

@@ -22,7 +22,7 @@ from strict_math.answer import (
 )
 from strict_math.arithmetic import names_of
 from strict_math.asked import text_of
-from strict_math.equality import approximation_holds
+from strict_math.equality import approximation_holds, same_exact
 from strict_math.expressions import Node, Unreadable, number, parse_expression
 from strict_math.notations import base_number, label_of, name_of, names_of_side, names_points
 from strict_math.real_sets import REALS, Endpoint, Interval, RealSet, complement, half_line, intersection, point, union
@@ -46,6 +46,7 @@ _MATRICES = frozenset(("pmatrix", "bmatrix", "Bmatrix", "matrix", "smallmatrix",
 _MAX_TOKENS = 5000
 _PRODUCT = re.compile(r"[A-Za-z]{2}")
 _IMPLIES = ("implies", "\\implies", "\\Rightarrow", "\\Longrightarrow", "\\therefore", "⇒", "→")
+_LIST_OF_ONE = re.compile(r"\[\s*[-+]?[\d.]+\s*\]")
 _LETTERS = re.compile("[a-z]{2,3}")
 """A product of variables as a reference: `xy`; the tokenizer has taken out words such as `yes`."""
 _ONLY_WORDS = re.compile(r"(?=.*[A-Za-z]{2})[A-Za-z]+(?:(?:['.-]|[ .]+)[A-Za-z]+)*")
@@ -75,6 +76,8 @@ def read_answer(
         Unreadable: a part is outside the grammar.
     """
     cleaned = clean(text, thousands=thousands)
+    if names is not None and _LIST_OF_ONE.fullmatch(cleaned):
+        raise Unreadable("a list of one number")
     if label := label_of(cleaned):
         return Answer((Part(TextAnswer(label)),), "".join(cleaned.split()))
     tokens = tokenize(cleaned, names)
@@ -249,11 +252,18 @@ class _Reader:
 
     def _congruence(self, tokens: Sequence[Token]) -> Part:
         left, *right = split(tokens, "≡")
+        number_left = right and not any(t.kind == "name" for t in left)
         names, value = ((name_of(left),), right[0]) if len(right) == 1 else ((), left)
         pieces = split([t for t in value if not t.is_sign("(", ")")], "pmod", "mod")
         if len(pieces) != 2 or len(right) > 1:
             raise Unreadable("a congruence without a modulus")
         residue, modulus = pieces
+        if number_left:
+            claim = Node("mod", (parse_expression(left), parse_expression(modulus)))
+            residue_of = Node("mod", (parse_expression(residue), parse_expression(modulus)))
+            if not same_exact(claim, residue_of):
+                raise Unreadable("a congruence that does not hold")
+            names = ()
         if None in names:
             raise Unreadable("a congruence of an expression")
         return Part(

@@ -88,6 +88,10 @@ class AskedUnits:
             return False  # the fraction that is shaded may be called the shaded area
         return asked.isdisjoint(map(_size_of, _QUANTITY[name]))
 
+    def asks_quantity(self, name: str) -> bool:
+        """Whether a quantity has a dimension of the one that the question asks for."""
+        return name in _QUANTITY and not self.quantity.isdisjoint(map(_size_of, _QUANTITY[name]))
+
     @cached_property
     def requested(self) -> frozenset[Unit]:
         """The units that the question requests: `in km/h`, `how many square meters`."""

@@ -63,6 +63,7 @@ _QUANTITY = re.compile(
 _VALUE_OF_FUNCTION = re.compile(r"[A-Za-z]'*\([-\d,./]+\)")
 _FUNCTION_OF_NAMES = re.compile(r"[A-Za-z]\((?P<names>[A-Za-z](?:,[A-Za-z])*)\)")
 _LETTER = re.compile(rf"(?:[A-Za-z]|\\\\(?:{'|'.join(sorted(GREEK))}))(?:_\w+)?")
+_CHANCE = re.compile(r"(?:\\mathbb|\\Pr|\\mathrm)?\{?[PE]r?\}?[(\[]")
 _OF_FIGURE = re.compile(r"\\(?:angle|triangle|measuredangle)|[A-Z]{2,4}$|\|[A-Z]{2}\|$|[A-Za-z]\(")
 _CUT_OFF = re.compile(r"\.\d+ ?(?:\.\.+|…|\\[lc]?dots)[^\w]*$")
 """A decimal whose digits go on."""
@@ -308,7 +309,7 @@ class _Comparison:
             return asked.has(text, left)
         if left is not None and len(names_of(left)) == 1 and not _VALUE_OF_FUNCTION.search(text):
             return False
-        if _LETTER.fullmatch(text) or (label and names):
+        if _LETTER.fullmatch(text) or (label and names) or (_CHANCE.match(text) and self.question.asks_for_chance):
             return True
         if self.question.is_known:
             return self.question.writes(text) or (left is not None and self.question.uses_letters(names_of(left)))
@@ -329,6 +330,11 @@ class _Comparison:
 
     def _value(self, reference: Value, value: Value) -> bool:
         if isinstance(reference, Quantity):
+            if isinstance(value, Congruence):
+                asked = self.question.asks_for_remainder and self.question.has([_digits_of(value.modulus)])
+                return asked and _is_remainder(reference.node, value)
+            if isinstance(value, BaseNumber):
+                return self.question.asks_for_base(value.base) and _digits_of(reference.node) == value.digits
             return isinstance(value, Quantity | TextAnswer) and self._quantity(reference, value)
         if isinstance(reference, TextAnswer):
             return _same_text(reference, value)
@@ -348,7 +354,8 @@ class _Comparison:
 
     def _quantity(self, reference: Quantity, value: Quantity | TextAnswer) -> bool:
         if isinstance(value, TextAnswer):
-            return letters_of(reference.node) == value.text.strip("()").casefold() or (
+            letters = letters_of(reference.node)
+            return bool(letters) and letters == value.text.strip("()") or (
                 reference.node.op == "name" and value.text.strip("()") == reference.node.text
             )
         if reference.unit and value.unit and reference.unit != value.unit:
@@ -424,6 +431,18 @@ def _same_names(reference: Sequence[str], names: Sequence[str]) -> bool:
         name == other or ("_" not in name and other.startswith(f"{name}_"))
         for name, other in zip(reference, names, strict=True)
     )
+
+
+def _digits_of(node: Node) -> str:
+    """The digits of an integer without leading zeros; empty for anything else."""
+    return node.text.lstrip("0") if node.op == "number" and node.text.isdigit() else ""
+
+
+def _is_remainder(reference: Node, value: Congruence) -> bool:
+    r"""Whether `13 \pmod{29}` states the remainder 13: a literal number from 0 to the modulus."""
+    if not is_literal(value.residue) or not is_literal(value.modulus) or not is_literal(reference):
+        return False
+    return same_exact(reference, value.residue) and 0 <= value_of(value.residue) < value_of(value.modulus)
 
 
 def _same_residue(reference: Congruence, value: Congruence) -> bool:

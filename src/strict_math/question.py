@@ -8,7 +8,7 @@ from functools import cached_property
 from strict_math.asked import asked_expressions
 from strict_math.asked_units import AskedUnits
 from strict_math.units import Unit, canonical
-from strict_math.vocabulary import word_set
+from strict_math.vocabulary import CARDINALS, word_set
 
 _MAX_CHARS = 20_000
 _MAX_COUNTED = 500
@@ -42,6 +42,7 @@ _FUNCTION = re.compile(r"(?P<name>[A-Za-z])\((?P<argument>[^()]*)\)$")
 _ONE_LETTER = re.compile(r"(?<![A-Za-z\\'’])(?!a [a-z]|A [a-z]|I [a-z])[A-Za-z](?![A-Za-z'’])")
 _FIGURE = re.compile(r"(?<![A-Za-z])[A-Z]{2,8}(?![A-Za-z])")
 _ASKS_EQUATION = re.compile(r"\bequations? (?:of|for|that (?:describes|represents)|describing|representing)\b", re.IGNORECASE)
+_BASE_NAMES = {"2": "binary", "8": "octal", "16": "hexadecimal"}
 _PRONOUNS = word_set("he she they his her their him them who")
 _PERSONS = word_set(
     "people person child man woman boy girl student teacher friend worker player team family customer farmer runner "
@@ -135,6 +136,25 @@ class Question:
         """Whether it asks for an equation, all of whose forms are right: `the equation of the line`."""
         asks = _ASKS_EQUATION.search(self._asking_text) is not None
         return asks and re.search(r"\bsolve|\bsolutions?\b|\broots?\b", self._asking_text, re.IGNORECASE) is None
+
+    def measures(self, quantity: str) -> bool:
+        """Whether it asks for a quantity of the same dimensions as the named one: a price, where it asks for a cost."""
+        return self._units.asks_quantity(quantity)
+
+    @cached_property
+    def asks_for_chance(self) -> bool:
+        """Whether it asks for a probability or an expected value, which answers call `P(A)` and `E(X)`."""
+        return re.search(r"probab|chance|likel|expect|odds", self.text, re.IGNORECASE) is not None
+
+    @cached_property
+    def asks_for_remainder(self) -> bool:
+        """Whether it asks for a remainder, or works with one."""
+        return re.search(r"remainder|\bmod|modul", self.text, re.IGNORECASE) is not None
+
+    def asks_for_base(self, base: str) -> bool:
+        """Whether it asks for the digits in this base."""
+        name = _BASE_NAMES.get(base, CARDINALS[int(base)] if base.isdigit() and int(base) < len(CARDINALS) else base)
+        return re.search(rf"\bbase[\s$-]*(?:{base}|{name})\b|\b{name}\b", self._asking_text, re.IGNORECASE) is not None
 
     def has(self, words: Sequence[str]) -> bool:
         """Whether all these words occur in the question."""

@@ -62,6 +62,7 @@ _EXTREME = re.compile(
     r"(?:the )?(?:smallest|largest|least|greatest|minimum|maximum)(?: possible)?(?: value of)? \$?[a-z]\$?",
     re.IGNORECASE,
 )
+_TOTAL = re.compile(r"(?:the )?total (?P<name>[a-z]+)", re.IGNORECASE)
 _PREPOSITIONS = word_set("to in on at for from after before by with")
 _PERSONS = word_set("he she they it we you i")
 _THIRD_PERSONS = word_set("he she they")
@@ -91,17 +92,44 @@ _NUMBER_WORDS = re.compile(
     rf"|(?P<small>{'|'.join(reversed(CARDINALS))}))(?![\w^]|[ ,]\d)",
     re.IGNORECASE,
 )
+_PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4} | {
+    f"{ordinal}{ending}": number
+    for number, ordinal in enumerate(
+        "third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth sixteenth".split(),
+        3,
+    )
+    for ending in ("", "s")
+}
+_COUNTS = "|".join(reversed(CARDINALS[1:]))
+_FRACTION_WORDS = re.compile(
+    rf"(?<![\w.,^-])(?<!\d )(?P<whole>(?:{_COUNTS}|\d{{1,6}}) and )?(?P<count>{_COUNTS}|an?)[ -]"
+    rf"(?P<part>{'|'.join(sorted(_PARTS, key=len, reverse=True))})(?![\w-])",
+    re.IGNORECASE,
+)
+_OPERATION_WORDS = (
+    (re.compile(r"(?<=\d) (?:times|multiplied by) (?=\d)"), " * "),
+    (re.compile(r"(?<=\d) plus (?=\d)"), " + "),
+    (re.compile(r"(?<=\d) minus (?=\d)"), " - "),
+    (re.compile(r"(?<=\d) (?:divided by|over) (?=\d)"), " / "),
+)
 
 
 def digits_for_words(text: str) -> str:
-    """The text with `twelve` and `twenty-five` as digits."""
+    r"""The text with `twelve` and `twenty-five` as digits, and `three quarters` as `\frac{3}{4}`."""
 
     def digits(found: re.Match[str]) -> str:
         words = [(found[name] or "").lower() for name in ("tens", "ones", "small")]
         tens = 10 * (TENS.index(words[0]) + 2) if words[0] else 0
         return str(tens + sum(CARDINALS.index(word) for word in words[1:] if word))
 
-    return _NUMBER_WORDS.sub(digits, text)
+    def fraction(found: re.Match[str]) -> str:
+        count = found["count"].lower()
+        above = 1 if count in ("a", "an") else CARDINALS.index(count)
+        whole = (found["whole"] or "").split(" ")[0].lower()
+        whole = str(CARDINALS.index(whole)) if whole in CARDINALS else whole
+        return f"{whole}\\frac{{{above}}}{{{_PARTS[found['part'].lower()]}}}"
+
+    return _NUMBER_WORDS.sub(digits, _FRACTION_WORDS.sub(fraction, text))
 
 
 def value_in_sentence(line: str, question: Question) -> str | None:
@@ -118,7 +146,10 @@ def value_in_sentence(line: str, question: Question) -> str | None:
     line = re.sub(r"^(it|that)['’]s\b", r"\1 is", line, flags=re.IGNORECASE)
     for lead in (_LEAD.match(line), _IN_NOTATION.match(line)):
         line = line[lead.end() :] if lead else line
-    if computed := _COMPUTED.fullmatch(line):
+    operation = line
+    for pattern, sign in _OPERATION_WORDS:
+        operation = pattern.sub(sign, operation)
+    if computed := _COMPUTED.fullmatch(operation):
         return f"{computed['left']} = {_without_tail(computed['value'], question)}"
     if words := _IT_IS.fullmatch(line):
         return words["words"]
@@ -156,7 +187,8 @@ def _is_answer(subject: str, question: Question) -> bool:
 def _is_quantity(subject: str, question: Question) -> bool:
     """Whether a noun phrase is the quantity that the question asks for."""
     if question.is_known:
-        return question.quotes(subject.replace("$", ""))
+        total = _TOTAL.fullmatch(subject)
+        return question.quotes(subject.replace("$", "")) or (total is not None and question.measures(total["name"]))
     if figure := _OF_FIGURE.fullmatch(subject):
         return figure["quantity"] in QUANTITIES and (not figure["kind"] or figure["kind"] in CONTAINERS)
     if _EXTREME.fullmatch(subject):
@@ -200,7 +232,7 @@ def _is_tail(text: str, start: int, question: Question) -> bool:
     tail = _TAIL.fullmatch(text, start)
     if tail is None:
         first = text[start + 1 :].split(" ", 1)[0].lower()
-        is_free = first in _PREPOSITIONS or not (first in NO_UNIT or is_unit(first))
+        is_free = first != "per" and (first in _PREPOSITIONS or not (first in NO_UNIT or is_unit(first)))
         return question.is_known and first.isalpha() and is_free and question.ends_with(text[start:])
     if tail["measure"]:
         return question.is_known and question.has(tail["measure"].split())
