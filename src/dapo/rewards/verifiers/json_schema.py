@@ -1,7 +1,6 @@
 """`json_schema`: the response must be JSON that is valid for a schema."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from dapo.core.errors import RewardError
 from dapo.core.loading import Failure, require_package, try_call
 from dapo.core.verifier_limits import PATTERN_CPU_S
+from dapo.rewards.ecma_pattern import python_pattern, translated
 from dapo.rewards.verdicts import binary_verdict, error_verdict
 from dapo.types import Problem, Verdict
 from strict_math.text import fences, final_part
@@ -23,7 +23,7 @@ class JsonSchemaVerifier:
     """Right if the response is one JSON value, bare or in its only fence, and the schema allows it.
 
     Strict JSON: no NaN, no repeated key. Schemas of any draft (`$schema`; default 2020-12); `$ref` refers to the schema
-    itself only, never to the network; `format` is not checked.
+    itself only, never to the network; `format` is not checked. Patterns are ECMA 262's: `$` is the end of the text.
     """
 
     def __init__(self, schema: Mapping[str, Any] | bool | None = None) -> None:
@@ -110,6 +110,7 @@ def _validators() -> Callable[[str], Callable[[Any], bool]]:
         draft = referencing.jsonschema.specification_with(str(kind.META_SCHEMA["$schema"]))
         resource = referencing.Resource.from_contents(schema, default_specification=draft)
         _check_subschemas(nothing.with_resource("", resource).resolver(), resource)
+        schema = translated(schema)
         kind = jsonschema.validators.extend(kind, {"uniqueItems": unique_items})
         is_valid = kind(schema, registry=nothing).is_valid
         tried: list[Any] = [None, True, 0, "", [], {}]
@@ -128,7 +129,7 @@ def _check_subschemas(resolver: Any, resource: Any) -> None:
             if isinstance(target := resource.contents.get(key), str):
                 resolver.lookup(target)
         for pattern in (resource.contents.get("pattern", ""), *resource.contents.get("patternProperties", ())):
-            re.compile(pattern)
+            python_pattern(pattern)
     for subresource in resource.subresources():
         _check_subschemas(resolver, subresource)
 
