@@ -311,6 +311,9 @@ class _Reader:
                 first = first or (text_of(side), claim.node)
             else:
                 claims.append(claim)
+        if len(names) == 1 and names[0].isupper() and is_bracketed(last, "{set") and not (claims or left):
+            if not self._is_set_builder(last[1:-1]):
+                return self.parts(last)  # `S = {1, 2}`
         values = signs_expanded(last)
         return [Part(self._value(value), names, tuple(claims), tuple(left), first) for value in values]
 

@@ -98,7 +98,9 @@ class AskedUnits:
         found: set[Unit] = set()
         for request in _REQUESTED.finditer(self.asking):
             by, phrase = request["by"].lower(), unit_phrase(self.asking, request.end())
-            is_named = by == "in" and phrase.isalpha() and canonical(phrase) == phrase.lower() != "percent"  # `in week 3`
+            is_named = (
+                by == "in" and phrase.isalpha() and canonical(phrase) == phrase.lower() != "percent"
+            )  # `in week 3`
             unit = _unit(phrase) if phrase and not is_named and (by != "what" or phrase == "percent") else ()
             symbols = unit_symbols(self.asking, request.end()) if by == "in" else ""
             if symbols and (not phrase or len(phrase) < len(re.sub(r"\\text|[{}]", "", symbols))):

@@ -97,7 +97,7 @@ _DISOWNING = word_set(
     "originally initial attempt book claim claims claimed might may could if unless suppose supposing supposedly imagine "
     "ignoring ignore forgetting forgot forget forgotten neglecting omitting overlooking misreading assuming another "
     "invalid fake bogus spurious extraneous faulty overcounting overcount undercounting bait pitfall usually often "
-    "typically commonly he she they instead allegedly apparently pretend had naively carelessly wrongly mistakenly "
+    "typically commonly he she they his her their instead allegedly apparently pretend had naively carelessly wrongly mistakenly "
     "incorrectly falsely believed thought plausible hasty sloppy beginners beginner classmate teacher colleague opponent "
     "skeptic shortcut misconception fallacy pseudo red herring placeholder example sample"
 )

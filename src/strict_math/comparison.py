@@ -27,6 +27,7 @@ from strict_math.answer_forms import constants_of, form_allows, is_literal
 from strict_math.answer_parser import read_answer
 from strict_math.arithmetic import is_accurate, names_of, same_function, value_of
 from strict_math.asked import asked_expressions
+from strict_math.choices import chosen_letter
 from strict_math.equality import (
     claim_holds,
     difference,
@@ -42,7 +43,6 @@ from strict_math.extraction import extract_answer
 from strict_math.languages import value_in_language
 from strict_math.question import Question
 from strict_math.real_sets import infinity_of, same_endpoints
-from strict_math.choices import chosen_letter
 from strict_math.sentences import digits_for_words, value_in_sentence
 from strict_math.spellings import with_binomials
 from strict_math.text import normalize_number
@@ -62,10 +62,10 @@ _QUANTITY = re.compile(
 """The start of an answer that names its quantity."""
 _VALUE_OF_FUNCTION = re.compile(r"[A-Za-z]'*\([-\d,./]+\)")
 _FUNCTION_OF_NAMES = re.compile(r"[A-Za-z]\((?P<names>[A-Za-z](?:,[A-Za-z])*)\)")
-_LETTER = re.compile(rf"(?:[A-Za-z]|\\\\(?:{'|'.join(sorted(GREEK))}))(?:_\w+)?")
+_LETTER = re.compile(rf"(?:[A-Za-z]|\\(?:{'|'.join(sorted(GREEK))}))(?:_\w+)?")
 _CHANCE = re.compile(r"(?:\\mathbb|\\Pr|\\mathrm)?\{?[PE]r?\}?[(\[]")
 _OF_FIGURE = re.compile(r"\\(?:angle|triangle|measuredangle)|[A-Z]{2,4}$|\|[A-Z]{2}\|$|[A-Za-z]\(")
-_CUT_OFF = re.compile(r"\.\d+ ?(?:\.\.+|…|\\[lc]?dots)[^\w]*$")
+_CUT_OFF = re.compile(r"\d ?(?:\.\.+|…|\\[lc]?dots)[^\w]*$")
 """A decimal whose digits go on."""
 _INFINITELY_MANY = "infinitely many"
 _ENDLESS = re.compile(
@@ -132,7 +132,11 @@ class Reference:
     @cached_property
     def _letter(self) -> str:
         """The letter of a choice; empty for any other reference."""
-        return letter if len(letter := self.answer.text.replace("\\text", "").strip("{}().")) == 1 and "A" <= letter <= "J" else ""
+        return (
+            letter
+            if len(letter := self.answer.text.replace("\\text", "").strip("{}().")) == 1 and "A" <= letter <= "J"
+            else ""
+        )
 
     @cached_property
     def normal_form(self) -> str:
@@ -349,14 +353,18 @@ class _Comparison:
         if isinstance(reference, Ratio):
             return isinstance(value, Ratio) and self._ratio(reference, value)
         if isinstance(reference, Congruence):
+            if isinstance(value, Quantity) and value.node.op == "mod":
+                value = Congruence(*value.node.args)
             return isinstance(value, Congruence) and _same_residue(reference, value)
         return isinstance(reference, BaseNumber) and reference == value
 
     def _quantity(self, reference: Quantity, value: Quantity | TextAnswer) -> bool:
         if isinstance(value, TextAnswer):
             letters = letters_of(reference.node)
-            return bool(letters) and letters == value.text.strip("()") or (
-                reference.node.op == "name" and value.text.strip("()") == reference.node.text
+            return (
+                (bool(letters)
+                and letters == value.text.strip("()"))
+                or (reference.node.op == "name" and value.text.strip("()") == reference.node.text)
             )
         if reference.unit and value.unit and reference.unit != value.unit:
             return False
@@ -416,7 +424,7 @@ class _Comparison:
         return False
 
     def _ratio(self, reference: Ratio, value: Ratio) -> bool:
-        if value.unit != reference.unit and (reference.unit and value.unit or PERCENT in (value.unit, reference.unit)):
+        if value.unit != reference.unit and ((reference.unit and value.unit) or PERCENT in (value.unit, reference.unit)):
             return False
         return len(reference.terms) == len(value.terms) and all(map(same_expression, reference.terms, value.terms))
 

@@ -65,8 +65,7 @@ _UNSPACED = {
 LANGUAGES = (*_SPACED, *_UNSPACED)
 """The languages besides English that are read."""
 _NO_MARK = frozenset(
-    "also final total man place haben sind number problema problem solution correct numero valor suma real base form "
-    "hasil akhir mean more dies zahl then".split()
+    ["also", "final", "total", "man", "place", "haben", "sind", "number", "problema", "problem", "solution", "correct", "numero", "valor", "suma", "real", "base", "form", "hasil", "akhir", "mean", "more", "dies", "zahl", "then"]
 )
 """Words that an English text may have: they alone make no sentence of another language."""
 PROSE = (
@@ -88,8 +87,7 @@ _FALSE_LATER = re.compile(
     re.IGNORECASE,
 )
 FOLLOWING = frozenset(
-    "ist sind wäre oder nicht falsch es son o u no est sont ou serait pas è sono sarebbe é são não jest nie albo eller "
-    "och är er ikke niet fout of pas falso incorrecto errado sbagliato adalah bukan salah".split()
+    ["ist", "sind", "wäre", "oder", "nicht", "falsch", "es", "son", "o", "u", "no", "est", "sont", "ou", "serait", "pas", "è", "sono", "sarebbe", "é", "são", "não", "jest", "nie", "albo", "eller", "och", "är", "er", "ikke", "niet", "fout", "of", "pas", "falso", "incorrecto", "errado", "sbagliato", "adalah", "bukan", "salah"]
 )
 """Words of other languages that begin a clause behind a value."""
 

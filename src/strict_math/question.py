@@ -41,7 +41,9 @@ _LATEX_MARKS = re.compile(r"[\s\\{}$*]|\\(?:left|right|cdot|,|;|!)")
 _FUNCTION = re.compile(r"(?P<name>[A-Za-z])\((?P<argument>[^()]*)\)$")
 _ONE_LETTER = re.compile(r"(?<![A-Za-z\\'’])(?!a [a-z]|A [a-z]|I [a-z])[A-Za-z](?![A-Za-z'’])")
 _FIGURE = re.compile(r"(?<![A-Za-z])[A-Z]{2,8}(?![A-Za-z])")
-_ASKS_EQUATION = re.compile(r"\bequations? (?:of|for|that (?:describes|represents)|describing|representing)\b", re.IGNORECASE)
+_ASKS_EQUATION = re.compile(
+    r"\bequations? (?:of|for|that (?:describes|represents)|describing|representing)\b", re.IGNORECASE
+)
 _BASE_NAMES = {"2": "binary", "8": "octal", "16": "hexadecimal"}
 _PRONOUNS = word_set("he she they his her their him them who")
 _PERSONS = word_set(
@@ -49,10 +51,14 @@ _PERSONS = word_set(
     "driver member brother sister mother father passenger guest employee cyclist couple"
 )
 _CAPITALIZED = re.compile(r"\b[A-Z][a-z]{2,}\b")
-_OPENING_WORDS = _ASKING | DETERMINERS | word_set(
-    "if let given suppose there all for in on at while two three four five six seven eight nine ten one and or but "
-    "assume consider two solve write show state hint note answer then after before when where both some each no of "
-    "factor expand convert round prove use it as with from to by during"
+_OPENING_WORDS = (
+    _ASKING
+    | DETERMINERS
+    | word_set(
+        "if let given suppose there all for in on at while two three four five six seven eight nine ten one and or but "
+        "assume consider two solve write show state hint note answer then after before when where both some each no of "
+        "factor expand convert round prove use it as with from to by during"
+    )
 )
 _OF_THE_GIVEN = re.compile(r" of the (?:given|listed|following) (?=[a-z]+s$)", re.IGNORECASE)
 

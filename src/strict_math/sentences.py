@@ -62,6 +62,7 @@ _EXTREME = re.compile(
     r"(?:the )?(?:smallest|largest|least|greatest|minimum|maximum)(?: possible)?(?: value of)? \$?[a-z]\$?",
     re.IGNORECASE,
 )
+_DERIVATIVE = re.compile(r"\$?[A-Za-z]'+ ?\(")
 _TOTAL = re.compile(r"(?:the )?total (?P<name>[a-z]+)", re.IGNORECASE)
 _PREPOSITIONS = word_set("to in on at for from after before by with")
 _PERSONS = word_set("he she they it we you i")
@@ -95,7 +96,7 @@ _NUMBER_WORDS = re.compile(
 _PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4} | {
     f"{ordinal}{ending}": number
     for number, ordinal in enumerate(
-        "third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth fifteenth sixteenth".split(),
+        ["third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth"],
         3,
     )
     for ending in ("", "s")
@@ -106,6 +107,7 @@ _FRACTION_WORDS = re.compile(
     rf"(?P<part>{'|'.join(sorted(_PARTS, key=len, reverse=True))})(?![\w-])",
     re.IGNORECASE,
 )
+_WRAPPED = re.compile(r"\\text\{(?P<words>[A-Za-z -]{1,60})\}")
 _OPERATION_WORDS = (
     (re.compile(r"(?<=\d) (?:times|multiplied by) (?=\d)"), " * "),
     (re.compile(r"(?<=\d) plus (?=\d)"), " + "),
@@ -129,6 +131,8 @@ def digits_for_words(text: str) -> str:
         whole = str(CARDINALS.index(whole)) if whole in CARDINALS else whole
         return f"{whole}\\frac{{{above}}}{{{_PARTS[found['part'].lower()]}}}"
 
+    if wrapped := _WRAPPED.fullmatch(text):
+        text = wrapped["words"]
     return _NUMBER_WORDS.sub(digits, _FRACTION_WORDS.sub(fraction, text))
 
 
@@ -159,6 +163,8 @@ def value_in_sentence(line: str, question: Question) -> str | None:
     owned = _WITH_QUANTITY.fullmatch(line)
     if owned and _is_quantity(f"the {owned['quantity']} of {owned['owner']}", question):
         return _without_tail(owned["value"], question)
+    if _DERIVATIVE.match(line):
+        return None
     if stated := _STATED.fullmatch(line):
         if (expression := _EXPRESSION.fullmatch(stated["subject"])) and not expression["text"].isdigit():
             return f"{expression['text']} = {stated['value']}" if stated["verb"] else None
@@ -178,7 +184,11 @@ def _is_answer(subject: str, question: Question) -> bool:
     if counted is None:
         return False
     words = [word for word in counted["things"].lower().split() if word not in DETERMINERS]
-    if question.is_known and question.counts(words) and question.asks_about([word for word in words if word not in KINDS]):
+    if (
+        question.is_known
+        and question.counts(words)
+        and question.asks_about([word for word in words if word not in KINDS])
+    ):
         return True
     countable = GENERIC if question.is_known else COUNTED
     return all(word in KINDS for word in words[:-1]) and (canonical(words[-1]) in countable or is_unit(words[-1]))

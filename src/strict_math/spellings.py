@@ -11,13 +11,18 @@ _IN_BASE = re.compile(
     rf"(?:base[\s-]?\{{?(?P<base>\d{{1,2}}|{_BASE_WORDS})\}}?|(?P<name>binary|octal|hexadecimal|hex))\s*\)?\s*$",
     re.IGNORECASE,
 )
-_SUBSCRIPT = re.compile(r"_\s*\{?\s*\\?(?:text|mathrm)?\s*\{?\s*\(?(?P<base>[a-z]{3,11}|\d{1,2})\)?\s*\}{0,2}\s*$", re.IGNORECASE)
-_REVERSED = re.compile(r"^(?P<before>[^\[\]]{0,30}?)(?P<open>[\[\]])(?P<ends>[^\[\]]{1,200}[,;][^\[\]]{1,200})(?P<close>[\[\]])$")
+_IN_TEXT = re.compile(r"\\(?:text|mathrm)\s*\{(\s*\(?\s*(?:in )?(?:base|mod|binary|octal|hex)[^{}]{0,30})\}")
+_REVERSED = re.compile(
+    r"^(?P<before>[^\[\]]{0,30})(?P<open>[\[\]])(?P<ends>[^\[\],;]{1,200}[,;][^\[\],;]{1,200})(?P<close>[\[\]])$"
+)
 _MODULUS = re.compile(r"\(\s*(?:\\(?:text|mathrm)\s*\{\s*)?\\?b?mod(?![a-z])\s*\}?\s*(?P<modulus>[^()]{1,40})\)")
 _ROW_END = re.compile(r"\\\\\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in)\s*\]|\\cr(?![A-Za-z])")
 _ONLY_DIGITS = re.compile(r"^\\(?:text|mathrm|mathbf|textbf|mbox)\s*\{\s*(?P<digits>[-+]?[\d.,]+)\s*\}$")
 _PLUS_MINUS = re.compile(r"\bplus[ -]?(?:or[ -])?minus\b|(?<![\d)}])\+\s?/\s?[-−]\s?(?=[\d\\])", re.IGNORECASE)
-_CHOOSE = re.compile(r"\{\s*([^{}]{1,20})\\choose(?![A-Za-z])\s*([^{}]{1,20})\}|^\s*(\w{1,9})\s*\\choose(?![A-Za-z])\s*(\w{1,9})\s*$")
+_CHOOSE = re.compile(
+    r"\{\s*(?P<n>[^{}]{1,20})\\choose(?![A-Za-z])\s*(?P<k>[^{}]{1,20})\}"
+    r"|^\s*(?P<above>\w{1,9})\s*\\choose(?![A-Za-z])\s*(?P<below>\w{1,9})\s*$"
+)
 _APOSTROPHES = re.compile(r"(?<![\d.,'’])\d{1,3}(?:['’]\d{3})+(?!['’\d])")
 _LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?(?:\((?P<round>[a-z]|\d|i{1,3}|iv|vi?)\)|(?<![\w(])(?P<half>[a-z]|\d|i{1,3}|iv)\)"
@@ -36,6 +41,7 @@ _COMBINATION = re.compile(
 
 def in_one_spelling(text: str) -> str:
     r"""The text with `1011 base 2` as `1011_{2}`, `]1, 2[` as `(1, 2)`, `(a) 26 (b) 40` as `26, 40` and the like."""
+    text = _IN_TEXT.sub(r"\1", text) if "\\" in text else text
     if based := _IN_BASE.match(text):
         base = (based["base"] or based["name"]).lower()
         return f"{based['digits'].upper()}_{{{_BASES.get('hexadecimal' if base == 'hex' else base, base)}}}"
@@ -51,10 +57,15 @@ def in_one_spelling(text: str) -> str:
     text = _ROW_END.sub(r"\\\\ ", text) if "\\" in text else text
     text = _PLUS_MINUS.sub(r"\\pm ", text)
     if "choose" in text:
-        text = _CHOOSE.sub(lambda found: "\\binom{%s}{%s}" % tuple(part for part in found.groups() if part), text)
+        text = _CHOOSE.sub(_chosen, text)
     if "'" in text or "’" in text:
         text = _APOSTROPHES.sub(lambda found: re.sub(r"\D", "", found[0]), text)
     return _without_labels(text)
+
+
+def _chosen(found: re.Match[str]) -> str:
+    above, below = found["n"] or found["above"], found["k"] or found["below"]
+    return f"\\binom{{{above}}}{{{below}}}"
 
 
 def with_binomials(text: str) -> str:

@@ -95,7 +95,12 @@ _RULES = (
     (re.compile(r"\{([:;])\}"), r"\1"),
     (re.compile(r"(?<=[A-Za-z\d)}] )!=(?!=)"), r"\\ne "),
     (re.compile(r"(?<=[A-Za-z])\.(?=\s|\}|$)"), ""),
-    (re.compile(r"^(?:=|[Ee]xactly|[Pp]recisely|[Oo]nly|[Jj]ust|[Ss]imply|[Ee]ither)(?![A-Za-z])\s*(?!=)|\s*\\\\\s*$"), ""),
+    (
+        re.compile(
+            r"^(?:=|[Ee]xactly|[Pp]recisely|[Oo]nly|[Jj]ust|[Ss]imply|[Ee]ither)(?![A-Za-z])\s*(?!=)|\s*\\\\\s*$"
+        ),
+        "",
+    ),
     (re.compile(r"\\?%\s*(?:\\text\{\s*of\s*\}|of\b)"), "/100*"),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),

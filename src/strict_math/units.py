@@ -67,10 +67,10 @@ _UNIT_PHRASE = re.compile(
 )
 
 _MAX_SYMBOLS = 80
-_FRACTION_OF_UNITS = re.compile(
-    r"\\[dt]?frac\s*\{((?:[^{}]|\{[^{}]*\}){1,30})\}\s*\{((?:[^{}]|\{[^{}]*\}){1,30})\}"
+_FRACTION_OF_UNITS = re.compile(r"\\[dt]?frac\s*\{((?:[^{}]|\{[^{}]*\}){1,30})\}\s*\{((?:[^{}]|\{[^{}]*\}){1,30})\}")
+_UNIT_MARKUP = re.compile(
+    r"\$|\\[()\[\],;:! ]|\\(?:text|mathrm|textrm|rm|operatorname|mbox|left|right)(?![A-Za-z])|[{}~]"
 )
-_UNIT_MARKUP = re.compile(r"\$|\\[()\[\],;:! ]|\\(?:text|mathrm|textrm|rm|operatorname|mbox|left|right)(?![A-Za-z])|[{}~]")
 _UNIT_NAME = re.compile(r"[A-Za-z]+")
 _POWER = r"(?:\^?-?[1-9](?!\d)|[²³])?"
 _UNIT_SYMBOLS = re.compile(rf"[A-Za-z]+{_POWER}(?: ?(?:/|\*| per ) ?[A-Za-z]+{_POWER}){{0,3}}(?![A-Za-z])")
