@@ -56,7 +56,8 @@ _VERBAL_SETS = {
     "empty set": (), "the empty set": (),
 }  # fmt: skip
 _NO_SOLUTION = re.compile(
-    r"(?:there (?:is|are|exists?) |(?:it|the (?:equation|system|inequality|problem)) has )?no (?:real )?(?:solutions?|roots)"
+    r"(?:there (?:is|are|exists?) |(?:it|the (?:equation|system|inequality"
+    r"|problem)) has )?no (?:real )?(?:solutions?|roots)"
     r"(?: exists?)?(?: (?:to|of|for) (?:the|this) (?:equation|system|inequality|problem))?"
 )
 
@@ -311,9 +312,9 @@ class _Reader:
                 first = first or (text_of(side), claim.node)
             else:
                 claims.append(claim)
-        if len(names) == 1 and names[0].isupper() and is_bracketed(last, "{set") and not (claims or left):
-            if not self._is_set_builder(last[1:-1]):
-                return self.parts(last)  # `S = {1, 2}`
+        is_named = len(names) == 1 and names[0].isupper() and not (claims or left)
+        if is_named and is_bracketed(last, "{set") and not self._is_set_builder(last[1:-1]):
+            return self.parts(last)  # `S = {1, 2}`
         values = signs_expanded(last)
         return [Part(self._value(value), names, tuple(claims), tuple(left), first) for value in values]
 

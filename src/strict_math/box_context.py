@@ -22,7 +22,8 @@ _SEPARATOR = re.compile(
     r"|(?P<cut>[,;:&⇒→∴](?!\d{3})|[.](?:\s|$)|\\\\|\\(?:Rightarrow|Longrightarrow|implies|iff|therefore|to|rightarrow"
     r"|longrightarrow|q?quad|blacksquare|square|Box|checkmark|hfill|tag|end|n|text\{ ?(?:so|and) \})(?![A-Za-z]))"
     r"|(?P<relation>(?:\\not ?)?"
-    r"(?:\\(?:leq?|leqslant|geq?|geqslant|neq?|lt|gt|approx|sim|in|equiv)(?![A-Za-z])|[<>!]=|[=<>≤≥≠≈≡∈~]))|\\[A-Za-z]+"
+    r"(?:\\(?:leq?|leqslant|geq?|geqslant|neq?|lt|gt|approx|sim|in|equiv)(?![A-Za-z])|[<>!]=|[=<>≤≥≠≈≡∈~]))"
+    r"|\\[A-Za-z]+"
 )
 _PLAIN_SIDE = re.compile(r"(?=.*(?<![A-Za-z\\])[A-Za-z])[\w\s\\^{}()+*/.|'-]+", re.ASCII)
 _JOINS_BEFORE, _JOINS_AFTER = re.compile(r"[\w)}]$"), re.compile(r"\w|\s*[\^_!]")
@@ -63,7 +64,8 @@ _QUANTITY = re.compile(
 )
 """The end of the text before a box that names the box's quantity."""
 _NAME_IS = re.compile(
-    r"(?:^|[\s,])(?:\$|\\\()?(?P<name>(?![aAI]\b)[A-Za-z](?:_\d)?)(?:\$|\\\))? (?:is|equals|must be|will be)[ $*_\\(]*$"
+    r"(?:^|[\s,])(?:\$|\\\()?(?P<name>(?![aAI]\b)[A-Za-z](?:_\d)?)(?:\$|\\\))? (?:is|equals|must be"
+    r"|will be)[ $*_\\(]*$"
 )
 _PASSED_OVER = word_set("a an the us me him her them")
 _OF_PERSONS = word_set(
@@ -81,11 +83,14 @@ _CONNECTIVES = word_set(
     "answers result results solution solutions value choice letter option total totals"
 )
 _OWN_SUBJECTS = QUANTITIES | word_set(
-    "it this that these which what there here we i answer answers result results solution solutions value values total "
+    "it this that these which what there here we i answer answers result results solution solutions value values "
+    "total "
     "totals sum number numbers count amount product quotient difference remainder expression expressions equation "
-    "equations formula formulas theorem identity integral series limit root roots term terms coefficient coefficients "
+    "equations formula formulas theorem identity integral series limit root roots term terms coefficient "
+    "coefficients "
     "digit digits ways calculation computation simplification substitution algebra recurrence induction condition "
-    "conditions constraint constraints case cases method step steps fraction determinant quantity exponent degree range "
+    "conditions constraint constraints case cases method step steps fraction determinant quantity exponent degree "
+    "range "
     "minimum maximum length side sides point points set units function derivative rule law side everything both "
     "inequality symmetry definition all simplifies evaluates equality line pattern rate ratio percentage"
 )
@@ -94,11 +99,14 @@ _DISOWNING = word_set(
     "trap tempting tempted temptation careless naive flawed mistake mistakes mistaken error errors erroneous friend "
     "friends student students solver solvers people someone somebody everyone everybody others guess guessed guesses "
     "decoy distractor distractors reject rejected rejects discard discarded previous previously earlier initially "
-    "originally initial attempt book claim claims claimed might may could if unless suppose supposing supposedly imagine "
+    "originally initial attempt book claim claims claimed might may could if unless suppose supposing supposedly "
+    "imagine "
     "ignoring ignore forgetting forgot forget forgotten neglecting omitting overlooking misreading assuming another "
     "invalid fake bogus spurious extraneous faulty overcounting overcount undercounting bait pitfall usually often "
-    "typically commonly he she they his her their instead allegedly apparently pretend had naively carelessly wrongly mistakenly "
-    "incorrectly falsely believed thought plausible hasty sloppy beginners beginner classmate teacher colleague opponent "
+    "typically commonly he she they his her their instead allegedly apparently pretend had naively carelessly "
+    "wrongly mistakenly "
+    "incorrectly falsely believed thought plausible hasty sloppy beginners beginner classmate teacher colleague "
+    "opponent "
     "skeptic shortcut misconception fallacy pseudo red herring placeholder example sample"
 )
 """Words of a clause whose value somebody else states, or nobody."""

@@ -289,9 +289,9 @@ class _Comparison:
     def _part(self, reference: Part, part: Part) -> bool:
         if reference.left and not reference.names:
             return self._equation(reference, part)
-        if len(reference.names) == 1 and self.question.asks_for_equation and (part.left or part.names):
-            if self._equation(reference, part):
-                return True
+        is_equation = len(reference.names) == 1 and self.question.asks_for_equation and (part.left or part.names)
+        if is_equation and self._equation(reference, part):
+            return True
         if reference.names and (part.left or (part.names and not _same_names(reference.names, part.names))):
             return False
         if not reference.names and part.first and not self._is_asked(*part.first, part.value):
@@ -305,9 +305,9 @@ class _Comparison:
         names = frozenset().union(*map(names_of, nodes_of(value)))
         if left is not None and isinstance(value, Quantity) and names and same_function(left, value.node):
             return True  # `x^2 - 1 = (x-1)(x+1)`
-        if label := _FUNCTION_OF_NAMES.fullmatch(text):
-            if names and not set(label["names"].split(",")) <= names:
-                return False  # a function of something else
+        label = _FUNCTION_OF_NAMES.fullmatch(text)
+        if label and names and not set(label["names"].split(",")) <= names:
+            return False  # a function of something else
         asked = asked_expressions(self.question.text)
         if asked.texts:
             return asked.has(text, left)
@@ -332,14 +332,18 @@ class _Comparison:
         own, other = difference(own_side, reference.value.node), difference(side, part.value.node)
         return is_multiple(own, other)
 
+    def _number(self, reference: Quantity, value: Value) -> bool:
+        """Whether a value is a number, also as a remainder with its modulus or in the base that is asked for."""
+        if isinstance(value, Congruence):
+            asked = self.question.asks_for_remainder and self.question.has([_digits_of(value.modulus)])
+            return asked and _is_remainder(reference.node, value)
+        if isinstance(value, BaseNumber):
+            return self.question.asks_for_base(value.base) and _digits_of(reference.node) == value.digits
+        return isinstance(value, Quantity | TextAnswer) and self._quantity(reference, value)
+
     def _value(self, reference: Value, value: Value) -> bool:
         if isinstance(reference, Quantity):
-            if isinstance(value, Congruence):
-                asked = self.question.asks_for_remainder and self.question.has([_digits_of(value.modulus)])
-                return asked and _is_remainder(reference.node, value)
-            if isinstance(value, BaseNumber):
-                return self.question.asks_for_base(value.base) and _digits_of(reference.node) == value.digits
-            return isinstance(value, Quantity | TextAnswer) and self._quantity(reference, value)
+            return self._number(reference, value)
         if isinstance(reference, TextAnswer):
             return _same_text(reference, value)
         if isinstance(reference, NumberSet) or isinstance(value, NumberSet):
@@ -361,10 +365,8 @@ class _Comparison:
     def _quantity(self, reference: Quantity, value: Quantity | TextAnswer) -> bool:
         if isinstance(value, TextAnswer):
             letters = letters_of(reference.node)
-            return (
-                (bool(letters)
-                and letters == value.text.strip("()"))
-                or (reference.node.op == "name" and value.text.strip("()") == reference.node.text)
+            return (bool(letters) and letters == value.text.strip("()")) or (
+                reference.node.op == "name" and value.text.strip("()") == reference.node.text
             )
         if reference.unit and value.unit and reference.unit != value.unit:
             return False
@@ -424,7 +426,9 @@ class _Comparison:
         return False
 
     def _ratio(self, reference: Ratio, value: Ratio) -> bool:
-        if value.unit != reference.unit and ((reference.unit and value.unit) or PERCENT in (value.unit, reference.unit)):
+        if value.unit != reference.unit and (
+            (reference.unit and value.unit) or PERCENT in (value.unit, reference.unit)
+        ):
             return False
         return len(reference.terms) == len(value.terms) and all(map(same_expression, reference.terms, value.terms))
 

@@ -27,9 +27,11 @@ _ARROWS = (
 )
 _BEFORE = re.compile(rf"^(?:[\s${{]*(?:{_ARROWS}|\\(?:q?quad|star|bullet)(?![A-Za-z])|\\[,;:!](?!\d)))+")
 _AFTER = re.compile(
-    r"(?:(?:(?<!\\not)(?<!\\not )\\(?:checkmark|blacksquare|square|Box|qed|QED|qquad|quad|bigstar|star|hfill)(?![A-Za-z])"
+    r"(?:(?:(?<!\\not)(?<!\\not )\\(?:checkmark|blacksquare|square|Box|qed|QED|qquad|quad|bigstar|star"
+    r"|hfill)(?![A-Za-z])"
     r"|∎|[:;]-?[)D](?=\s|$)|\\[,;:!](?=\s|$)|\\\\(?=\s|$)"
-    r"|,? ?\b(?:q\.?e\.?d\.?|exactly|precisely|as (?:required|desired|wanted|requested|needed|claimed)|to be exact)(?=[\s.$]*$)"
+    r"|,? ?\b(?:q\.?e\.?d\.?|exactly|precisely|as (?:required|desired|wanted|requested|needed|claimed)"
+    r"|to be exact)(?=[\s.$]*$)"
     r"|\((?:exact|exactly|final|final answer|answer|exact value|simplified)\))[\s.$]*)+$",
     re.IGNORECASE,
 )

@@ -115,9 +115,9 @@ class Question:
     def writes(self, expression: str) -> bool:
         """Whether an expression stands in the question, or a value of its function: `f(3)`, where it has `f(x)`."""
         compact = _LATEX_MARKS.sub("", expression)
-        if function := _FUNCTION.match(compact):
-            if function["argument"].isalnum() and f"{function['name']}(" in self._compact:
-                return True
+        function = _FUNCTION.match(compact)
+        if function and function["argument"].isalnum() and f"{function['name']}(" in self._compact:
+            return True
         place = self._compact.find(compact)
         while place >= 0:
             around = self._compact[max(0, place - 1) : place] + self._compact[place + len(compact) :][:1]

@@ -96,7 +96,22 @@ _NUMBER_WORDS = re.compile(
 _PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4} | {
     f"{ordinal}{ending}": number
     for number, ordinal in enumerate(
-        ["third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth"],
+        [
+            "third",
+            "fourth",
+            "fifth",
+            "sixth",
+            "seventh",
+            "eighth",
+            "ninth",
+            "tenth",
+            "eleventh",
+            "twelfth",
+            "thirteenth",
+            "fourteenth",
+            "fifteenth",
+            "sixteenth",
+        ],
         3,
     )
     for ending in ("", "s")
