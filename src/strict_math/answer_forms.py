@@ -101,6 +101,8 @@ def _uniform(node: Node) -> Node:
 
 
 def _uniform_power(base: Node, exponent: Node) -> Node:
+    if exponent.op == "/" and exponent.args[0].op == "neg":
+        exponent = Node("neg", (Node("/", (exponent.args[0].args[0], exponent.args[1])),))
     if exponent.op == "neg" and not names_of(exponent):
         below = base if exponent.args[0] == _ONE else _uniform_power(base, exponent.args[0])
         return Node("/", (_ONE, below))

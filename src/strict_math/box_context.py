@@ -151,7 +151,7 @@ def with_context(first: Box, last: Box, contents: str) -> str:
     rest = after[:end] if is_open else _FORMULA_AFTER.match(after)[0]  # type: ignore[index]
     words = after[len(rest) :].lstrip(" $*_\\)]}") if not is_open else after[closing.end() if closing else end :]
     left, value = _value(formula, rest, contents, is_open=is_open)
-    if (later := _LATER_ANSWER.search(after[end:])) and "boxed" not in later["value"]:
+    if (later := _LATER_ANSWER.search(after)) and "boxed" not in later["value"]:
         return later["value"]
     clause = _clause(prose)
     if named := None if left else _QUANTITY.search(_SENTENCE_END.split(before)[-1].strip()):

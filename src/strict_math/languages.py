@@ -124,6 +124,8 @@ PROSE = (
 )
 """Characters of words, for a class of a pattern: letters with marks, and scripts that name no variable."""
 _PROSE_CHARACTER = re.compile(f"[{PROSE}]|[\u0370-\u03ff]{{3}}")
+_MAX_CHARS = 300
+_WORDS = re.compile(r"[A-Za-z]{2}|[^\x00-\x7f]")
 _BETWEEN = r"[\s,，、:：*_~\"“”]*"
 _ENDING = re.compile(r"[\s.。।!！*_\"“”]+$")
 _SUBJECT = re.compile(
@@ -204,6 +206,8 @@ def value_in_language(line: str, question: str = "") -> str | None:
         line: one line without repeated white space.
         question: the question, in whose language the subject may be a phrase of it.
     """
+    if len(line) > _MAX_CHARS or not _WORDS.search(line):
+        return None
     line = _ENDING.sub("", line.lstrip(' *_"“'))
     for language in LANGUAGES:
         before, after, marks = _patterns(language)

@@ -178,9 +178,7 @@ def value_in_sentence(line: str, question: Question) -> str | None:
     owned = _WITH_QUANTITY.fullmatch(line)
     if owned and _is_quantity(f"the {owned['quantity']} of {owned['owner']}", question):
         return _without_tail(owned["value"], question)
-    if _DERIVATIVE.match(line):
-        return None
-    if stated := _STATED.fullmatch(line):
+    if stated := None if _DERIVATIVE.match(line) else _STATED.fullmatch(line):
         if (expression := _EXPRESSION.fullmatch(stated["subject"])) and not expression["text"].isdigit():
             return f"{expression['text']} = {stated['value']}" if stated["verb"] else None
         return _without_tail(stated["value"], question) if _is_answer(stated["subject"], question) else None

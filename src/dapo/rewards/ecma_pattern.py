@@ -15,6 +15,8 @@ _NO_SPACES = (
     r"\u3001-\ufefe\uff00-\U0010ffff"
 )
 _ANY_BUT_LINE_ENDS = r"[^\n\r\u2028\u2029]"
+_SIGNS = {"$": r"\Z", ".": _ANY_BUT_LINE_ENDS, "{": r"\{"}
+_ESCAPES = {"s": f"[{_SPACES}]", "S": f"[^{_SPACES}]", "b": r"\b", "B": r"\B"}
 _TOKEN = re.compile(
     r"\\u\{(?P<code>[0-9A-Fa-f]+)\}|\\u(?P<high>[dD][89abAB][0-9A-Fa-f]{2})\\u(?P<low>[dD][c-fC-F][0-9A-Fa-f]{2})"
     r"|\\(?P<negated>[pP])\{(?P<property>[^{}]*)\}|\\c(?P<control>[A-Za-z])|\\k<(?P<reference>[A-Za-z_]\w*)>"
@@ -82,18 +84,10 @@ def _outside_class(token: re.Match[str]) -> str:
         return f"(?P={token['reference']})"
     if token["other_group"]:
         raise ValueError(f"{token.string[:80]!r} has a group that ECMA 262 does not have")
-    if token["character"] == "$":
-        return r"\Z"
-    if token["character"] == ".":
-        return _ANY_BUT_LINE_ENDS
-    if token["character"] == "{":
-        return r"\{"
-    if token["escape"] == "s":
-        return f"[{_SPACES}]"
-    if token["escape"] == "S":
-        return f"[^{_SPACES}]"
-    if token["escape"] in ("b", "B"):
-        return f"\\{token['escape']}"
+    if token["character"] in _SIGNS:
+        return _SIGNS[token["character"]]
+    if token["escape"] in _ESCAPES:
+        return _ESCAPES[token["escape"]]
     if token["property"] is not None:
         negation = "^" if token["negated"] == "P" else ""
         return f"[{negation}{_category(token['property'])}]"
