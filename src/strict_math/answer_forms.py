@@ -109,9 +109,9 @@ def _uniform_power(base: Node, exponent: Node) -> Node:
     ends = _fraction_ends(exponent)
     if ends is None:
         return Node("^", (base, exponent))
-    above, below = ends
-    radicand = base if above == 1 else Node("^", (base, number(above, str(above))))
-    return Node("root", (radicand, number(below)))
+    power, index = ends
+    radicand = base if power == 1 else Node("^", (base, number(power, str(power))))
+    return Node("root", (radicand, number(index)))
 
 
 def _fraction_ends(node: Node) -> tuple[int, int] | None:

@@ -70,11 +70,6 @@ ASKED = [
     "Express it in $\\mathrm{{{}}}$.",
     "Find it in $\\text{{{}}}$.",
 ]
-    "What is the result in {}?",
-    "Find the length (in {}).",
-    "Express it in $\\mathrm{{{}}}$.",
-    "Find it in $\\text{{{}}}$.",
-]
 
 
 @pytest.mark.parametrize("unit", UNITS)
