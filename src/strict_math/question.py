@@ -155,7 +155,7 @@ class Question:
     @cached_property
     def asks_for_remainder(self) -> bool:
         """Whether it asks for a remainder, or works with one."""
-        return re.search(r"remainder|\bmod|modul", self.text, re.IGNORECASE) is not None
+        return re.search(r"remainder|\bmod|modul[ou]", self.text, re.IGNORECASE) is not None
 
     def asks_for_base(self, base: str) -> bool:
         """Whether it asks for the digits in this base."""
