@@ -193,5 +193,4 @@ messages: install-dev
 
 # makes the committed runs anew: only with a change of numerics, and with the reason in the commit
 golden: install-dev
-	PYTHONPATH=tests $(VENV)/bin/python tests/training/test_train.py $$(mktemp -d)/run
-	PYTHONPATH=tests:. $(VENV)/bin/python tests/training/test_async_laws.py $$(mktemp -d)
+	PYTHONPATH=tests:. $(VENV)/bin/python -m helpers.recorded_runs $$(mktemp -d)

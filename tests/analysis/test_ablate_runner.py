@@ -10,8 +10,9 @@ import pytest
 from dapo.analysis.ablate.experiment import Experiment, load_experiment
 from dapo.analysis.ablate.runner import RunProgress, run_experiment, threads_per_run
 from dapo.core.errors import ConfigError
+from dapo.core.waiting import Interrupted
 from dapo.runs.directory import RunDirectory
-from dapo.training.signals import Interrupted, StopRequest
+from dapo.training.signals import StopRequest
 from helpers.ablations import FakeCommand, path_of, write_run
 
 FILE = "{base: tiny, seeds: [0, 1], variants: {a: [], b: [loss.clip_high=0.3]}}"

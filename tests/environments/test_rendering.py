@@ -78,7 +78,6 @@ def test_the_reason_of_a_refusal_names_what_changes():
         "qwen 3": 'removes "<think>..." from earlier turns',
         "deepseek r1": 'removes "<think>..." from earlier turns',
         "counter": "depends on a history of 3 messages: .*user 3.* became .*user 5",
-        "date": "depends on the date",
         "drops observations": "rejects or leaves out a message of role user behind a turn",
         "single": "rejects or leaves out a message of role user behind a turn",
         "gpt-oss": "rewrites earlier turns .*<|end|>",

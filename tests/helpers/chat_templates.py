@@ -329,9 +329,7 @@ FAMILIES = {
         user="refused",
         tool="refused",
     ),
-    "date": Family(
-        each("<|im_start|>{{ m.role }} ({{ strftime_now('%d') }})\n{{ m.content }}<|im_end|>\n", CHATML_HEADER),
-    ),
+    "date": Family("{{ strftime_now('%d %b %Y') }}\n" + each(CHATML_TURN, CHATML_HEADER)),
     "number of messages": Family(
         each(CHATML_TURN, "{{ messages | length }} messages\n" + CHATML_HEADER), user="refused", tool="refused"
     ),

@@ -5,6 +5,7 @@ Weights are larger than an initialisation's, so that the laws over tokens are fa
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from transformers import (
 )
 
 from dapo.policy.hf_io import layout_of, tied_names
+from dapo.policy.model import export_model, load_model
 from dapo.types import WeightLayout
 
 VOCABULARY = 197
@@ -218,3 +220,16 @@ class ModelWeights:
     def named_tensors(self) -> Iterable[tuple[str, Tensor]]:
         """Every parameter by name."""
         return self.model.named_parameters(remove_duplicate=False)
+
+
+def model_with_template(path: Path, chat_template: str, *, has_eos: bool = True) -> Path:
+    """The tiny random model with a chat template, as a directory."""
+    loaded = load_model("tiny-random", dtype=torch.float32)
+    loaded.tokenizer.chat_template = chat_template
+    if not has_eos:
+        config: Any = loaded.model.config
+        config.eos_token_id = loaded.tokenizer.eos_token = None
+        assert loaded.model.generation_config is not None
+        loaded.model.generation_config.eos_token_id = None
+    export_model(loaded.named_tensors(), loaded, path)
+    return path

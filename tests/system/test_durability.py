@@ -17,11 +17,12 @@ import pytest
 from dapo.cli.train import resume_run, start_run
 from dapo.config import Config
 from dapo.core.errors import CheckpointError, DapoError, NumericsError, RewardError
+from dapo.core.waiting import Interrupted
 from dapo.runs.directory import RunDirectory
 from dapo.runs.metrics_file import JsonlSink
 from dapo.training.checkpoint_writer import StorageError
 from dapo.training.checkpointing import read_state
-from dapo.training.signals import Interrupted, StopRequest
+from dapo.training.signals import StopRequest
 from dapo.training.state import TrainState
 from dapo.training.train import train
 from dapo.types import GenerationRequest

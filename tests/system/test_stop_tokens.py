@@ -1,20 +1,18 @@
 """Stop tokens of a run and an evaluation: those of the model's files, and the one that ends an assistant's turn."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from pyarrow.parquet import read_table
 
 from dapo.cli.main import main
 from dapo.cli.train import start_run
 from dapo.config import Config
 from dapo.core.errors import ConfigError
-from dapo.policy.model import export_model, load_model
 from dapo.training.assemble.inputs import Inputs, read_inputs
 from dapo.training.assemble.resolve import resolve_auto
 from helpers.paths import TINY
+from helpers.tiny_models import model_with_template
 from helpers.tiny_runs import new_run, tiny
 
 PAD, EOS = 0, 2
@@ -29,23 +27,10 @@ def template(end: str) -> str:
     )
 
 
-def model_with(path: Path, chat_template: str, *, has_eos: bool = True) -> Path:
-    """The tiny random model with a chat template, as a directory."""
-    loaded = load_model("tiny-random", dtype=torch.float32)
-    loaded.tokenizer.chat_template = chat_template
-    if not has_eos:
-        config: Any = loaded.model.config
-        config.eos_token_id = loaded.tokenizer.eos_token = None
-        assert loaded.model.generation_config is not None
-        loaded.model.generation_config.eos_token_id = None
-    export_model(loaded.named_tensors(), loaded, path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def with_turn_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its files name <eos>, its template puts <pad> behind a turn."""
-    return model_with(tmp_path_factory.mktemp("models") / "model", template("<pad>"))
+    return model_with_template(tmp_path_factory.mktemp("models") / "model", template("<pad>"))
 
 
 def config_of(model: Path, *overrides: str) -> Config:
@@ -88,7 +73,7 @@ def test_responses_stop_at_either_and_keep_the_sampled_token(with_turn_end: Path
 def test_a_template_without_a_turn_end_is_reported_at_the_start_and_by_check(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    model = model_with(tmp_path / "plain", template("\n\n"))
+    model = model_with_template(tmp_path / "plain", template("\n\n"))
     inputs = inputs_of(model)
     assert inputs.loaded.stop_ids == (EOS,)
     (note,) = inputs.notes
@@ -110,15 +95,15 @@ def test_an_evaluation_stops_at_the_turn_end_and_says_so(with_turn_end: Path, ca
 
 
 def test_text_before_the_turn_end_is_reported(tmp_path: Path):
-    (note,) = inputs_of(model_with(tmp_path / "mixed", template("### End<eos>"))).notes
+    (note,) = inputs_of(model_with_template(tmp_path / "mixed", template("### End<eos>"))).notes
     assert note.startswith("the chat template ends an assistant's turn with '### End<eos>', no single special token")
 
 
 def test_a_template_alone_may_name_the_end_and_with_no_end_at_all_a_model_is_refused(tmp_path: Path):
-    only_template = inputs_of(model_with(tmp_path / "a", template("<pad>"), has_eos=False))
+    only_template = inputs_of(model_with_template(tmp_path / "a", template("<pad>"), has_eos=False))
     assert only_template.loaded.stop_ids == (PAD,)
-    nothing = model_with(tmp_path / "b", template("\n"), has_eos=False)
+    nothing = model_with_template(tmp_path / "b", template("\n"), has_eos=False)
     with pytest.raises(ConfigError, match="its chat template puts none after an assistant's turn: set eos_token_id"):
         inputs_of(nothing)
     with pytest.raises(ConfigError, match="has no end token"):
-        inputs_of(model_with(tmp_path / "c", "", has_eos=False))
+        inputs_of(model_with_template(tmp_path / "c", "", has_eos=False))

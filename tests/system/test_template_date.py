@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from pyarrow.parquet import read_table
-from test_stop_tokens import model_with
 
 from dapo.cli.check.report import describe_prompts
 from dapo.cli.train import resume_run, start_run
 from dapo.runs.directory import RunDirectory
 from dapo.runs.stored_config import load_run_config
 from dapo.training.fork import create_fork, plan_fork
+from helpers.tiny_models import model_with_template
 from helpers.tiny_runs import tiny
 
 TEMPLATE = (
@@ -25,7 +25,7 @@ TEMPLATE = (
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one step, whose manifest says that it was started on another day."""
     folder = tmp_path_factory.mktemp("dated")
-    model = model_with(folder / "model", TEMPLATE)
+    model = model_with_template(folder / "model", TEMPLATE)
     options = [
         "data.chat_template_kwargs={language: en}",
         "train.num_steps=1",

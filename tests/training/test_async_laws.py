@@ -1,11 +1,9 @@
 """Laws of `schedule: async`: what a bound of 0 and of 1 equals, and what holds for every bound on staleness."""
 
-import hashlib
 import json
 import random
 import shutil
 import signal
-import sys
 import threading
 import time
 from itertools import pairwise
@@ -23,58 +21,25 @@ from safetensors.torch import load_file
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.core.errors import EngineError, NumericsError, ShortfallError
 from dapo.core.rng import keyed_uniforms
+from dapo.core.waiting import Interrupted
 from dapo.policy.model import load_model
 from dapo.runs.directory import RunDirectory
 from dapo.runs.outcomes import OUTCOMES
 from dapo.training import step_metrics
 from dapo.training.checkpointing import is_logged
-from dapo.training.signals import Interrupted
 from dapo.training.state import Run
 from dapo.types import Generation, GenerationRequest
 from helpers.async_runs import async_config, resumed_from, run_or_resume
-from helpers.fake_rollout import END, FILL, RIGHT, WRONG, SlowJudge, random_script
-from helpers.paths import TESTS
+from helpers.fake_rollout import END, FILL, RIGHT, WRONG, SlowJudge
+from helpers.recorded_runs import GOLDEN_SCHEDULES, PREDICTIONS, SCHEDULES, recorded_schedule
 from helpers.scripted_runs import CountingPolicy, scripted_run
 from helpers.tiny_runs import EVENTFUL, contents, differences, metrics
 
-GOLDEN = TESTS / "golden" / "schedules.json"
-SAVES = ("train.num_steps=5", "train.save_every=1", "train.keep_checkpoints=9")
-PREDICTIONS = ("dynamic_sampling.predict=thompson", "dynamic_sampling.weights=inverse")
-RUNS: dict[str, tuple[str, ...]] = {
-    "sync": ("schedule=sync", "rollout.engines=0", "loss.engine_correction=none"),
-    "one_step_off": ("schedule=one_step_off",),
-    "one_step_off with predictions": ("schedule=one_step_off", *PREDICTIONS),
-}
-"""The runs whose digests are in GOLDEN, written by the loops of 2026-11, before `async` replaced `one_step_off`."""
 
-
-def digests(run: Path) -> dict[str, str]:
-    """SHA-256 of a run's metrics, tables and states by file; tables by their values, whatever pyarrow writes."""
-    found = {"metrics.jsonl": metrics(run)}
-    for path in sorted([*run.glob("rollouts/*"), *run.glob("checkpoints/*/*")]):
-        name = path.relative_to(run).as_posix()
-        if path.suffix == ".parquet":
-            found[name] = read_table(path).to_pylist()
-        elif path.name in ("updates", "prefetched_batch.json"):
-            found[name] = path.read_text()
-        elif path.name == "state.json":
-            state: dict[str, Any] = json.loads(path.read_text())
-            state["train_state"].pop("wall_s")
-            found[name] = state
-    return {name: hashlib.sha256(json.dumps(value).encode()).hexdigest() for name, value in found.items()}
-
-
-def recorded_run(path: Path, *options: str) -> dict[str, str]:
-    def change(run: Run) -> None:
-        run.sampling.engine = ScriptedEngine(random_script, slots=6, logprob=-0.25)
-
-    scripted_run(path, *SAVES, *options, change=change)
-    return digests(path)
-
-
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_recorded_runs_of_each_schedule_stay_as_they_were(tmp_path: Path, name: str):
-    found, golden = recorded_run(tmp_path / "run", *RUNS[name]), json.loads(GOLDEN.read_text())[name]
+    found = recorded_schedule(tmp_path / "run", *SCHEDULES[name])
+    golden = json.loads(GOLDEN_SCHEDULES.read_text())[name]
     assert len(golden) > 10
     assert [file for file in found.keys() | golden.keys() if found.get(file) != golden.get(file)] == []
 
@@ -398,8 +363,3 @@ def test_each_log_probability_is_that_of_a_forward_with_the_weights_of_its_versi
         checked, mixed = checked + len(ids), mixed + (len(set(named)) > 1)
     assert checked > 500
     assert mixed > 5
-
-
-if __name__ == "__main__":  # make golden
-    folder = Path(sys.argv[1])
-    GOLDEN.write_text(json.dumps({name: recorded_run(folder / name, *RUNS[name]) for name in RUNS}, indent=1) + "\n")

@@ -24,6 +24,7 @@ from dapo.cli.check.summary import explain
 from dapo.cli.train import resume_run
 from dapo.config import Config, build_config, dump_config, load_config
 from dapo.core.errors import CheckpointError, ConfigError, EngineError, NumericsError, ShortfallError
+from dapo.core.waiting import Interrupted
 from dapo.data.stream import ProblemStream
 from dapo.evaluation.scores import EvaluationPlan
 from dapo.runs.outcomes import COUNTED, OUTCOMES
@@ -31,7 +32,6 @@ from dapo.training.prefetched_batch import PrefetchedBatch, read_prefetched_batc
 from dapo.training.rollout import Batch, SamplingStart
 from dapo.training.rollout_metrics import staleness_metrics
 from dapo.training.selection import Prediction
-from dapo.training.signals import Interrupted
 from dapo.training.state import Run
 from dapo.types import Generation, GenerationRequest, Group, Problem, Verdict
 from examples.minimal_dapo import Group as MinimalGroup

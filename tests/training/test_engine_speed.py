@@ -11,6 +11,7 @@ from pyarrow.parquet import read_table
 
 from benchmarks.scripted_engine import ScriptedEngine
 from dapo.core.rng import keyed_seed, keyed_uniforms
+from dapo.core.waiting import Interrupted
 from dapo.data.stream import ProblemStream
 from dapo.runs.checkpoints import numbered
 from dapo.runs.metrics_file import metrics_by_step
@@ -18,7 +19,6 @@ from dapo.training.checkpointing import read_state
 from dapo.training.problem_stats import ProblemStats
 from dapo.training.rollout import Batch, Sampling, collect
 from dapo.training.selection import ProblemSelector
-from dapo.training.signals import Interrupted
 from dapo.training.state import Run
 from dapo.types import GenerationRequest, Problem
 from helpers.fake_rollout import FakeEncoder, FakeJudge, plan, random_script, sampler

@@ -12,8 +12,7 @@ import pytest
 
 from helpers.last_bits import use_other_last_bits
 from helpers.paths import ROOT, TESTS
-from training.test_async_laws import GOLDEN, RUNS, recorded_run
-from training.test_train import assert_as_recorded, golden_run
+from helpers.recorded_runs import GOLDEN_SCHEDULES, SCHEDULES, assert_as_recorded, golden_run, recorded_schedule
 
 PREDICTING = "one_step_off with predictions"
 FIRST_STEPS = 5
@@ -45,9 +44,9 @@ def test_the_recorded_runs_are_the_same_with_another_c_library(tmp_path: Path, m
     exact = math.exp(0.1)
     use_other_last_bits(monkeypatch)
     assert 0 < abs(math.exp(0.1) - exact) < 1e-15
-    golden = json.loads(GOLDEN.read_text())
-    for name, options in RUNS.items():
-        assert recorded_run(tmp_path / name, *options) == golden[name]
+    golden = json.loads(GOLDEN_SCHEDULES.read_text())
+    for name, options in SCHEDULES.items():
+        assert recorded_schedule(tmp_path / name, *options) == golden[name]
 
 
 def test_recorded_runs_are_the_same_on_an_older_processor(tmp_path: Path):
@@ -55,7 +54,7 @@ def test_recorded_runs_are_the_same_on_an_older_processor(tmp_path: Path):
     environment = os.environ | OLDER_PROCESSOR | {"PYTHONPATH": f"{TESTS}{os.pathsep}{ROOT}"}
     subprocess.run([sys.executable, __file__, str(tmp_path)], env=environment, capture_output=True, check=True)
     found = json.loads((tmp_path / "digests.json").read_text())
-    assert found == json.loads(GOLDEN.read_text())[PREDICTING]
+    assert found == json.loads(GOLDEN_SCHEDULES.read_text())[PREDICTING]
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert len(rows) == 1 + FIRST_STEPS
     assert_as_recorded(rows)
@@ -63,5 +62,5 @@ def test_recorded_runs_are_the_same_on_an_older_processor(tmp_path: Path):
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    (folder / "digests.json").write_text(json.dumps(recorded_run(folder / "scripted", *RUNS[PREDICTING])))
+    (folder / "digests.json").write_text(json.dumps(recorded_schedule(folder / "scripted", *SCHEDULES[PREDICTING])))
     (folder / "rows.json").write_text(json.dumps(golden_run(folder / "trained", steps=FIRST_STEPS)))

@@ -26,11 +26,10 @@ from dapo.engines.native.linear_probe import linear_shapes
 from dapo.policy.model import load_model
 from dapo.training.assemble import build
 from dapo.types import GenerationRequest
-from helpers.paths import TESTS
+from helpers.recorded_runs import assert_as_recorded, golden_run
 from helpers.tiny_runs import contents, metrics, saved_steps, tiny
 
 PACKAGE = str(Path(dapo.__file__).parent)
-GOLDEN = TESTS / "golden" / "tiny_20_steps.json"
 
 
 def test_two_runs_of_one_config_are_equal_to_the_byte(tmp_path: Path):
@@ -281,21 +280,6 @@ def test_the_golden_run_of_20_steps_stays_as_it_was(tmp_path: Path):
     assert_as_recorded(now)
 
 
-def assert_as_recorded(now: list[dict[str, Any]]) -> None:
-    """The first steps of the golden run are those recorded, but for rounding."""
-    golden = json.loads(GOLDEN.read_text())
-    assert [row["step"] for row in now] == [row["step"] for row in golden[: len(now)]]
-    for is_row, was_row in zip(now, golden, strict=False):
-        assert is_row.keys() == was_row.keys()
-        for name, was in was_row.items():
-            assert math.isclose(is_row[name], was, rel_tol=1e-5, abs_tol=1e-7), (
-                is_row["step"],
-                name,
-                is_row[name],
-                was,
-            )
-
-
 def test_at_most_five_functions_lie_between_the_command_and_backward(tmp_path: Path):
     stacks: list[list[str]] = []
 
@@ -311,14 +295,3 @@ def test_at_most_five_functions_lie_between_the_command_and_backward(tmp_path: P
         sys.setprofile(before)
     assert stacks[0][0] == "start_run"
     assert len(stacks[0]) <= 5, stacks[0]
-
-
-def golden_run(path: Path, *, steps: int = 20) -> list[dict[str, Any]]:
-    config = tiny("model.dtype=float64", f"train.num_steps={steps}", "train.save_every=0", "optim.lr=0.0003")
-    start_run(config, run_dir=path, config_name="tiny")
-    return metrics(path)
-
-
-if __name__ == "__main__":  # make golden
-    GOLDEN.parent.mkdir(exist_ok=True)
-    GOLDEN.write_text("[\n" + ",\n".join(json.dumps(row) for row in golden_run(Path(sys.argv[1]))) + "\n]\n")

@@ -15,7 +15,8 @@ from dapo.config.option_fields import names_by_keyword
 from dapo.core.errors import ConfigError, DapoError
 from dapo.core.secrets import mask_text
 from dapo.core.terminal import print_text
-from dapo.training.signals import Interrupted, ListenerFailed
+from dapo.core.waiting import Interrupted
+from dapo.training.signals import ListenerFailed
 
 T = TypeVar("T")
 _PACKAGE = str(Path(__file__).parents[1])

@@ -18,6 +18,7 @@ from dapo.core.errors import ConfigError, DapoError, DataError, LossFailed, Veri
 from dapo.core.files import damage_of, read_json
 from dapo.core.terminal import printable, warn
 from dapo.core.text import quoted
+from dapo.core.waiting import Interrupted
 from dapo.runs.console import METRIC_COLUMNS
 from dapo.runs.curves import curves_figure
 from dapo.runs.directory import RunDirectory
@@ -25,7 +26,6 @@ from dapo.runs.metric_table import accuracy_text, is_mean_score
 from dapo.runs.metrics_file import metrics_by_step
 from dapo.runs.status import RunStatus, run_status
 from dapo.runs.stored_config import CODE_FOLDER, load_run_config
-from dapo.training.signals import Interrupted
 
 if TYPE_CHECKING:
     import pandas as pd

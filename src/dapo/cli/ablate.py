@@ -69,7 +69,8 @@ def _run(experiment: Experiment, folder: Path, *, jobs: int | None) -> "tuple[Re
     from dapo.analysis.ablate.results import collect, write_results
     from dapo.analysis.ablate.runner import require_same_options, run_experiment
     from dapo.analysis.ablate.table import make_table
-    from dapo.training.signals import Interrupted, signals_as_requests
+    from dapo.core.waiting import Interrupted
+    from dapo.training.signals import signals_as_requests
 
     def keep(failures: Mapping[str, str]) -> None:
         results = collect(experiment, folder, failures)

@@ -46,7 +46,9 @@ def _result(status: RunStatus) -> str:
         return number(status.metrics.get("reward/accuracy"), ".1%")
     name = evaluated[-1]
     metrics = {f"eval/{name}/{key}": value for key, value in status.evaluations[name].items()}
-    return accuracy_text(metrics[f"eval/{name}/accuracy"], is_score=is_mean_score(metrics, name))
+    accuracy = metrics[f"eval/{name}/accuracy"]
+    assert accuracy is not None
+    return accuracy_text(accuracy, is_score=is_mean_score(metrics, name))
 
 
 def _details(status: RunStatus) -> list[tuple[str, str]]:

@@ -53,7 +53,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._time = time
         self._variables = dict(variables)
-        self._tools = list(tools) or None
+        self._tools = [dict(schema) for schema in tools] or None
 
     # --- what the template reads
 

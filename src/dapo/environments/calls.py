@@ -224,7 +224,7 @@ class CallReader:
             return WrongCall(f"Error: expected {EXAMPLES[self.form]}, got {quoted(call)}")
         if name not in self._parameters:
             return WrongCall(f"Error: there is no tool {quoted(name)}; the tools are: {', '.join(self._parameters)}")
-        arguments = next((call[key] for key in _ARGUMENTS if call.get(key) is not None), {})
+        arguments: Any = next((call[key] for key in _ARGUMENTS if call.get(key) is not None), {})
         if isinstance(arguments, str):
             arguments = _parsed(arguments)
         if arguments is None:

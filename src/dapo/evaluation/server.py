@@ -53,8 +53,15 @@ class ServerSampler:
         self._to_messages, self._concurrency = to_messages, concurrency
         try:
             key = os.environ.get(API_KEY_VARIABLE)
-            times = {"timeout_s": timeout_s, "backoff_s": backoff_s}
-            self._chat = ChatClient(url, model, api_key=key, retries=retries, connections=concurrency, **times)
+            self._chat = ChatClient(
+                url,
+                model,
+                api_key=key,
+                timeout_s=timeout_s,
+                retries=retries,
+                backoff_s=backoff_s,
+                connections=concurrency,
+            )
         except DataError as error:
             raise ConfigError(f"--server: {error}") from None
         self._require_model(url, model)

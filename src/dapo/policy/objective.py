@@ -166,6 +166,7 @@ def corrected_weights(old: Tensor, terms: Mapping[str, Tensor], config: LossConf
     correction = _correction(old, terms, config)
     if correction is None:
         return weights, {}
+    assert config.engine_correction is not None
     changed = (correction == 0) if config.engine_over_cap == "mask" else (correction >= config.engine_correction)
     return weights * correction, {
         "engine_weight": torch.where(mask, correction, 0.0).sum(dtype=torch.float64),

@@ -152,7 +152,8 @@ def token_account(batch: Batch, samples: Sequence[Sample]) -> dict[Outcome, int]
         for generation, reward in zip(group.generations, group.rewards, strict=True):
             if reward is None:
                 invalid += generation.num_sampled
-    for outcome, tokens in (("filtered", masked), ("invalid", invalid)):
+    reasons: tuple[tuple[Outcome, int], ...] = (("filtered", masked), ("invalid", invalid))
+    for outcome, tokens in reasons:
         if tokens:
             counts[outcome] = counts.get(outcome, 0) + tokens
             counts["trained"] -= tokens

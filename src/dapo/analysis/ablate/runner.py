@@ -28,9 +28,10 @@ from dapo.config.option_fields import options_of
 from dapo.core.errors import CheckpointError, ConfigError
 from dapo.core.files import atomic_write_json, read_json
 from dapo.core.text import with_interval
+from dapo.core.waiting import Interrupted
 from dapo.runs.directory import RunDirectory
 from dapo.runs.status import run_status
-from dapo.training.signals import Interrupted, StopRequest
+from dapo.training.signals import StopRequest
 
 FREE_OPTIONS = ("train.threads", "train.save_every", "train.keep_checkpoints", "log.", "profile.")
 """Options, and prefixes of options, in which a run may differ from the current experiment."""

@@ -17,6 +17,7 @@ import torch
 from dapo.config import Config, dump_config
 from dapo.core.errors import CheckpointError, ConfigError, DataError, TrainerLost
 from dapo.core.secrets import mask_text
+from dapo.core.waiting import Interrupted
 from dapo.policy.checkpoint import copy_weights
 from dapo.policy.hf_io import appearing_directory, config_of, quiet_transformers, require_new
 from dapo.policy.lora import export_adapter, saved_weights
@@ -39,7 +40,7 @@ from dapo.training.checkpoint_writer import describe, os_errors_as_dapo_errors
 from dapo.training.checkpointing import is_logged, read_state, restore
 from dapo.training.fork import require_same_preset
 from dapo.training.preflight import open_judge
-from dapo.training.signals import END_AT_ONCE, Interrupted, InterruptHandler, StepListener, signals_as_requests
+from dapo.training.signals import END_AT_ONCE, InterruptHandler, StepListener, signals_as_requests
 from dapo.training.state import Run
 from dapo.training.train import train
 
