@@ -198,7 +198,7 @@ def test_an_episode_has_the_tokens_of_the_rendered_conversation(
     problem = Problem(id="1", prompt=question, answer="")
     end = subject.prompts.turn_end.token_id
     ids, text = list(subject.prompts.encode(problem)), subject.prompts.render(problem)
-    asked = question if FAMILIES[case[0]].writes_calls or case[1] == "user" else subject.prompts._config.instruction
+    asked = question if FAMILIES[case[0]].writes_calls or case[1] == "user" else subject.prompts.config.instruction
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": asked if asked == question else f"{question}\n{asked}"}
     ]
