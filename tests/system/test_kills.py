@@ -65,6 +65,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "episodes by arrival": (*EPISODES, *ARRIVAL, "environment.options={delay_s: 0.01}"),
 }
 KILLED = tuple(VARIANTS) if "DAPO_KILLS" in os.environ else tuple(VARIANTS)[:1]
+ATTEMPTS_TO_KILL = 5
 KILLS_EACH = -(-KILLS // len(KILLED))
 
 
@@ -178,13 +179,16 @@ def test_killed_as_soon_as_a_file_of_its_start_or_end_is_there_it_ends_like_the_
 ):
     """After `summary.json` curves are drawn and checkpoints reduced, which the resumed run completes."""
     start_or_resume, whole, _ = counted
-    run = tmp_path / phase
-    code, _ = start_or_resume(run, file=str(run / file), lines=1, signals=[(0, signal.SIGKILL)])
-    assert code in (0, -signal.SIGKILL)
+    for attempt in range(ATTEMPTS_TO_KILL):  # on a busy machine the signal may come too late
+        run = tmp_path / f"{phase}{attempt}"
+        code, _ = start_or_resume(run, file=str(run / file), lines=1, signals=[(0, signal.SIGKILL)])
+        if code == -signal.SIGKILL:
+            break
+        assert code == 0
+    assert code == -signal.SIGKILL
     assert (run / "tokenizer").is_dir()
-    if code != 0:
-        code, _ = start_or_resume(run)
-        assert code == 0, output_of(run).read_text()[-3000:]
+    code, _ = start_or_resume(run)
+    assert code == 0, output_of(run).read_text()[-3000:]
     assert (run / "curves.png").is_file()
     assert [path.parent.name for path in sorted(run.glob("checkpoints/*/weights_only"))] == [
         path.parent.name for path in sorted(whole.glob("checkpoints/*/weights_only"))
