@@ -57,9 +57,9 @@ def test_a_footer_that_claims_more_than_the_file_holds_is_damage_or_without_effe
 def test_a_column_that_a_table_lacks_is_named_and_is_no_damage(tmp_path: Path):
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"prompt": ["a"], "ids": [[1]]}), path)
-    with pytest.raises(DataError, match=r"rows\.parquet has no column answer; it has prompt, ids$"):
-        with stored_table(path) as table:
-            table.read(["answer"])
+    named = pytest.raises(DataError, match=r"rows\.parquet has no column answer; it has prompt, ids$")
+    with stored_table(path) as table, named:
+        table.read(["answer"])
 
 
 def test_a_file_that_takes_more_memory_than_there_is_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
