@@ -91,7 +91,7 @@ def test_a_probe_says_what_the_doctor_would_where_no_response_is_right(probe: Pr
     config = tiny(*OPTIONS, *wrong)
     found = probe_of(config, problems=8)
     severities = {each.name: each.severity for each in found.findings}
-    assert severities == {"too_hard": "error", "idle_techniques": "note"}
+    assert severities == {"too_hard": "error", "truncation": "warning", "idle_techniques": "note"}
     text = " ".join(" ".join(describe_probe(config, found)).split())
     assert "of the responses reach 12 tokens, the limit: every response to 8 prompts is wrong, so nothing" in text
     assert "is learned; try rollout.max_response_tokens=24" in text

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 
 ALOUD = "reward.verifier=helpers.reward_functions:digits_aloud"
+WAIT_S = 240  # ends a hang; on a busy machine a run may take long to start
 LENGTH = "document.querySelector(\"[data-chart='Response length'] .js-plotly-plot\")?.data?.[0]"
 """The first curve of the chart of lengths."""
 
@@ -53,7 +54,7 @@ class Page:
         """What a script returns as soon as that is true."""
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.browser, 60, poll_frequency=0.05).until(lambda b: b.execute_script(script))
+        return WebDriverWait(self.browser, WAIT_S, poll_frequency=0.05).until(lambda b: b.execute_script(script))
 
     def click(self, selector: str, text: str = "") -> None:
         """Click on the first element that has this text, again if the page has just been drawn anew."""

@@ -208,7 +208,10 @@ def test_select_measures_a_model_on_every_row(tmp_path, capsys):
     [
         (["import", "nowhere.jsonl", "{dir}/out.jsonl"], "nowhere.jsonl"),
         (["import", "builtin:sumz", "{dir}/out.jsonl"], "did you mean sums?"),
-        (["import", "{builtin: [", "{dir}/out.jsonl"], "override 'data={builtin: ['"),
+        (
+            ["import", "{builtin: [", "{dir}/out.jsonl"],
+            "{builtin: [': line 2: a value is missing, or a bracket is not closed",
+        ),
         (["import", "builtin:sums", "{dir}/out.csv"], "expected a file that ends in .jsonl or .parquet, got '.csv'"),
         (["import", "builtin:sums", "{dir}/no/out.jsonl"], "there is no directory {dir}/no"),
         (

@@ -20,6 +20,7 @@ NO_DIFFERENCE = {
         "preset",
         "model.name",
         "data.train",
+        "data.chat_template_kwargs",
         "data.eval",
         "data.demonstrations",
         "data.instruction",

@@ -266,7 +266,10 @@ def test_what_cannot_be_played_is_refused():
 def test_a_prompt_that_differs_from_the_encoded_one_is_an_error_of_the_episode():
     (episode,) = play(episodes(partial(Echo, prompt="Other")), [request()]).values()
     assert episode.episode is not None
-    assert episode.episode.error == "reset returned another prompt than at the start for problem 1 and the same seed"
+    assert episode.episode.error == (
+        "reset returned a prompt, and none for the first 8 problems and 56 others at the start, for problem 1 and the "
+        "same seed"
+    )
 
 
 @settings(max_examples=80, deadline=None)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dapo.core.errors import DataError
 from dapo.core.rng import keyed_seed
 from dapo.core.terminal import to_json
+from dapo.data.problems import is_begun_by_environment
 from dapo.environments.environment import prompt_to_json
 from dapo.types import Problem, Prompt
 
@@ -42,8 +43,8 @@ class EpisodeStarts:
     def with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems with the prompts with which the environment begins their episodes.
 
-        If 64 problems keep their own prompts, the first and others spread over the data, all do. Raises DataError if an
-        episode cannot begin.
+        If 64 problems keep their own prompts, the first and others spread over the data, all do. Raises DataError if no
+        episode can begin, or one whose prompt only the environment has.
         """
         later = range(_FIRST, len(problems), max(1, len(problems) // _SPREAD))
         tried = [*problems[:_FIRST], *(problems[i] for i in later)]
@@ -69,12 +70,17 @@ class EpisodeStarts:
 
     def _with_prompts(self, problems: Sequence[Problem]) -> list[Problem]:
         handles = [self.open(problem) for problem in problems]
-        begun = []
+        begun: list[Problem] = []
+        failures: list[str] = []
         for problem, handle in zip(problems, handles, strict=True):
             answer = handle.reset.result()
             handle.close()
             if "error" in answer:
-                raise DataError(f"problem {problem.id}: {answer['error']}")
+                failures.append(f"problem {problem.id}: {answer['error']}")
+                if len(failures) == len(problems) or is_begun_by_environment(problem):
+                    raise DataError(failures[0])
+                begun.append(problem)  # with its own prompt; its episodes get error verdicts if this stays so
+                continue
             if answer["prompt"] is None:
                 begun.append(problem)
                 continue
