@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from dapo.config import build_config
+from dapo.config.load import override
 from dapo.config.option_fields import options_of
 from dapo.config.other_names import COUNTERPARTS, TITLES, Peer, called_elsewhere
 from dapo.core.errors import ConfigError
@@ -91,7 +92,7 @@ def test_a_run_of_theirs_translated_by_the_table_is_the_run_that_the_page_shows(
         stated = next((row for row in rows if row.theirs.lower() == f"{name}={literal}".lower()), None)
         overrides: tuple[str, ...] = stated.ours if stated is not None and not stated.converted else ()
         if rows[0].keeps_value:
-            overrides = (f"{rows[0].ours[0]}={json.dumps(value)}",)
+            overrides = (override(rows[0].ours[0], value),)
         assert build_config(ours, overrides) == config, f"{name}={value} is {overrides}"
         carried += len(overrides)
     assert carried >= 10
