@@ -112,7 +112,7 @@ DAMAGE = {
     "system/test_durability.py:TestMessagesOnResuming": "metrics without their last lines",
     "system/test_durability.py:TestStartsThatAreKilled": "empty files of a start that was killed",
     "system/test_template_date.py:run": "a run that was started on another day",
-    "system/test_template_date.py:test_a_run_from_before_the_entry_has_the_date_on_which_it_was_started": "an older run",
+    "system/test_template_date.py:test_a_run_from_before_the_entry_has_the_date_of_its_start": "an older run",
 }
 """Functions that write such a file by hand because the point of the test is a damaged, edited or hostile one."""
 

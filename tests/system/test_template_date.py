@@ -59,7 +59,7 @@ def test_a_fork_and_every_reader_of_a_run_have_its_date(run: Path, tmp_path: Pat
         assert load_run_config(directory, ["train.num_steps=5"]).data.template_time == datetime(2031, 1, 5, 12)
 
 
-def test_a_run_from_before_the_entry_has_the_date_on_which_it_was_started(run: Path, tmp_path: Path):
+def test_a_run_from_before_the_entry_has_the_date_of_its_start(run: Path, tmp_path: Path):
     entries = json.loads((run / "manifest.json").read_text())
     del entries["template_time"]
     (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text())
