@@ -51,12 +51,13 @@ def options_page() -> str:
         "*Paper* is the paper's value, where it has one. *Only with* is the condition under which the option has an "
         "effect; `dapo check` lists what is set without it.",
         "",
-        "On the command line the option's type decides how its value is read. Of a text everything behind the first "
-        "`=` is the value, letter by letter: `'data.instruction=Reply with #### and a number'` (the outer quotes are "
-        "the shell's). Where an option may be something else, too, `null` is none, a number a number, `{...}` a mapping "
-        "and `[...]` a list; a backslash in front makes it a text (`data.system=\\null`). Options of a verifier or an "
-        "environment are YAML where they are a number, `true`, `null`, a text in quotes, `{...}` or `[...]`, and texts "
-        "otherwise; all other options are YAML. An option may be set only once in a call.",
+        "On the command line the option's type decides how its value is read. Of a text everything behind the "
+        "first `=` is the value, letter by letter: `'data.instruction=Reply with #### and a number'` (the "
+        "outer quotes are the shell's). Where an option may be something else, too, `null` is none, a number "
+        "a number, `{...}` a mapping and `[...]` a list; a backslash in front makes it a text "
+        "(`data.system=\\null`). Options of a verifier or an environment are YAML where they are a number, "
+        "`true`, `null`, a text in quotes, `{...}` or `[...]`, and texts otherwise; all other options are "
+        "YAML. An option may be set only once in a call.",
     ]
     of_sections: dict[str, list[str]] = {"A run": []}
     for entry in option_entries():
