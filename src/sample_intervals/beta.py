@@ -13,10 +13,10 @@ def incomplete_beta(x: float, a: float, b: float) -> float:
     if x > (a + 1) / (a + b + 2):  # the fraction converges slowly there: use the symmetry
         return 1.0 - incomplete_beta(1.0 - x, b, a)
     factor = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log1p(-x)) / a
-    return min(1.0, factor * _fraction(x, a, b))
+    return min(1.0, factor * beta_fraction(x, a, b))
 
 
-def _fraction(x: float, a: float, b: float) -> float:
+def beta_fraction(x: float, a: float, b: float) -> float:
     """The continued fraction of the incomplete beta function by Lentz's method."""
     numerator = 1.0
     denominator = 1.0 / (1.0 - (a + b) * x / (a + 1) or _TINY)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dapo.core.portable_math import exp, log, log_gamma
+from sample_intervals.beta import beta_fraction
 
 MAX_CONCENTRATION = 64.0
 """Bound on a + b of a fitted distribution, so that a problem's own responses count even if all problems are alike."""
@@ -76,25 +77,7 @@ def beta_cdf(x: float, distribution: Beta) -> float:
         return 1.0 - beta_cdf(1.0 - x, Beta(b, a))
     inverse_beta = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
     factor = exp(inverse_beta + a * log(x) + b * log(1.0 - x)) / a
-    return min(1.0, factor * _beta_fraction(x, a, b))
-
-
-def _beta_fraction(x: float, a: float, b: float) -> float:
-    """The continued fraction of the incomplete beta function by Lentz's method."""
-    tiny = 1e-300
-    numerator, denominator = 1.0, 1.0 / (1.0 - (a + b) * x / (a + 1) or tiny)
-    value = denominator
-    for m in range(1, 1000):
-        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        before = value
-        for term in (even, odd):
-            denominator = 1.0 / (1.0 + term * denominator or tiny)
-            numerator = 1.0 + term / numerator or tiny
-            value *= numerator * denominator
-        if abs(value - before) <= 1e-15 * abs(value):
-            break
-    return value
+    return min(1.0, factor * beta_fraction(x, a, b))
 
 
 def fit_beta(correct: NDArray[np.float64], wrong: NDArray[np.float64], ages: NDArray[np.float64]) -> Beta:
