@@ -118,7 +118,7 @@ class HttpClient:
             if allowed_s is None and isinstance(found, Answer):
                 raise ServerFailed(
                     f"{self._shown_url}: status {found.status}, and the server asks to wait {describe_wait(wished_s)}; "
-                    f"dapo waits {describe_wait(MAX_FOREIGN_WAIT_S)} at most: try again then"
+                    f"the longest wait is {describe_wait(MAX_FOREIGN_WAIT_S)}: try again then"
                 )
             delay_s = max(delay_s, allowed_s or 0.0)
             if tries == last_try or clock.monotonic() + delay_s >= deadline:

@@ -115,7 +115,7 @@ def os_errors_as_dapo_errors() -> Iterator[None]:
             ) from error
         raise ConnectionFailed(
             f"a connection or another process has failed ({type(error).__name__}: {describe(error)}); what is saved "
-            "stays, and dapo resume continues the run"
+            "stays, and the run can be resumed"
         ) from error
 
 
