@@ -115,7 +115,9 @@ def test_a_server_is_waited_for_as_it_asks_and_a_senseless_wish_is_none(status, 
 )
 def test_a_longer_wish_than_five_minutes_is_an_error_at_once_that_names_it(headers, wish):
     clock = HandClock()
-    with pytest.raises(ServerFailed, match=rf"status 429, and the server asks to wait {wish}; the longest wait is 5 min"):
+    with pytest.raises(
+        ServerFailed, match=rf"status 429, and the server asks to wait {wish}; the longest wait is 5 min"
+    ):
         asked(headers, clock)
     assert clock.waits == []
 
