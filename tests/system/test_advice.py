@@ -178,7 +178,8 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     (folder / "bad.py").write_text("def broken(completions, **columns):\n    raise ValueError('oh no')\n")
     train = ["train", str(TINY), *QUICK]
     outputs = {"finished": run(capsys, *train, "--run-dir", "a run")}
-    outputs["failed"] = run(capsys, *train, "reward.verifier=bad:broken", "--run-dir", "a failed run")
+    failing = [word for word in train if not word.startswith("reward.verifier=")]
+    outputs["failed"] = run(capsys, *failing, "reward.verifier=bad:broken", "--run-dir", "a failed run")
     outputs["forked"] = run(capsys, "fork", "a run", "--step", "1", "train.num_steps=2", "--no-train")
     outputs["status"] = run(capsys, "status", str(next(folder.glob("a run-step1*"))))
     assert [outputs[name][0] for name in outputs] == [0, 1, 0, 0], outputs
