@@ -105,8 +105,13 @@ def serving(*paths: Path) -> Iterator[Client]:
 
 @contextmanager
 def training(path: Path, *overrides: str) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that trains a run of the tiny model in this directory; it is killed at the end of the block."""
-    command = [sys.executable, "-m", "dapo", "train", str(TINY), "--run-dir", str(path), *SHORT, *overrides]
+    """A process that trains a run of the tiny model in this directory; it is killed at the end of the block.
+
+    An override replaces the option of SHORT: a command refuses an option that is set twice.
+    """
+    values = dict(option.split("=", 1) for option in (*SHORT, *overrides))
+    options = [f"{name}={value}" for name, value in values.items()]
+    command = [sys.executable, "-m", "dapo", "train", str(TINY), "--run-dir", str(path), *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             yield process
